@@ -1,0 +1,49 @@
+"""dwtir: depthwise convolution in TensorIR, scheduled by hand and by search."""
+
+from __future__ import annotations
+
+from .build import NotTunedWarning, build
+from .epilogue import Epilogue
+from .errors import (
+    ArgumentError,
+    CompileError,
+    DwtirError,
+    InvalidEpilogueError,
+    InvalidScheduleError,
+    InvalidShapeError,
+    InvalidTargetError,
+    NotTunedError,
+    RecordError,
+    ToolchainError,
+)
+from .kernel import Kernel, Resources, Timing, load
+from .schedules import ARTICLE_STEPS, STRATEGIES, Strategy
+from .shape import DepthwiseConv2dShape
+from .target import Target
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ARTICLE_STEPS",
+    "STRATEGIES",
+    "ArgumentError",
+    "CompileError",
+    "DepthwiseConv2dShape",
+    "DwtirError",
+    "Epilogue",
+    "InvalidEpilogueError",
+    "InvalidScheduleError",
+    "InvalidShapeError",
+    "InvalidTargetError",
+    "Kernel",
+    "NotTunedError",
+    "NotTunedWarning",
+    "RecordError",
+    "Resources",
+    "Strategy",
+    "Target",
+    "Timing",
+    "ToolchainError",
+    "build",
+    "load",
+]

@@ -1,0 +1,267 @@
+"""What a kernel is called with: every tensor is checked before compiled code sees it.
+
+A kernel follows raw pointers. A tensor of another size, a view with gaps or an
+address that a vector load cannot take would end in a wrong result or in a GPU
+error that outlives the call, so none gets past `Signature.bind`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .epilogue import Epilogue
+from .errors import ArgumentError
+from .reference import numpy_dtype
+from .shape import DepthwiseConv2dShape
+
+__all__ = ["ALIGNMENT", "Bound", "Signature"]
+
+ALIGNMENT = 16
+"""Bytes that the first element of every tensor is aligned to: the widest vector of a GPU."""
+
+
+class Bound(NamedTuple):
+    """Checked arguments: what the compiled function takes, and what the caller gets."""
+
+    arguments: tuple[Any, ...]
+    result: Any
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a check wants to know of a tensor, whichever library it comes from."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    contiguous: bool
+    address: int
+    nbytes: int
+
+
+class Signature:
+    """Names, shapes and dtype of a kernel's tensors, in the order of its parameters.
+
+    Parameters
+    ----------
+    shape : DepthwiseConv2dShape
+    epilogue : Epilogue
+    device : {"cuda", "cpu", "opencl"}
+        Where the tensors must be; OpenCL kernels take arrays of the host.
+    """
+
+    def __init__(self, shape: DepthwiseConv2dShape, epilogue: Epilogue, device: str) -> None:
+        operands = epilogue.operands(shape)
+        self.names = ("data", "weight", *operands, "out")
+        self.shapes = (shape.data_shape, shape.weight_shape, *operands.values(), shape.out_shape)
+        self.dtype = shape.dtype
+        self.itemsize = shape.itemsize
+        self.device = device
+        # torch's weight is the same memory as ours in NCHW.
+        self._torch_weight = (
+            (shape.out_channels, 1, *shape.kernel) if shape.layout == "NCHW" else None
+        )
+        self._torch_dtype: Any = None
+
+    def bind(self, inputs: tuple[Any, ...], out: Any = None) -> Bound:
+        """Check the tensors, allocate the output if there is none, and convert them.
+
+        Raises
+        ------
+        ArgumentError
+            Naming the tensor, what is wrong with it and what it should be.
+        """
+        if len(inputs) != len(self.names) - 1:
+            wanted = ", ".join(self.names[:-1])
+            raise ArgumentError(
+                f"the kernel takes {len(self.names) - 1} tensors ({wanted}) and out=, "
+                f"got {len(inputs)}"
+            )
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(inputs[0], torch.Tensor):
+            return self._bind_torch(torch, inputs, out)
+        if isinstance(inputs[0], np.ndarray):
+            return self._bind_numpy(inputs, out)
+        return self._bind_dlpack(inputs, out)
+
+    # torch: the hot path. One expression decides; the words for an error come after.
+
+    def _bind_torch(self, torch: Any, inputs: tuple[Any, ...], out: Any) -> Bound:
+        if self._torch_dtype is None:
+            self._torch_dtype = getattr(torch, self.dtype)
+        weight = inputs[1]
+        if (
+            self._torch_weight is not None
+            and isinstance(weight, torch.Tensor)
+            and weight.shape == self._torch_weight
+            and weight.shape != self.shapes[1]
+            and weight.is_contiguous()
+        ):
+            inputs = (inputs[0], weight.view(self.shapes[1]), *inputs[2:])
+        given = inputs if out is None else (*inputs, out)
+        device = inputs[0].device
+        recording = torch.is_grad_enabled()
+        for name, shape, tensor in zip(self.names, self.shapes, given, strict=False):
+            if (
+                not isinstance(tensor, torch.Tensor)
+                or tensor.shape != shape
+                or tensor.dtype is not self._torch_dtype
+                or tensor.device != device
+                or device.type != self.device
+                or tensor.layout is not torch.strided
+                or not tensor.is_contiguous()
+                or tensor.data_ptr() % ALIGNMENT
+                or (recording and tensor.requires_grad)
+            ):
+                self._explain_torch(torch, name, shape, tensor, device)
+        if out is None:
+            out = inputs[0].new_empty(self.shapes[-1])
+        else:
+            self._check_overlap([_torch_facts(tensor) for tensor in given])
+        return Bound((*inputs, out), out)
+
+    def _explain_torch(
+        self, torch: Any, name: str, shape: tuple[int, ...], tensor: Any, device: Any
+    ) -> None:
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(f"{name} must be a torch.Tensor like data, got {_kind(tensor)}")
+        if self.device == "opencl":
+            raise ArgumentError("OpenCL kernels take NumPy arrays, got torch tensors")
+        if tensor.layout is not torch.strided:
+            raise ArgumentError(f"{name} must be a dense tensor, got layout {tensor.layout}")
+        self._check(name, shape, _torch_facts(tensor), str(device))
+        if tensor.requires_grad:
+            raise ArgumentError(
+                f"{name} requires a gradient, which a kernel does not record; "
+                "call it under torch.no_grad() or with .detach()"
+            )
+
+    def _bind_numpy(self, inputs: tuple[Any, ...], out: Any) -> Bound:
+        given = inputs if out is None else (*inputs, out)
+        facts = []
+        for name, shape, array in zip(self.names, self.shapes, given, strict=False):
+            if not isinstance(array, np.ndarray):
+                raise ArgumentError(f"{name} must be a NumPy array like data, got {_kind(array)}")
+            facts.append(
+                _Facts(
+                    array.shape,
+                    str(array.dtype),
+                    "cpu",
+                    array.flags.c_contiguous,
+                    array.__array_interface__["data"][0],
+                    array.nbytes,
+                )
+            )
+            self._check(name, shape, facts[-1], "cpu")
+        if out is None:
+            out = np.empty(self.shapes[-1], numpy_dtype(self.dtype))
+        else:
+            if not out.flags.writeable:
+                raise ArgumentError("out must be writeable, got a read-only array")
+            self._check_overlap(facts)
+        arrays = (*inputs, out)
+        if self.device == "cpu":
+            arrays = tuple(_tensor_of_array(array) for array in arrays)
+        return Bound(arrays, out)
+
+    def _bind_dlpack(self, inputs: tuple[Any, ...], out: Any) -> Bound:
+        import tvm_ffi
+
+        given = inputs if out is None else (*inputs, out)
+        tensors, facts = [], []
+        for name, shape, array in zip(self.names, self.shapes, given, strict=False):
+            if not hasattr(array, "__dlpack__"):
+                raise ArgumentError(
+                    f"{name} must be a NumPy array, a torch tensor or anything with __dlpack__, "
+                    f"got {_kind(array)}"
+                )
+            tensor = tvm_ffi.from_dlpack(array)
+            tensors.append(tensor)
+            extents = tuple(int(extent) for extent in tensor.shape)
+            facts.append(
+                _Facts(
+                    extents,
+                    str(tensor.dtype),
+                    str(tensor.device),
+                    tensor.is_contiguous(),
+                    tensor.data_ptr(),
+                    prod(extents) * self.itemsize,
+                )
+            )
+            self._check(name, shape, facts[-1], facts[0].device)
+        if out is not None:
+            self._check_overlap(facts)
+            return Bound(tuple(tensors), out)
+        import tvm
+
+        made = tvm.runtime.empty(self.shapes[-1], self.dtype, tensors[0].device)
+        return Bound((*tensors, made), _importer(inputs[0])(made))
+
+    def _check(self, name: str, shape: tuple[int, ...], facts: _Facts, device: str) -> None:
+        """Compare one tensor with what the kernel was built for."""
+        home = "cpu" if self.device == "opencl" else self.device
+        if facts.device.partition(":")[0] != home:
+            raise ArgumentError(f"{name} must be on {home}, got {facts.device}")
+        if facts.device != device:
+            raise ArgumentError(f"{name} must be on data's device {device}, got {facts.device}")
+        if tuple(facts.shape) != shape:
+            raise ArgumentError(f"{name} must have shape {shape}, got {tuple(facts.shape)}")
+        if facts.dtype.removeprefix("torch.") != self.dtype:
+            raise ArgumentError(f"{name} must be {self.dtype}, got {facts.dtype}")
+        if not facts.contiguous:
+            raise ArgumentError(f"{name} must be contiguous; make a contiguous copy of it")
+        if facts.address % ALIGNMENT:
+            raise ArgumentError(
+                f"{name} must start at a multiple of {ALIGNMENT} bytes, got one "
+                f"{facts.address % ALIGNMENT} bytes past it; make a copy of the view"
+            )
+
+    def _check_overlap(self, facts: list[_Facts]) -> None:
+        out = facts[-1]
+        for name, other in zip(self.names, facts[:-1], strict=False):
+            if out.address < other.address + other.nbytes and other.address < (
+                out.address + out.nbytes
+            ):
+                raise ArgumentError(f"out must not overlap {name} in memory")
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def _torch_facts(tensor: Any) -> _Facts:
+    return _Facts(
+        tuple(tensor.shape),
+        str(tensor.dtype),
+        str(tensor.device),
+        tensor.is_contiguous(),
+        tensor.data_ptr(),
+        tensor.numel() * tensor.element_size(),
+    )
+
+
+def _tensor_of_array(array: np.ndarray[Any, Any]) -> Any:
+    """Wrap an array for TVM; only bfloat16 and read-only arrays need help with DLPack."""
+    import tvm  # noqa: F401  # gives tensors their views
+    import tvm_ffi
+
+    if not array.flags.writeable:
+        array = array.copy()  # DLPack cannot say "read-only", and NumPy will not lie
+    if array.dtype.name == "bfloat16":
+        bits = tvm_ffi.from_dlpack(array.view(np.uint16))
+        return bits._create_view(array.shape, "bfloat16")
+    return tvm_ffi.from_dlpack(array)
+
+
+def _importer(array: Any) -> Callable[[Any], Any]:
+    """Find the function that makes a DLPack tensor an array of the same library as `array`."""
+    namespace = getattr(array, "__array_namespace__", None)
+    library = namespace() if namespace else sys.modules.get(type(array).__module__.split(".")[0])
+    found: Callable[[Any], Any] = getattr(library, "from_dlpack", lambda tensor: tensor)
+    return found

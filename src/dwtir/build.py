@@ -1,0 +1,209 @@
+"""One way through: shape, computation, schedule, code, kernel."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from . import cache, database, schedules
+from .epilogue import Epilogue, EpilogueLike
+from .errors import InvalidScheduleError, NotTunedError
+from .kernel import Kernel, KernelInfo, Resources, from_library, with_cubin_resources
+from .schedules import Strategy
+from .shape import DepthwiseConv2dShape, ShapeLike
+from .target import Target, TargetLike, resolve
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+
+__all__ = ["NotTunedWarning", "build", "schedule_for"]
+
+
+class NotTunedWarning(UserWarning):
+    """A tuned kernel was asked for and there is no record; the manual one was built."""
+
+
+def build(
+    shape: ShapeLike,
+    schedule: str | Strategy = "manual",
+    *,
+    epilogue: EpilogueLike = None,
+    target: TargetLike = None,
+    on_miss: str = "warn",
+) -> Kernel:
+    """Build a kernel for a depthwise convolution.
+
+    Parameters
+    ----------
+    shape : DepthwiseConv2dShape, str or mapping
+        What is computed; see `DepthwiseConv2dShape.of`.
+    schedule : str or Strategy
+        ``"manual"`` chooses strategy and tile by reasoning, ``"tuned"`` takes them
+        from the tuning database. Otherwise the name of an article's step or of a
+        strategy, or a strategy object.
+    epilogue : Epilogue, str, sequence of str or None
+        Steps fused behind the convolution; see `Epilogue`.
+    target : Target, str, mapping, tvm.target.Target or None
+        The device; None is the GPU that is present, else the CPU. See `target.resolve`.
+    on_miss : {"warn", "error"}
+        What ``schedule="tuned"`` does without a record: build the manual schedule
+        with a `NotTunedWarning`, or raise.
+
+    Returns
+    -------
+    Kernel
+
+    Raises
+    ------
+    InvalidShapeError, InvalidEpilogueError, InvalidTargetError, InvalidScheduleError
+        If an argument is not valid, before any compiler sees it.
+    NotTunedError
+        With ``on_miss="error"``, if there is no record.
+    ToolchainError
+        If a compiler or runtime that the target needs is missing.
+
+    Examples
+    --------
+    >>> import dwtir, numpy as np
+    >>> kernel = dwtir.build("1x8x16x16_k3_psame", target="cpu")
+    >>> kernel(np.ones((1, 8, 16, 16), "float32"), np.ones((8, 1, 3, 3), "float32"))[0, 0, 0, 0]
+    np.float32(4.0)
+    """
+    checked = DepthwiseConv2dShape.of(shape)
+    steps = Epilogue.of(epilogue)
+    device = resolve(target)
+    strategy, provenance = _find_strategy(checked, schedule, device, on_miss)
+    strategy.check_use(checked, device)
+    if device.kind == "opencl":
+        return _build_opencl(checked, steps, device, strategy, provenance)
+
+    name = cache.key(
+        shape=str(checked), epilogue=str(steps), target=asdict(device), strategy=str(strategy)
+    )
+    cached = cache.load(name) if _keeps_code(device) else None
+    if cached is not None:
+        library, description = cached
+        description["provenance"] = provenance
+        return from_library(KernelInfo.from_json(description), library)
+
+    from .compiler import compile_module
+
+    sch = schedule_for(checked, steps, strategy)
+    compiled = compile_module(sch.mod, device)
+    resources = _launch(sch) if device.is_gpu else Resources()
+    if compiled.cubin is not None:
+        resources = with_cubin_resources(resources, compiled.cubin)
+    info = _describe(checked, steps, device, strategy, provenance, sch, compiled.source, resources)
+    if _keeps_code(device):
+        cache.store(name, compiled.library, info.to_json())
+    return from_library(info, compiled.library)
+
+
+def schedule_for(shape: DepthwiseConv2dShape, epilogue: Epilogue, strategy: Strategy) -> Schedule:
+    """Define the convolution and apply a strategy to it."""
+    from tvm.s_tir import Schedule
+
+    from . import compute
+
+    sch = Schedule(compute.depthwise_conv2d(shape, epilogue))
+    strategy.apply(sch, shape)
+    return sch
+
+
+def _find_strategy(
+    shape: DepthwiseConv2dShape, schedule: str | Strategy, target: Target, on_miss: str
+) -> tuple[Strategy, dict[str, str]]:
+    """Turn what the caller asked for into a strategy, and say where it came from."""
+    if on_miss not in ("warn", "error"):
+        raise InvalidScheduleError(f"on_miss must be 'warn' or 'error', got {on_miss!r}")
+    provenance = {name: version(name) for name in ("dwtir", "apache-tvm")}
+    provenance["schedule"] = str(schedule)
+    if isinstance(schedule, Strategy):
+        return schedule, provenance | {"chosen": "object"}
+    if not isinstance(schedule, str):
+        raise InvalidScheduleError(
+            f"a schedule is a name or a Strategy, got {type(schedule).__name__}"
+        )
+    if schedule == "tuned":
+        found = database.find(shape, target)
+        if found is not None:
+            return found[0], provenance | {"chosen": "tuned", "record": str(found[1])}
+        missing = (
+            f"no tuning record for {shape} on {target.name}; to make one: "
+            f"python -m dwtir.tune {shape}"
+        )
+        if on_miss == "error":
+            raise NotTunedError(missing)
+        warnings.warn(f"{missing}. Building the manual schedule.", NotTunedWarning, stacklevel=3)
+    elif schedule != "manual":
+        return schedules.named(schedule, shape, target), provenance | {"chosen": "step"}
+    return schedules.choose(shape, target), provenance | {"chosen": "manual"}
+
+
+def _keeps_code(target: Target) -> bool:
+    """Tell whether compiled code is worth keeping: it runs here."""
+    from . import cuda
+
+    return target.kind == "cpu" or cuda.load_runtime().usable
+
+
+def _build_opencl(
+    shape: DepthwiseConv2dShape,
+    epilogue: Epilogue,
+    target: Target,
+    strategy: Strategy,
+    provenance: dict[str, str],
+) -> Kernel:
+    from .opencl import compile_opencl
+
+    sch = schedule_for(shape, epilogue, strategy)
+    compiled = compile_opencl(sch.mod, max_threads=target.max_threads_per_block)
+    resources = Resources(compiled.grid, compiled.block, compiled.local_bytes)
+    info = _describe(shape, epilogue, target, strategy, provenance, sch, compiled.source, resources)
+    return Kernel(info, compiled)
+
+
+def _describe(
+    shape: DepthwiseConv2dShape,
+    epilogue: Epilogue,
+    target: Target,
+    strategy: Strategy,
+    provenance: dict[str, str],
+    sch: Schedule,
+    source: str,
+    resources: Resources,
+) -> KernelInfo:
+    from tvm.ir import save_json
+
+    return KernelInfo(
+        shape=shape,
+        epilogue=epilogue,
+        target=target,
+        strategy=strategy,
+        provenance=provenance,
+        script=sch.mod["main"].script(),
+        trace=save_json(sch.trace.as_json()),
+        source=source,
+        resources=resources,
+    )
+
+
+def _launch(sch: Schedule) -> Resources:
+    """Read grid and block off the thread bindings of a schedule."""
+    import tvm_ffi
+    from tvm import tirx
+
+    extents: dict[str, int] = {}
+
+    def visit(loop: tirx.For) -> None:
+        if loop.thread_binding is not None:
+            extents[str(loop.thread_binding.thread_tag)] = int(loop.extent)
+
+    tvm_ffi.structural_walk(sch.mod["main"].body, [(tirx.For, visit)])
+    grid, block = (
+        (extents.get(f"{tag}.x", 1), extents.get(f"{tag}.y", 1), extents.get(f"{tag}.z", 1))
+        for tag in ("blockIdx", "threadIdx")
+    )
+    return Resources(grid, block)

@@ -1,0 +1,97 @@
+"""Compiled kernels of earlier processes, in a folder that only their owner can touch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import stat
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import saved
+from .errors import RecordError
+
+if TYPE_CHECKING:
+    import tvm
+
+__all__ = ["cache_dir", "key", "load", "store"]
+
+_log = logging.getLogger(__name__)
+
+
+def cache_dir() -> Path:
+    """Return the folder: ``$DWTIR_CACHE_DIR``, else ``dwtir`` in the user's cache folder."""
+    if chosen := os.environ.get("DWTIR_CACHE_DIR"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "dwtir"
+
+
+def key(**parts: Any) -> str:
+    """Name a kernel by all that its code depends on: `parts`, our source and the compilers."""
+    parts |= {
+        "source": _source_digest(),
+        "versions": [_version(name) for name in ("apache-tvm", "nvidia-cuda-nvrtc")],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def load(name: str) -> tuple[tvm.runtime.Module, dict[str, Any]] | None:
+    """Load a kernel; a file that is damaged is removed, and counts as a miss."""
+    path = cache_dir() / f"{name}.so"
+    if not path.exists() or not _is_private(path.parent) or not _is_private(path):
+        return None
+    try:
+        return saved.read(path)
+    except RecordError as error:
+        _log.warning("removed from the kernel cache: %s", error)
+        path.unlink(missing_ok=True)
+        return None
+
+
+def store(name: str, library: tvm.runtime.Module, description: dict[str, Any]) -> None:
+    """Keep a kernel for later processes.
+
+    Without a C compiler, or where the folder cannot be written or belongs to
+    somebody else, it is not kept, and the reason is logged.
+    """
+    folder = cache_dir()
+    if saved.linker() is None:
+        _log.warning("kernels are not cached: no C compiler to link them; see `dwtir doctor`")
+        return
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _is_private(folder):
+            saved.write(folder / f"{name}.so", library, description)
+    except OSError as error:
+        _log.warning("kernels are not cached in %s: %s", folder, error)
+
+
+def _is_private(path: Path) -> bool:
+    """Tell whether `path` is ours and nobody else can write there."""
+    status = path.stat()
+    private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not private:
+        _log.warning("%s is not used: it must be yours and writable by nobody else", path)
+    return private
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+@cache
+def _source_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,390 @@
+"""CUDA on this machine: which libraries there are, which devices, and why not.
+
+Nothing here needs a CUDA toolkit; ``pip install 'dwtir[cuda]'`` brings the CUDA
+runtime, NVRTC and the headers, and the NVIDIA driver brings the rest. Importing
+this module loads none of them, nor TVM.
+
+TVM keeps its CUDA runtime in a library of its own and swallows the error when
+that library does not load: ``tvm.cuda().exist`` is then False and nobody says
+why. `load_runtime` loads it in the right order and keeps the reason.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import ToolchainError
+
+__all__ = [
+    "INSTALL_CUDA",
+    "INSTALL_DRIVER",
+    "DeviceProperties",
+    "Status",
+    "Toolkit",
+    "cudart_status",
+    "device_count",
+    "device_properties",
+    "driver_status",
+    "find_toolkit",
+    "folder_name",
+    "load_runtime",
+]
+
+INSTALL_CUDA = "pip install 'dwtir[cuda]'"
+INSTALL_DRIVER = (
+    "install the NVIDIA driver, release 580 or newer, and expose the GPU to this process"
+)
+
+# The names that TVM's CUDA runtime was linked against.
+_CUDART = "libcudart.so.13"
+_DRIVER = "libcuda.so.1"
+_MIN_DRIVER_CUDA = 13000  # as cuDriverGetVersion counts: 1000 * major + 10 * minor
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """The pieces of a CUDA toolkit that were found, each ``None`` when missing.
+
+    Attributes
+    ----------
+    cudart : Path or None
+        The CUDA runtime library in the version that TVM needs.
+    nvrtc : Path or None
+        The runtime compiler.
+    include : Path or None
+        The folder of ``cuda_fp16.h`` and the other headers.
+    searched : tuple of Path
+        Every root that was looked at, in order.
+    """
+
+    cudart: Path | None
+    nvrtc: Path | None
+    include: Path | None
+    searched: tuple[Path, ...]
+
+
+def find_toolkit() -> Toolkit:
+    """Look for CUDA in pip packages first, then in an installed toolkit.
+
+    Returns
+    -------
+    Toolkit
+        Each piece from the first root that has it. Roots are ``nvidia/cu13``
+        and the older one-folder-a-library layout of the pip packages, then
+        ``CUDA_PATH`` and ``CUDA_HOME``, or when neither is set the toolkit of
+        the ``nvcc`` on ``PATH`` and ``/usr/local/cuda``.
+    """
+    roots = tuple(dict.fromkeys(_roots()))
+    header = _first(roots, ("include",), "cuda_fp16.h")
+    return Toolkit(
+        cudart=_first(roots, ("lib64", "lib"), _CUDART),
+        nvrtc=_first(roots, ("lib64", "lib"), "libnvrtc.so.*"),
+        include=header.parent if header else None,
+        searched=roots,
+    )
+
+
+def _roots() -> Iterator[Path]:
+    spec = importlib.util.find_spec("nvidia")  # a namespace package: one entry a site folder
+    for site in (spec.submodule_search_locations or ()) if spec else ():
+        for package in ("cu13", "cuda_runtime", "cuda_nvrtc"):
+            if (root := Path(site, package)).is_dir():
+                yield root
+    if named := [os.environ[key] for key in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(key)]:
+        yield from map(Path, named)
+        return
+    if nvcc := shutil.which("nvcc"):
+        yield Path(nvcc).resolve().parents[1]
+    yield Path("/usr/local/cuda")
+
+
+def _first(roots: tuple[Path, ...], folders: tuple[str, ...], pattern: str) -> Path | None:
+    machine = "sbsa" if platform.machine() == "aarch64" else platform.machine()
+    for root in roots:
+        # Distribution and conda packages keep the real folders under targets/.
+        for base in (root, root / "targets" / f"{machine}-linux"):
+            for folder in folders:
+                if found := sorted((base / folder).glob(pattern)):
+                    return found[0]
+    return None
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether something can be used here, and if not, why not and what helps.
+
+    Attributes
+    ----------
+    usable : bool
+    reason : str
+        What is missing or broken; empty when usable.
+    remedy : str
+        What to install or set; empty when usable.
+    """
+
+    usable: bool
+    reason: str = ""
+    remedy: str = ""
+
+    def require(self) -> None:
+        """Raise `ToolchainError` with the reason and the remedy unless usable."""
+        if not self.usable:
+            raise ToolchainError(f"CUDA cannot be used: {self.reason}. To fix it: {self.remedy}")
+
+
+class _UnavailableError(Exception):
+    """A `Status` on its way up."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.status = Status(False, reason, remedy)
+
+
+def _status_of(step: Callable[[], object]) -> Status:
+    try:
+        step()
+    except _UnavailableError as error:
+        return error.status
+    return Status(True)
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    """Load and initialise the driver library; raises `_UnavailableError` when there is none."""
+    # Plain ctypes rather than cuda-bindings, so that a compiled kernel can be
+    # loaded and run where only the driver and the CUDA runtime are installed.
+    try:
+        library = ctypes.CDLL(_DRIVER)
+    except OSError as error:
+        raise _UnavailableError(f"no NVIDIA driver library: {error}", INSTALL_DRIVER) from error
+    _check(library, library.cuInit(0), "cuInit")
+    return library
+
+
+def _check(library: ctypes.CDLL, result: int, call: str) -> None:
+    if result == 0:
+        return
+    name, text = ctypes.c_char_p(), ctypes.c_char_p()
+    library.cuGetErrorName(result, ctypes.byref(name))
+    library.cuGetErrorString(result, ctypes.byref(text))
+    words = [value.value.decode() for value in (name, text) if value.value]
+    raise _UnavailableError(f"{call} failed: {': '.join(words) or result}", INSTALL_DRIVER)
+
+
+def _query(library: ctypes.CDLL, call: str, *arguments: int) -> int:
+    """Call a driver function whose first parameter is an ``int *`` for its result."""
+    value = ctypes.c_int()
+    _check(library, getattr(library, call)(ctypes.byref(value), *arguments), call)
+    return value.value
+
+
+def _check_driver() -> None:
+    driver = _driver()
+    version = _query(driver, "cuDriverGetVersion")
+    if version < _MIN_DRIVER_CUDA:
+        found = _version(version)
+        raise _UnavailableError(f"the NVIDIA driver supports only CUDA {found}", INSTALL_DRIVER)
+    if _query(driver, "cuDeviceGetCount") == 0:
+        raise _UnavailableError("the NVIDIA driver shows no device", INSTALL_DRIVER)
+
+
+def driver_status() -> Status:
+    """Say whether there is a device, and a driver that is new enough for TVM."""
+    return _status_of(_check_driver)
+
+
+def device_count() -> int:
+    """Count the CUDA devices that the driver shows; 0 without a driver.
+
+    Whether TVM can use them is `load_runtime`'s answer. This initialises the
+    driver, after which a forked child must not use CUDA: start workers with
+    ``spawn``.
+    """
+    try:
+        return _query(_driver(), "cuDeviceGetCount")
+    except _UnavailableError:
+        return 0
+
+
+_runtime: Status | None = None
+_runtime_lock = threading.Lock()
+
+
+def load_runtime() -> Status:
+    """Make TVM's CUDA runtime usable, before or after TVM or torch was imported.
+
+    The first call loads libraries and its answer is kept for the life of the
+    process, so a later call costs nothing. Never raises for lack of CUDA.
+
+    Returns
+    -------
+    Status
+        Usable when TVM's CUDA runtime is loaded and there is a device;
+        ``load_runtime().require()`` raises `ToolchainError` otherwise.
+    """
+    global _runtime
+    with _runtime_lock:
+        if _runtime is None:
+            _runtime = _status_of(_load_runtime)
+        return _runtime
+
+
+def _load_runtime() -> None:
+    _check_driver()
+    _load_cudart()
+
+    # TVM loads its CUDA runtime when it is imported, which succeeds now if this
+    # is the first import. Loading the library once more is a no-op then; it
+    # registers the runtime if TVM was imported before cudart could be found,
+    # and it gives us the loader's error if it fails.
+    import tvm.libinfo
+
+    for folder in tvm.libinfo.package_lib_paths():
+        if (path := Path(folder, "libtvm_runtime_cuda.so")).is_file():
+            break
+    else:
+        raise _UnavailableError(
+            "this build of TVM has no CUDA runtime", "pip install apache-tvm==0.27.0.post1"
+        )
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        raise _UnavailableError(
+            f"TVM's CUDA runtime does not load: {error}", INSTALL_CUDA
+        ) from error
+    if not tvm.cuda(0).exist:
+        raise _UnavailableError("the CUDA runtime finds no usable device", INSTALL_DRIVER)
+
+
+def cudart_status() -> Status:
+    """Load the CUDA runtime library that TVM needs, and say whether that worked."""
+    return _status_of(_load_cudart)
+
+
+def _load_cudart() -> None:
+    try:
+        # By its plain name: takes the copy that is in this process already
+        # (torch brings one), or the one on the loader's path.
+        ctypes.CDLL(_CUDART)
+    except OSError as error:
+        path = find_toolkit().cudart
+        if path is None:
+            raise _UnavailableError(f"no CUDA runtime library: {error}", INSTALL_CUDA) from error
+        try:
+            ctypes.CDLL(str(path))
+        except OSError as broken:
+            reason = f"the CUDA runtime library does not load: {broken}"
+            raise _UnavailableError(reason, INSTALL_CUDA) from broken
+
+
+# CUdevice_attribute; the numbers are part of the driver's stable interface.
+_ATTRIBUTES = {
+    "max_threads_per_block": 1,
+    "shared_bytes_per_block": 8,
+    "warp_size": 10,
+    "registers_per_block": 12,
+    "multiprocessors": 16,
+    "l2_bytes": 38,
+    "threads_per_multiprocessor": 39,
+    "shared_bytes_per_multiprocessor": 81,
+    "registers_per_multiprocessor": 82,
+    "shared_bytes_per_block_optin": 97,
+}
+_COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What the driver says about one device; sizes are in bytes.
+
+    Attributes
+    ----------
+    name : str
+        As the driver spells it, "NVIDIA H200".
+    arch : str
+        As NVRTC and TVM spell it, "sm_90".
+    driver_version : str
+        The newest CUDA that the driver supports, "13.0".
+    shared_bytes_per_block : int
+        The limit of static shared memory. Dynamic shared memory may take
+        ``shared_bytes_per_block_optin``.
+    """
+
+    name: str
+    arch: str
+    driver_version: str
+    warp_size: int
+    multiprocessors: int
+    l2_bytes: int
+    max_threads_per_block: int
+    threads_per_multiprocessor: int
+    registers_per_block: int
+    registers_per_multiprocessor: int
+    shared_bytes_per_block: int
+    shared_bytes_per_block_optin: int
+    shared_bytes_per_multiprocessor: int
+
+    @property
+    def folder_name(self) -> str:
+        """The name as folders of records and results spell it, "nvidia-h200"."""
+        return folder_name(self.name)
+
+
+def device_properties(index: int = 0) -> DeviceProperties:
+    """Describe one CUDA device.
+
+    Parameters
+    ----------
+    index : int
+        The device, as ``CUDA_VISIBLE_DEVICES`` leaves them numbered.
+
+    Raises
+    ------
+    ToolchainError
+        When there is no such device; the message says why.
+    """
+    try:
+        driver = _driver()
+        count = _query(driver, "cuDeviceGetCount")
+        if not 0 <= index < count:
+            raise _UnavailableError(
+                f"device index must be in [0, {count}), got {index}",
+                "pass another index, or look at CUDA_VISIBLE_DEVICES",
+            )
+        device = _query(driver, "cuDeviceGet", index)
+        name = ctypes.create_string_buffer(256)
+        _check(driver, driver.cuDeviceGetName(name, len(name), device), "cuDeviceGetName")
+
+        def attribute(number: int) -> int:
+            return _query(driver, "cuDeviceGetAttribute", number, device)
+
+        major = attribute(_COMPUTE_CAPABILITY_MAJOR)
+        minor = attribute(_COMPUTE_CAPABILITY_MINOR)
+        return DeviceProperties(
+            name=name.value.decode(),
+            arch=f"sm_{major}{minor}",
+            driver_version=_version(_query(driver, "cuDriverGetVersion")),
+            **{field: attribute(number) for field, number in _ATTRIBUTES.items()},
+        )
+    except _UnavailableError as error:
+        message = f"{error.status.reason}. To fix it: {error.status.remedy}"
+        raise ToolchainError(message) from error
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def folder_name(name: str) -> str:
+    """Turn a device's name into a folder's: ``"NVIDIA H200"`` -> ``"nvidia-h200"``."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unknown"

@@ -1,0 +1,353 @@
+"""A compiled convolution that can be called, timed, looked at and saved."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import saved
+from .arguments import Signature
+from .epilogue import Epilogue
+from .errors import DwtirError, RecordError, ToolchainError
+from .schedules import STRATEGIES, Strategy
+from .shape import DepthwiseConv2dShape
+from .target import Target, resolve
+
+if TYPE_CHECKING:
+    import tvm
+
+__all__ = ["Kernel", "KernelInfo", "Resources", "Timing", "load"]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one launch takes; None where nothing says it.
+
+    Parameters
+    ----------
+    grid, block : (int, int, int) or None
+        Thread blocks, and threads of one, in x, y and z. None on the CPU.
+    shared_bytes : int or None
+        Shared (local) memory of a block.
+    registers : int or None
+        32-bit registers of a thread.
+    spill_bytes : int or None
+        Bytes that a thread stores because they found no register.
+    """
+
+    grid: tuple[int, int, int] | None = None
+    block: tuple[int, int, int] | None = None
+    shared_bytes: int | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of a block."""
+        return None if self.block is None else prod(self.block)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds that one call takes on the device, over repeated measurements."""
+
+    median: float
+    p20: float
+    p80: float
+    repeats: int
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """All that is known of a kernel besides its code.
+
+    Parameters
+    ----------
+    shape, epilogue, target, strategy
+        What was built.
+    provenance : dict of str to str
+        Where the schedule came from: ``schedule`` as it was asked for, ``chosen``
+        ("manual", "tuned", "step" or "object"), the ``record``'s file, if any, and versions.
+    script : str
+        The scheduled TensorIR as TVMScript.
+    trace : str
+        The schedule's trace as TVM's JSON.
+    source : str
+        Generated CUDA C++ or OpenCL C, or assembly.
+    resources : Resources
+    """
+
+    shape: DepthwiseConv2dShape
+    epilogue: Epilogue
+    target: Target
+    strategy: Strategy
+    provenance: dict[str, str]
+    script: str
+    trace: str
+    source: str
+    resources: Resources
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values from which `from_json` makes the same object."""
+        return {
+            "shape": str(self.shape),
+            "epilogue": list(self.epilogue.steps),
+            "target": asdict(self.target),
+            "strategy": self.strategy.name,
+            "parameters": self.strategy.parameters,
+            "provenance": self.provenance,
+            "script": self.script,
+            "trace": self.trace,
+            "source": self.source,
+            "resources": asdict(self.resources),
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> KernelInfo:
+        """Rebuild the object; a foreign or damaged description raises RecordError."""
+        try:
+            target = dict(values["target"])
+            target["features"] = tuple(target["features"])
+            resources: dict[str, Any] = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in values["resources"].items()
+            }
+            texts = {name: str(values[name]) for name in ("script", "trace", "source")}
+            return cls(
+                shape=DepthwiseConv2dShape.parse(values["shape"]),
+                epilogue=Epilogue.of(values["epilogue"]),
+                target=Target(**target),
+                strategy=STRATEGIES[values["strategy"]].from_parameters(values["parameters"]),
+                provenance={str(k): str(v) for k, v in values["provenance"].items()},
+                resources=Resources(**resources),
+                **texts,
+            )
+        except (DwtirError, KeyError, TypeError, AttributeError) as error:
+            raise RecordError(f"the kernel's description is damaged: {error!r}") from error
+
+
+class Kernel:
+    """A depthwise convolution, compiled for one shape and device.
+
+    Made by `build` and `load`. Calling it takes ``data``, ``weight`` and the
+    epilogue's tensors in the epilogue's order, and returns the output, which is
+    allocated by the caller's library unless ``out=`` gives it. torch tensors run
+    on torch's current stream of their device, also while a CUDA graph is captured.
+
+    Attributes
+    ----------
+    shape, epilogue, target, strategy, provenance, trace
+        See `KernelInfo`.
+    """
+
+    def __init__(
+        self,
+        info: KernelInfo,
+        run: Callable[..., None] | None,
+        library: tvm.runtime.Module | None = None,
+    ) -> None:
+        self._info = info
+        self._run = run
+        self._library = library
+        self._signature = Signature(info.shape, info.epilogue, info.target.kind)
+        self.shape = info.shape
+        self.epilogue = info.epilogue
+        self.target = info.target
+        self.strategy = info.strategy
+        self.provenance = info.provenance
+        self.trace = info.trace
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.shape} {self.epilogue} {self.strategy} for {self.target.name}>"
+
+    def __call__(self, data: Any, weight: Any, *operands: Any, out: Any = None) -> Any:
+        """Compute the convolution.
+
+        Parameters
+        ----------
+        data, weight, *operands : NumPy array, torch.Tensor or DLPack object
+            Contiguous tensors of the shape's layout and dtype on the kernel's
+            device. In NCHW, torch's weight of shape (out_channels, 1, kh, kw) is
+            taken as well.
+        out : same kind, optional
+            Where the result is written; must not overlap the inputs.
+
+        Returns
+        -------
+        same kind
+            ``out``, or a new tensor.
+
+        Raises
+        ------
+        ArgumentError
+            If a tensor is not what the kernel was built for.
+        ToolchainError
+            If the kernel was compiled for a GPU that is not here.
+        """
+        bound = self._signature.bind((data, weight, *operands), out)
+        run = self._run or self._cannot_run()
+        torch = sys.modules.get("torch")
+        device = getattr(data, "device", None)
+        if (
+            torch is not None
+            and isinstance(device, torch.device)
+            and device.type == "cuda"
+            and device.index != torch.cuda.current_device()
+        ):
+            with torch.cuda.device(device):
+                run(*bound.arguments)
+        else:
+            run(*bound.arguments)
+        return bound.result
+
+    def script(self) -> str:
+        """Return the scheduled TensorIR as TVMScript."""
+        return self._info.script
+
+    def source(self) -> str:
+        """Return the generated CUDA C++ or OpenCL C, or the CPU's assembly."""
+        return self._info.source
+
+    def resources(self) -> Resources:
+        """Return grid, block, shared memory, registers and spills.
+
+        A kernel for a GPU that is not here is compiled to machine code for this.
+
+        Raises
+        ------
+        ToolchainError
+            If that needs NVRTC and it is not installed.
+        """
+        return self._resources
+
+    @cached_property
+    def _resources(self) -> Resources:
+        known = self._info.resources
+        if self.target.kind != "cuda" or known.registers is not None:
+            return known
+        from .nvrtc import compile_cubin
+
+        return with_cubin_resources(known, compile_cubin(self._info.source, self.target.arch))
+
+    def time(self, *, repeats: int = 20, min_repeat_ms: int = 5) -> Timing:
+        """Measure the kernel on random data that stays in the caches.
+
+        Parameters
+        ----------
+        repeats : int
+            Measurements; each runs the kernel until `min_repeat_ms` have passed.
+
+        Returns
+        -------
+        Timing
+            In seconds, by the device's own clock.
+
+        Raises
+        ------
+        ToolchainError
+            If the device is not here, or is an OpenCL device, whose time on a
+            CPU would say nothing about a GPU.
+        """
+        if self._run is None:
+            self._cannot_run()
+        if self._library is None:
+            raise ToolchainError(f"kernels for {self.target.name} are not timed")
+        import tvm
+
+        device = tvm.cuda(0) if self.target.kind == "cuda" else tvm.cpu(0)
+        rng = np.random.default_rng(0)
+        arguments = []
+        for shape in self._signature.shapes:
+            tensor = tvm.runtime.empty(shape, self.shape.dtype, device)
+            values = rng.standard_normal(shape, np.float32)
+            source = tvm.runtime.empty(shape, self.shape.dtype, tvm.cpu(0))
+            if self.shape.dtype == "bfloat16":
+                bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+                source._create_view(shape, "uint16").copyfrom(bits)
+            else:
+                source.copyfrom(values.astype(self.shape.dtype))
+            source.copyto(tensor)
+            arguments.append(tensor)
+        evaluator = self._library.time_evaluator(
+            "main", device, number=1, repeat=repeats, min_repeat_ms=min_repeat_ms
+        )
+        p20, median, p80 = np.quantile(evaluator(*arguments).results, (0.2, 0.5, 0.8))
+        return Timing(float(median), float(p20), float(p80), repeats)
+
+    def export(self, path: str | Path) -> None:
+        """Save the kernel as a shared library that `load` reads.
+
+        Raises
+        ------
+        ToolchainError
+            If there is no C compiler to link with, or the kernel's device is
+            not here and its machine code therefore not in the library.
+        """
+        if self._run is None:
+            self._cannot_run()
+        if self._library is None:
+            raise ToolchainError(f"kernels for {self.target.name} cannot be exported")
+        info = replace(self._info, resources=self.resources())
+        saved.write(Path(path), self._library, info.to_json())
+
+    def _cannot_run(self) -> Callable[..., None]:
+        raise ToolchainError(
+            f"the kernel is compiled for {self.target.name} ({self.target.arch}), which is not "
+            "in this machine or not usable; `python -m dwtir doctor --target cuda` says why"
+        )
+
+
+def load(path: str | Path) -> Kernel:
+    """Load a kernel that `Kernel.export` saved.
+
+    The process needs TVM's runtime only: with ``TVM_USE_RUNTIME_LIB=1`` in the
+    environment the compiler is never loaded. Loading runs the file's code, so
+    load only files that you would run.
+
+    Raises
+    ------
+    RecordError
+        If the file is damaged, foreign, or of another TVM.
+    ToolchainError
+        If the kernel's device is not here.
+    """
+    library, description = _read_saved(Path(path))
+    return from_library(KernelInfo.from_json(description), library)
+
+
+def _read_saved(path: Path) -> tuple[tvm.runtime.Module, dict[str, Any]]:
+    from . import cuda
+
+    cuda.load_runtime()  # a CUDA kernel inside the library needs it; others do not care
+    return saved.read(path)
+
+
+def from_library(info: KernelInfo, library: tvm.runtime.Module) -> Kernel:
+    """Make a kernel of a compiled library, runnable if its device is here."""
+    if info.target.kind == "cuda" and not _is_present(info.target):
+        return Kernel(info, None, library)
+    return Kernel(info, library["main"], library)
+
+
+def _is_present(target: Target) -> bool:
+    from . import cuda
+
+    return cuda.load_runtime().usable and resolve("cuda").arch == target.arch
+
+
+def with_cubin_resources(known: Resources, cubin: Any) -> Resources:
+    """Add what the CUDA compiler reported for the one kernel of a cubin."""
+    (kernel,) = cubin.kernels
+    return replace(
+        known,
+        shared_bytes=kernel.shared_bytes,
+        registers=kernel.registers,
+        spill_bytes=kernel.spill_store_bytes,
+    )

@@ -1,0 +1,42 @@
+"""Running a GPU schedule on the CPU, to check its loops, padding and staging without a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tvm
+    from tvm.s_tir import Schedule
+
+__all__ = ["replay_on_cpu"]
+
+_GPU_ONLY = {"Bind"}
+
+
+def replay_on_cpu(sch: Schedule, func: tvm.tirx.PrimFunc) -> tvm.IRModule:
+    """Apply the trace of a GPU schedule without its thread bindings.
+
+    Thread axes become loops, shared and local stages plain buffers. What this
+    cannot show are missing barriers; OpenCL on PoCL does.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+        The schedule, with its trace.
+    func : tvm.tirx.PrimFunc
+        The unscheduled function.
+
+    Returns
+    -------
+    tvm.IRModule
+        A module that LLVM compiles.
+    """
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import Trace
+
+    trace = sch.trace
+    kept = [inst for inst in trace.insts if inst.kind.name not in _GPU_ONLY]
+    decisions = {inst: trace.decisions[inst] for inst in kept if inst in trace.decisions}
+    replayed = Schedule(func)
+    Trace(kept, decisions).apply_to_schedule(replayed, remove_postproc=False)
+    return replayed.mod

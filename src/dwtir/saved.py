@@ -1,0 +1,122 @@
+"""Compiled kernels in files: a shared library with its description at the end.
+
+The file is what TVM exports, the host function with the device code inside,
+and a zip archive appended to it. The loader of shared libraries ignores what
+follows the library, and zip readers start from the end, so one file is both.
+
+A shared library runs with all the rights of the process that loads it. The
+checks here find damaged and foreign files; they cannot make a file from an
+untrusted hand safe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import RecordError, ToolchainError
+
+if TYPE_CHECKING:
+    import tvm
+
+__all__ = ["read", "write"]
+
+_MEMBER = "dwtir.json"
+_SCHEMA = 1
+_MAX_FILE = 256 * 2**20
+_MAX_DESCRIPTION = 64 * 2**20
+
+
+def linker() -> str | None:
+    """Find the C compiler that links kernels: ``$CXX``, ``$CC``, g++, gcc, clang or cc."""
+    from tvm.support import cc
+
+    found = cc.get_cc()
+    return None if found is None else str(found)
+
+
+def write(path: Path, library: tvm.runtime.Module, description: dict[str, Any]) -> None:
+    """Write a kernel, completely or not at all.
+
+    Parameters
+    ----------
+    path : Path
+        The file; one that is there is replaced.
+    library : tvm.runtime.Module
+        The host function and its imports.
+    description : dict
+        JSON values that `read` gives back.
+
+    Raises
+    ------
+    ToolchainError
+        If there is no C compiler to link with.
+    """
+    if linker() is None:
+        raise ToolchainError(
+            "saving a kernel needs a C compiler to link with and none was found; install one "
+            "(for example: apt-get install g++) or name it in $CXX"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".dwtir-") as folder:
+        draft = Path(folder, "kernel.so")
+        library.export_library(str(draft))
+        code = draft.read_bytes()
+        record = {
+            "schema": _SCHEMA,
+            "tvm": version("apache-tvm"),
+            "code_bytes": len(code),
+            "code_sha256": hashlib.sha256(code).hexdigest(),
+            "kernel": description,
+        }
+        with zipfile.ZipFile(draft, "a", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(_MEMBER, json.dumps(record))
+        draft.chmod(0o600)
+        os.replace(draft, path)
+
+
+def read(path: Path) -> tuple[tvm.runtime.Module, dict[str, Any]]:
+    """Check a kernel's file and load it.
+
+    Raises
+    ------
+    RecordError
+        If the file is no kernel of ours, is damaged, or was made by another
+        version of TVM; the message names the file.
+    """
+    try:
+        size = path.stat().st_size
+        if size > _MAX_FILE:
+            raise RecordError(f"{path}: {size} bytes, a kernel has at most {_MAX_FILE}")
+        with zipfile.ZipFile(path) as archive:
+            if archive.getinfo(_MEMBER).file_size > _MAX_DESCRIPTION:
+                raise RecordError(f"{path}: the description is too large")
+            record = json.loads(archive.read(_MEMBER))
+    except FileNotFoundError:
+        raise RecordError(f"{path}: no such file") from None
+    except (zipfile.BadZipFile, zipfile.zlib.error, KeyError, ValueError, OSError) as error:  # type: ignore[attr-defined]
+        raise RecordError(f"{path}: not a kernel saved by dwtir, or damaged: {error}") from error
+    if not isinstance(record, dict) or record.get("schema") != _SCHEMA:
+        raise RecordError(f"{path}: not a kernel of schema {_SCHEMA}")
+    if record.get("tvm") != version("apache-tvm"):
+        raise RecordError(
+            f"{path}: made by TVM {record.get('tvm')}, this is {version('apache-tvm')}; "
+            "build and export it again"
+        )
+    code_bytes, kernel = record.get("code_bytes"), record.get("kernel")
+    if type(code_bytes) is not int or not 0 < code_bytes <= size or not isinstance(kernel, dict):
+        raise RecordError(f"{path}: the description is damaged")
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(code_bytes)).hexdigest()
+    if digest != record.get("code_sha256"):
+        raise RecordError(f"{path}: the code is damaged; its SHA-256 is not the recorded one")
+
+    import tvm
+
+    return tvm.runtime.load_module(str(path)), kernel

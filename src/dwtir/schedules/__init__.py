@@ -1,0 +1,86 @@
+"""The strategies, and how one of them is found for a shape, a target and a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ..errors import InvalidScheduleError
+from ..shape import DepthwiseConv2dShape
+from ..target import Target
+from .base import Strategy
+from .channel_vector import ChannelVector
+from .cpu import Cpu
+from .ladder import LADDER_STEPS, Ladder
+from .register_window import RegisterWindow
+from .shared_tile import SharedTile
+
+__all__ = [
+    "ARTICLE_STEPS",
+    "STRATEGIES",
+    "ChannelVector",
+    "Cpu",
+    "Ladder",
+    "RegisterWindow",
+    "SharedTile",
+    "Strategy",
+    "choose",
+    "named",
+]
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    strategy.name: strategy for strategy in (RegisterWindow, ChannelVector, Cpu, SharedTile, Ladder)
+}
+"""All strategies by name; of those that claim a shape, "manual" takes the first."""
+
+_Step: TypeAlias = Callable[[DepthwiseConv2dShape, Target], Strategy]
+
+
+def _fixed(strategy: Strategy) -> _Step:
+    return lambda shape, target: strategy
+
+
+ARTICLE_STEPS: dict[str, dict[str, _Step]] = {
+    "2025": {step: _fixed(Ladder(step)) for step in LADDER_STEPS},
+    "2017": {
+        "one_channel": SharedTile.one_channel,
+        "blocks_32x32": _fixed(SharedTile()),
+        "threads_32x1": _fixed(SharedTile(thread_y=32, thread_x=1)),
+        "threads_1x32": _fixed(SharedTile(thread_y=1, thread_x=32)),
+        "threads_8x32": _fixed(SharedTile(thread_y=8, thread_x=32)),
+        "threads_4x32": _fixed(SharedTile(thread_y=4, thread_x=32)),
+        "vthreads_1x4": _fixed(SharedTile(vthread_x=4)),
+        "vthreads_2x2": _fixed(SharedTile(vthread_y=2, vthread_x=2)),
+        "vthreads_1x2": _fixed(SharedTile(thread_y=8, thread_x=16, vthread_x=2)),
+    },
+}
+"""The steps of the two articles, in their order; each is a name that `build` takes."""
+
+
+def choose(shape: DepthwiseConv2dShape, target: Target) -> Strategy:
+    """Pick strategy and tile for ``schedule="manual"``."""
+    for strategy in STRATEGIES.values():
+        if strategy.claims(shape, target):
+            return strategy.choose(shape, target)
+    raise InvalidScheduleError(f"no strategy for {shape} on {target.name}")
+
+
+def named(name: str, shape: DepthwiseConv2dShape, target: Target) -> Strategy:
+    """Find a strategy by the name of a step or of the strategy itself.
+
+    Raises
+    ------
+    InvalidScheduleError
+        If there is no such name, or it is one for another layout or device.
+    """
+    steps = {step: make for ladder in ARTICLE_STEPS.values() for step, make in ladder.items()}
+    if name in steps:
+        strategy = steps[name](shape, target)
+    elif name in STRATEGIES:
+        strategy = STRATEGIES[name].choose(shape, target)
+    else:
+        raise InvalidScheduleError(
+            f"unknown schedule {name!r}; allowed are 'manual', 'tuned', the steps "
+            f"{', '.join(steps)}, the strategies {', '.join(STRATEGIES)}, and strategy objects"
+        )
+    return strategy

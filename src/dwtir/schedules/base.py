@@ -1,0 +1,237 @@
+"""What a strategy is: its parameters, their choice, their space, and the loops they make."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from ..errors import InvalidScheduleError
+from ..shape import LAYOUTS, DepthwiseConv2dShape
+from ..target import Target
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV, SBlockRV
+    from typing_extensions import Self
+
+__all__ = ["Blocks", "Strategy", "get_blocks"]
+
+_MAX_GRID_Y = 65535
+
+
+class Blocks(NamedTuple):
+    """The three blocks of `compute`, by name."""
+
+    pad: SBlockRV
+    conv: SBlockRV
+    epilogue: SBlockRV
+
+
+class Strategy(ABC):
+    """One way to schedule the convolution; a subclass is a frozen dataclass of its tile.
+
+    `choose` picks the tile by hand, `space` lists what a search may try, and
+    `apply` is the schedule itself. `apply` uses every field only as a factor
+    of a split, so that a field may be an int or a random variable of the
+    schedule: the same text serves both. A field that changes the structure of
+    the loops is a string and is never drawn.
+    """
+
+    name: ClassVar[str]
+    """Name of the strategy in `build`, in records and in tables."""
+
+    on_gpu: ClassVar[bool] = True
+    layouts: ClassVar[tuple[str, ...]] = LAYOUTS
+
+    @classmethod
+    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether the strategy schedules this layout on this kind of device."""
+        return shape.layout in cls.layouts and cls.on_gpu == target.is_gpu
+
+    @classmethod
+    @abstractmethod
+    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> Self:
+        """Pick a tile by reasoning about the shape and the target. It passes `check`."""
+
+    @classmethod
+    @abstractmethod
+    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+        """List the values of each numeric field that are worth trying.
+
+        Combinations may still fail `check`. The fields left out keep the
+        values that `choose` gives them.
+        """
+
+    @abstractmethod
+    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        """Refuse a tile that does not fit the shape or the device.
+
+        Raises
+        ------
+        InvalidScheduleError
+            With the field or resource, its value and its limit.
+        """
+
+    def check_use(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        """Refuse a shape or device that the strategy is not for, then `check` the tile."""
+        self._require(
+            self.claims(shape, target),
+            "shape and target",
+            f"{shape} on {target.name}",
+            f"{' or '.join(self.layouts)} on a {'GPU' if self.on_gpu else 'CPU'}",
+        )
+        self.check(shape, target)
+
+    @abstractmethod
+    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+        """Transform the loops of `compute.depthwise_conv2d`."""
+
+    @classmethod
+    def draw(
+        cls,
+        sch: Schedule,
+        shape: DepthwiseConv2dShape,
+        target: Target,
+        decisions: Mapping[str, int] | None = None,
+    ) -> tuple[Self, Self]:
+        """Draw the fields of `space` as random variables of the schedule.
+
+        Parameters
+        ----------
+        decisions : mapping of str to int, optional
+            Values to start from, for some or all fields; the rest is sampled.
+
+        Returns
+        -------
+        (Strategy, Strategy)
+            The strategy of random variables, for `apply`, and the one of the
+            values drawn, for `check`.
+        """
+        chosen = cls.choose(shape, target).parameters
+        variables, values = dict(chosen), dict(chosen)
+        for field, candidates in cls.space(shape, target).items():
+            decision = None
+            if decisions is not None and field in decisions:
+                decision = candidates.index(decisions[field])
+            variables[field] = sch.sample_categorical(
+                list(candidates), [1 / len(candidates)] * len(candidates), decision
+            )
+            values[field] = int(sch.get(variables[field]))
+        return cls(**variables), cls(**values)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The tile as a mapping of field to value."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]  # subclasses are dataclasses
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, object]) -> Self:
+        """Build the strategy from outside values: exactly its fields, ints positive."""
+        kinds = {field.name: field.type for field in fields(cls)}  # type: ignore[arg-type]
+        if set(parameters) != set(kinds):
+            raise InvalidScheduleError(
+                f"{cls.name} has the parameters {sorted(kinds)}, got {sorted(parameters)}"
+            )
+        for name, value in parameters.items():
+            wanted = int if kinds[name] == "int" else str
+            if type(value) is not wanted or (wanted is int and not 0 < value < 2**31):  # type: ignore[operator]
+                raise InvalidScheduleError(
+                    f"{cls.name}: {name} must be a "
+                    f"{'positive int' if wanted is int else 'string'}, got {value!r}"
+                )
+        return cls(**parameters)
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name}={value}" for name, value in self.parameters.items())
+        return f"{self.name}({inside})"
+
+    def _require(self, condition: bool, what: str, got: object, allowed: str) -> None:
+        if not condition:
+            raise InvalidScheduleError(f"{self}: {what} must be {allowed}, got {got}")
+
+    def _require_launch(
+        self, target: Target, *, threads: int, shared_bytes: int = 0, grid_y: int = 1
+    ) -> None:
+        """Check what every GPU kernel is limited by."""
+        self._require(
+            threads <= target.max_threads_per_block,
+            "threads per block",
+            threads,
+            f"at most {target.max_threads_per_block} on {target.name}",
+        )
+        self._require(
+            shared_bytes <= target.shared_bytes_per_block,
+            "shared bytes per block",
+            shared_bytes,
+            f"at most {target.shared_bytes_per_block} on {target.name}",
+        )
+        self._require(grid_y <= _MAX_GRID_Y, "blocks in y", grid_y, f"at most {_MAX_GRID_Y}")
+
+
+def get_blocks(sch: Schedule) -> Blocks:
+    """Find the blocks of `compute` in a schedule."""
+    return Blocks(
+        sch.get_sblock("pad"), sch.get_sblock("depthwise_conv2d"), sch.get_sblock("epilogue")
+    )
+
+
+def share_among_threads(
+    sch: Schedule, block: SBlockRV, outer: int, threads: Mapping[str, Any]
+) -> list[LoopRV]:
+    """Let all threads of a block copy into shared memory together, neighbours to neighbours.
+
+    Parameters
+    ----------
+    block : SBlockRV
+        The copy; its loops below the first `outer` are fused and dealt out.
+    threads : mapping of str to int or ExprRV
+        Thread axes from the slowest to the fastest, and their extents.
+    """
+    copy = sch.fuse(*sch.get_loops(block)[outer:])
+    rounds, *axes = sch.split(copy, [None, *threads.values()])
+    for axis, loop in zip(threads, axes, strict=True):
+        sch.bind(loop, axis)
+    return [rounds, *axes]
+
+
+def stage_output(sch: Schedule, epilogue: SBlockRV) -> SBlockRV:
+    """Let the epilogue round into registers, and return the block that stores them.
+
+    The epilogue works on single values and the store on vectors: CUDA has no
+    vectors of 8 floats to round 8 halves from.
+    """
+    return sch.cache_write(epilogue, 0, "local")
+
+
+def stage_operands(sch: Schedule, epilogue: SBlockRV, at: LoopRV, *, vector: bool) -> None:
+    """Load the tensors of the epilogue into registers, a vector of the innermost axis each.
+
+    Parameters
+    ----------
+    at : LoopRV
+        The thread's loop, in which the epilogue has its place already.
+    vector : bool
+        Whether the innermost axis of the operands may be loaded as a vector.
+    """
+    for index in range(1, len(sch.get(epilogue).reads)):
+        load = sch.cache_read(epilogue, index, "local")
+        sch.compute_at(load, at, preserve_unit_loops=True)
+        *outer, innermost = sch.get_loops(load)[-len(sch.get(load).iter_vars) :]
+        for loop in outer:
+            sch.unroll(loop)
+        if vector:
+            sch.vectorize(innermost)
+        else:
+            sch.unroll(innermost)
+
+
+def unroll_in_source(sch: Schedule, loop: LoopRV) -> None:
+    """Unroll a loop and all below it by ``#pragma unroll``, for the compiler of the source.
+
+    The generated source stays short, which keeps TVM's own passes fast; it
+    suits code whose unrolling proves nothing new about its conditions.
+    """
+    sch.annotate(loop, "pragma_auto_unroll_max_step", 1 << 20)
+    sch.annotate(loop, "pragma_unroll_explicit", 0)

@@ -1,0 +1,192 @@
+"""NHWC: every thread computes a few pixels of one vector of channels.
+
+Loop nest, for a thread's rows x cols outputs of `vector` channels::
+
+    blockIdx.x = n * (oh tiles) * (ow tiles) * (channel tiles)
+      threadIdx.z = oh / rows    threadIdx.y = ow / cols    threadIdx.x = c / vector
+        weight_local[KH, KW, vector] = weight                            "tile"
+        window[(rows-1)*SH + (KH-1)*DH + 1, same for w, vector] = data or 0
+        for kh:
+          weight_local[KW, vector], window[rows, ..., vector]            "row"
+          for kw: for oh, ow: for lanes: acc += window * weight_local
+        out_local = epilogue(acc)
+        out = out_local
+
+Data, weights and outputs move as vectors of `vector` channels, 16 bytes where
+the channels allow it; a warp's accesses are contiguous. The arithmetic is in
+scalars, for CUDA has no vectors of 8 floats.
+
+Registers: vector * (KH rows of the window + sums + weights), half of that for the
+window and weights of 2-byte types. No shared memory: threads share their halo through L1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ..shape import DepthwiseConv2dShape
+from ..target import Target
+from .base import Strategy, get_blocks, stage_operands, stage_output, unroll_in_source
+from .tiles import even_split, reach, with_value
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+
+__all__ = ["ChannelVector"]
+
+_REGISTERS = 240
+"""Registers that window, sums and weights may take, of 255; the compiler reloads
+weights sooner than it spills."""
+
+
+@dataclass(frozen=True)
+class ChannelVector(Strategy):
+    """Tile of the NHWC channel vectors.
+
+    Parameters
+    ----------
+    rows, cols : int
+        Output pixels of one thread.
+    vector : int
+        Output channels of one thread: a power of two that divides them, and that
+        divides the channel multiplier or is a multiple of it.
+    thread_x, thread_y, thread_z : int
+        Threads of a block over channel vectors, columns and rows of tiles.
+    window : {"tile", "row"}
+        Whether registers hold the whole input window or that of one kernel row.
+    """
+
+    name: ClassVar[str] = "channel_vector"
+    layouts: ClassVar[tuple[str, ...]] = ("NHWC",)
+
+    rows: int
+    cols: int
+    vector: int
+    thread_x: int
+    thread_y: int
+    thread_z: int
+    window: str = "tile"
+
+    @classmethod
+    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> ChannelVector:
+        """Choose the tile by what limits it: registers, and idle threads at the edges.
+
+        Two columns and up to 8 rows share most of their window; with a stride
+        they share less, and fewer rows leave more threads to hide latency.
+        The vector is the widest whose window fits the registers. Where not even
+        two channels' window does, the kernel rows come one by one, and a wide
+        tile of few rows reuses each row's inputs for its KW taps.
+        """
+        cols = min(2, shape.out_width)
+        rows = even_split(shape.out_height, max(1, 8 // shape.stride[0]))
+        vectors = [n for n in _vectors(shape) if n >= min(2, max(_vectors(shape)))]
+        fitting = [
+            n for n in vectors if cls(rows, cols, n, 1, 1, 1)._registers(shape) <= _REGISTERS
+        ]
+        window, vector = ("tile", max(fitting)) if fitting else ("row", min(vectors))
+        if window == "row":
+            rows, cols = 1, even_split(shape.out_width, 7)
+
+        # A warp's access is as long as its channels are contiguous: channels first.
+        thread_x = even_split(shape.out_channels // vector, 64)
+        thread_y = even_split(-(-shape.out_width // cols), max(1, 128 // thread_x))
+        thread_z = even_split(
+            -(-shape.out_height // rows), max(1, min(64, 128 // (thread_x * thread_y)))
+        )
+        return cls(rows, cols, vector, thread_x, thread_y, thread_z, window)
+
+    @classmethod
+    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+        chosen = cls.choose(shape, target)
+        return {
+            "rows": with_value(chosen.rows, (1, 2, 4, 7, 8, 14)),
+            "cols": with_value(chosen.cols, (1, 2, 3, 4, 7, 8)),
+            "vector": _vectors(shape),
+            "thread_x": with_value(chosen.thread_x, (8, 16, 32, 64)),
+            "thread_y": with_value(chosen.thread_y, (1, 2, 4, 7, 8)),
+            "thread_z": with_value(chosen.thread_z, (1, 2, 4, 8)),
+        }
+
+    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        self._require(self.window in ("tile", "row"), "window", self.window, "'tile' or 'row'")
+        self._require(self.vector in _vectors(shape), "vector", self.vector, f"{_vectors(shape)}")
+        self._require(self.thread_z <= 64, "thread_z", self.thread_z, "at most 64")
+        sums = self.rows * self.cols * self.vector
+        self._require(sums <= 128, "sums of a thread", sums, "at most 128")
+        self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
+
+    def _registers(self, shape: DepthwiseConv2dShape) -> int:
+        """Count the registers that are live at once: the window's rows in use, sums and weights.
+
+        The unrolled code works its way down the window, so that of a "tile" no more
+        than the rows under one output are needed at a time.
+        """
+        whole = self.window == "tile"
+        rows = min(shape.kernel[0], reach(shape, 0, self.rows)) if whole else self.rows
+        taps = shape.kernel[1] * (shape.kernel[0] if whole else 1)
+        loaded = self.vector * (rows * reach(shape, 1, self.cols) + taps)
+        return loaded * shape.itemsize // 4 + self.rows * self.cols * self.vector
+
+    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+        pad, conv, epilogue = get_blocks(sch)
+        weight_local = sch.cache_read(conv, 1, "local")
+        store = stage_output(sch, epilogue)
+
+        # 1. Threads over channel vectors, columns and rows; all the rest are blocks.
+        n, oh, ow, c = sch.get_loops(store)
+        bz, tz, oh = sch.split(oh, [None, self.thread_z, self.rows])
+        by, ty, ow = sch.split(ow, [None, self.thread_y, self.cols])
+        bx, tx, c = sch.split(c, [None, self.thread_x, self.vector])
+        sch.reorder(n, bz, by, bx, tz, ty, tx, oh, ow, c)
+        sch.bind(sch.fuse(n, bz, by, bx), "blockIdx.x")
+        sch.bind(tz, "threadIdx.z")
+        sch.bind(ty, "threadIdx.y")
+        sch.bind(tx, "threadIdx.x")
+
+        # 2. Outputs are rounded one by one and leave as one vector a pixel.
+        sch.compute_at(epilogue, tx, preserve_unit_loops=True)
+        for loop in sch.get_loops(epilogue)[-3:]:
+            sch.unroll(loop)
+        stage_operands(sch, epilogue, tx, vector=True)
+        sch.unroll(oh)
+        sch.unroll(ow)
+        sch.vectorize(c)
+
+        # 3. Sums in registers, all taps of a kernel row for all outputs in straight line.
+        sch.set_scope(conv, 0, "local")
+        sch.compute_at(conv, tx, preserve_unit_loops=True)
+        *_, conv_n, conv_oh, conv_ow, conv_c, kh, kw = sch.get_loops(conv)
+        sch.reorder(conv_n, kh, kw, conv_oh, conv_ow, conv_c)
+
+        # 4. Window and weights in registers, loaded as vectors. Unrolled here, because
+        #    TVM proves most tests for padding away once an index is a number.
+        at = tx if self.window == "tile" else kh
+        sch.set_scope(pad, 0, "local")
+        for load in (pad, weight_local):
+            sch.compute_at(load, at, preserve_unit_loops=True)
+        *outer, channels = sch.get_loops(pad)[-3:]
+        for loop in outer:
+            sch.unroll(loop)
+        sch.vectorize(channels)
+        *outer, channels, filters = sch.get_loops(weight_local)[-4:]
+        for loop in outer:
+            sch.unroll(loop)
+        sch.vectorize(sch.fuse(channels, filters))
+        unroll_in_source(sch, conv_n if self.window == "tile" else kw)
+
+
+def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    """List the vectors a thread may compute: powers of two up to 16 bytes of output.
+
+    A vector holds all outputs of its input channels, or outputs of one alone,
+    so that its inputs are a vector too.
+    """
+    multiplier = shape.channel_multiplier
+    return tuple(
+        lanes
+        for lanes in (1, 2, 4, 8)
+        if lanes * shape.itemsize <= 16
+        and shape.out_channels % lanes == 0
+        and (lanes % multiplier == 0 or multiplier % lanes == 0)
+    )

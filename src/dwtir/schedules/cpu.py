@@ -1,0 +1,138 @@
+"""CPU: channels in parallel, outputs in vector registers.
+
+Loop nest::
+
+    NCHW                                     NHWC
+    parallel n * c                           parallel n * (oh / rows)
+      padded[...] = one channel or 0           padded[...] = the input rows or 0
+      for oh / rows, ow / (cols*lanes)         for ow / cols, c / lanes
+        for kh: for kw:                          for kh: for kw:
+          rows x cols sums of `lanes` columns      rows x cols sums of `lanes` channels
+        out = epilogue(sums)                     out = epilogue(sums)
+
+The sums of a tile stay in rows * cols vector registers while the taps go by;
+each tap broadcasts one weight (NCHW) or loads a vector of them (NHWC). Sixteen
+or 32 registers hold the sums, the weight and the input of the moment. The
+padded copy costs one pass through the cache and frees the taps of all tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ..shape import DepthwiseConv2dShape
+from ..target import Target
+from .base import Strategy, get_blocks
+from .tiles import with_value
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+
+__all__ = ["Cpu"]
+
+_SUMS = 12
+"""Vector registers for the sums: enough to hide the latency of a multiply-add (4
+cycles, 2 a cycle), and what 16 registers leave beside weight and inputs."""
+
+
+@dataclass(frozen=True)
+class Cpu(Strategy):
+    """Tile of the CPU schedule.
+
+    Parameters
+    ----------
+    rows, cols : int
+        Output rows of a tile, and its width in vectors (NCHW) or pixels (NHWC).
+    lanes : int
+        float32 values of one vector.
+    """
+
+    name: ClassVar[str] = "cpu"
+    on_gpu: ClassVar[bool] = False
+
+    rows: int
+    cols: int
+    lanes: int
+
+    @classmethod
+    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> Cpu:
+        """Fill the registers with sums, in vectors no wider than what they run over."""
+        lanes = max(_lanes(shape, target))
+        if shape.layout == "NCHW":
+            cols = max(1, min(2, shape.out_width // lanes))
+            rows = max(1, min(_SUMS // cols, 6, shape.out_height))
+        else:
+            cols = max(1, min(6, shape.out_width))
+            rows = max(1, min(_SUMS // cols, shape.out_height))
+        return cls(rows, cols, lanes)
+
+    @classmethod
+    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+        chosen = cls.choose(shape, target)
+        return {
+            "rows": with_value(chosen.rows, (1, 2, 3, 4, 6, 7, 8)),
+            "cols": with_value(chosen.cols, (1, 2, 3, 4, 6, 7, 8)),
+            "lanes": _lanes(shape, target),
+        }
+
+    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        allowed = _lanes(shape, target)
+        self._require(self.lanes in allowed, "lanes", self.lanes, f"one of {allowed}")
+        self._require(
+            self.rows * self.cols <= 64, "sums of a tile", self.rows * self.cols, "at most 64"
+        )
+
+    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+        pad, conv, epilogue = get_blocks(sch)
+
+        # 1. Cores share the channels (NCHW) or the rows (NHWC); `tile` is one set of sums.
+        if shape.layout == "NCHW":
+            n, c, oh, ow = sch.get_loops(epilogue)
+            by, oh = sch.split(oh, [None, self.rows])
+            bx, ow, lane = sch.split(ow, [None, self.cols, self.lanes])
+            core = sch.fuse(n, c)
+            sch.reorder(core, by, bx, oh, ow, lane)
+            tile = bx
+        else:
+            n, oh, ow, c = sch.get_loops(epilogue)
+            by, oh = sch.split(oh, [None, self.rows])
+            bx, ow = sch.split(ow, [None, self.cols])
+            bc, lane = sch.split(c, [None, self.lanes])
+            sch.reorder(n, by, bx, bc, oh, ow, lane)
+            core = sch.fuse(n, by)
+            tile = bc
+        sch.parallel(core)
+
+        # 2. The padded input of a core, once.
+        sch.compute_at(conv, tile, preserve_unit_loops=True)
+        sch.compute_at(pad, core, preserve_unit_loops=True)
+
+        # 3. The taps around the sums, the sums in registers: unrolled, they are scalars and
+        #    vectors to LLVM. Columns past the edge are computed in the slack and not stored.
+        if shape.layout == "NCHW":
+            *_, conv_oh, conv_ow, kh, kw = sch.get_loops(conv)
+            conv_ow, conv_lane = sch.split(conv_ow, [None, self.lanes])
+        else:
+            *_, conv_oh, conv_ow, conv_lane, kh, kw = sch.get_loops(conv)
+        sch.reorder(kh, kw, conv_oh, conv_ow, conv_lane)
+        sch.vectorize(conv_lane)
+        for loop in (conv_oh, conv_ow, oh, ow):
+            sch.unroll(loop)
+        zero = sch.decompose_reduction(conv, kh)
+        *_, zero_oh, zero_ow, zero_lane = sch.get_loops(zero)
+        for loop in (zero_oh, zero_ow):
+            sch.unroll(loop)
+        sch.vectorize(zero_lane)
+        if shape.layout == "NHWC":
+            sch.vectorize(lane)
+
+
+def _lanes(shape: DepthwiseConv2dShape, target: Target) -> tuple[int, ...]:
+    """List the useful vectors: powers of two over columns, divisors over channels."""
+    widest = max(1, target.vector_bytes // 4)
+    if shape.layout == "NHWC":
+        return tuple(n for n in range(1, widest + 1) if shape.out_channels % n == 0)
+    return tuple(
+        n for n in (1, 2, 4, 8, 16) if n <= widest and (n == 1 or n // 2 < shape.out_width)
+    )

@@ -1,0 +1,109 @@
+"""The steps of the 2025 article, from one thread a batch item to a grid of thread blocks.
+
+Each step inlines the padding and gives more of the loops to the GPU::
+
+    naive   blockIdx.x = n                    for c, oh, ow: for kh, kw
+    v1      blockIdx.x = n   blockIdx.y = c   for oh, ow:    for kh, kw
+    v2      blockIdx.x = n*c blockIdx.y = oh  for ow:        for kh, kw
+    v3      blockIdx.x = n*c blockIdx.y = oh/16, threadIdx.y = oh%16,
+            threadIdx.x = ow%16               for ow/16:     for kh, kw
+    v4      blockIdx.x = n*c blockIdx.y = oh/16 * ow/16,
+            threadIdx.y = oh%16, threadIdx.x = ow%16         for kh, kw
+
+The article sums into global memory; here the sum of one output is in a
+register, because the convolution and its epilogue are separate blocks.
+No step reuses a loaded value: each output loads KH * KW inputs, and the
+kernels are bound by those loads. Registers: one sum; shared memory: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ..shape import DepthwiseConv2dShape
+from ..target import Target
+from .base import Strategy, get_blocks
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+
+__all__ = ["LADDER_STEPS", "Ladder"]
+
+LADDER_STEPS = ("naive", "v1", "v2", "v3", "v4")
+
+
+@dataclass(frozen=True)
+class Ladder(Strategy):
+    """A step of the 2025 article.
+
+    Parameters
+    ----------
+    step : {"naive", "v1", "v2", "v3", "v4"}
+        Which one.
+    thread_y, thread_x : int
+        Threads of a block over rows and columns, in v3 and v4.
+    """
+
+    name: ClassVar[str] = "ladder"
+    layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
+
+    step: str = "v4"
+    thread_y: int = 16
+    thread_x: int = 16
+
+    @classmethod
+    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> Ladder:
+        return cls()
+
+    @classmethod
+    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+        return {"thread_y": (1, 2, 4, 8, 16, 32), "thread_x": (8, 16, 32, 64)}
+
+    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        self._require(self.step in LADDER_STEPS, "step", self.step, f"one of {LADDER_STEPS}")
+        rows = -(-shape.out_height // self.thread_y)
+        columns = -(-shape.out_width // self.thread_x)
+        threaded = self.step in ("v3", "v4")
+        grid_y = {
+            "naive": 1,
+            "v1": shape.out_channels,
+            "v2": shape.out_height,
+            "v3": rows,
+            "v4": rows * columns,
+        }[self.step]
+        threads = self.thread_y * self.thread_x if threaded else 1
+        self._require_launch(target, threads=threads, grid_y=grid_y)
+
+    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+        pad, conv, epilogue = get_blocks(sch)
+
+        # 1. Padding is a test in the innermost loop, not a buffer.
+        sch.compute_inline(pad)
+
+        # 2. Blocks, then threads. `innermost` is the loop of one output.
+        n, c, oh, ow = sch.get_loops(epilogue)
+        innermost = ow
+        if self.step == "naive":
+            sch.bind(n, "blockIdx.x")
+        elif self.step == "v1":
+            sch.bind(n, "blockIdx.x")
+            sch.bind(c, "blockIdx.y")
+        elif self.step == "v2":
+            sch.bind(sch.fuse(n, c), "blockIdx.x")
+            sch.bind(oh, "blockIdx.y")
+        else:
+            by, ty = sch.split(oh, [None, self.thread_y])
+            bx, tx = sch.split(ow, [None, self.thread_x])
+            if self.step == "v4":
+                sch.reorder(by, bx, ty, tx)
+                by = sch.fuse(by, bx)
+            sch.bind(sch.fuse(n, c), "blockIdx.x")
+            sch.bind(by, "blockIdx.y")
+            sch.bind(ty, "threadIdx.y")
+            sch.bind(tx, "threadIdx.x")
+            innermost = tx
+
+        # 3. The sum of one output in a register.
+        sch.set_scope(conv, 0, "local")
+        sch.compute_at(conv, innermost, preserve_unit_loops=True)

@@ -1,0 +1,170 @@
+"""The schedule of the 2017 article: tiles in shared memory, threads and virtual threads.
+
+Loop nest, for a block of block_h x block_w outputs of one channel::
+
+    blockIdx.x = n * c            blockIdx.y = tiles of the channel
+      weight_shared[KH, KW] = weight            (all threads)
+      padded_shared[(block_h-1)*SH + (KH-1)*DH + 1, same for w] = data or 0
+      vthread.y, vthread.x
+        threadIdx.y, threadIdx.x
+          acc_local[block_h / (vthread_y*thread_y), ...]
+            for oh, ow: for kh, kw: acc += padded_shared * weight_shared
+          out = epilogue(acc_local)
+
+Shared bytes: (tile with its halo + KH*KW) * itemsize; registers: the sums.
+A thread's outputs lie next to each other within a virtual thread and a whole
+sub-tile apart between virtual threads, so with vthread_x = outputs per thread
+neighbouring threads read neighbouring banks.
+
+The kernel is bound by shared memory: an output costs 2*KH*KW reads of it.
+The article binds n*c to blockIdx.y; here it is blockIdx.x, which alone has
+room for more than 65535 channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ..shape import DepthwiseConv2dShape
+from ..target import Target
+from .base import Strategy, get_blocks, share_among_threads
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+
+__all__ = ["SharedTile"]
+
+
+@dataclass(frozen=True)
+class SharedTile(Strategy):
+    """Tile of the 2017 article.
+
+    Parameters
+    ----------
+    block_h, block_w : int
+        Outputs of one thread block. The size of the output makes it the
+        article's first version, one channel a block.
+    thread_y, thread_x, vthread_y, vthread_x : int
+        Threads and virtual threads over the rows and columns of a tile.
+    padding : {"staged", "inline"}
+        Whether shared memory holds the padded tile, or the input alone with
+        the test for padding in the inner loop.
+    """
+
+    name: ClassVar[str] = "shared_tile"
+    layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
+
+    block_h: int = 32
+    block_w: int = 32
+    thread_y: int = 8
+    thread_x: int = 8
+    vthread_y: int = 1
+    vthread_x: int = 1
+    padding: str = "staged"
+
+    @classmethod
+    def one_channel(cls, shape: DepthwiseConv2dShape, target: Target) -> SharedTile:
+        """Make the article's first version: a block computes a whole channel."""
+        return cls(block_h=shape.out_height, block_w=shape.out_width)
+
+    @classmethod
+    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> SharedTile:
+        """Take the article's best, shrunk until it is no larger than the output and fits.
+
+        Threads cover 32 columns, one bank each; 8 rows of them make 4 outputs a
+        thread from a 32x32 tile. A tile with its halo that outgrows shared memory
+        (a large stride or kernel) is halved along its longer side.
+        """
+        block_h, block_w = min(32, shape.out_height), min(32, shape.out_width)
+        while True:
+            tile = cls(block_h, block_w, min(8, block_h), min(32, block_w))
+            halved_h, halved_w = -(-block_h // 2), -(-block_w // 2)
+            if tile._shared_bytes(shape) <= target.shared_bytes_per_block or block_h * block_w == 1:
+                return tile
+            block_h, block_w = (halved_h, block_w) if block_h >= block_w else (block_h, halved_w)
+
+    @classmethod
+    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+        return {
+            "block_h": (4, 8, 16, 32, 64),
+            "block_w": (8, 16, 32, 64),
+            "thread_y": (1, 2, 4, 8, 16, 32),
+            "thread_x": (1, 2, 4, 8, 16, 32),
+            "vthread_y": (1, 2, 4),
+            "vthread_x": (1, 2, 4),
+        }
+
+    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        self._require(
+            self.padding in ("staged", "inline"), "padding", self.padding, "'staged' or 'inline'"
+        )
+        rows = -(-shape.out_height // self.block_h)
+        columns = -(-shape.out_width // self.block_w)
+        self._require(
+            self.vthread_y * self.vthread_x <= 8,
+            "virtual threads",
+            self.vthread_y * self.vthread_x,
+            "at most 8, for each multiplies the code",
+        )
+        self._require_launch(
+            target,
+            threads=self.thread_y * self.thread_x,
+            shared_bytes=self._shared_bytes(shape),
+            grid_y=rows * columns,
+        )
+
+    def _shared_bytes(self, shape: DepthwiseConv2dShape) -> int:
+        """Bytes of the staged tile and filter; a tile is rounded up to whole threads."""
+        kernel = shape.kernel[0] * shape.kernel[1]
+        extents = []
+        for axis, (block, threads) in enumerate(
+            (
+                (self.block_h, self.vthread_y * self.thread_y),
+                (self.block_w, self.vthread_x * self.thread_x),
+            )
+        ):
+            covered = -(-block // threads) * threads
+            reach = (shape.kernel[axis] - 1) * shape.dilation[axis] + 1
+            extents.append((covered - 1) * shape.stride[axis] + reach)
+        if self.padding == "inline":
+            extents = [shape.height, shape.width]
+        return (extents[0] * extents[1] + kernel) * shape.itemsize
+
+    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+        pad, conv, epilogue = get_blocks(sch)
+
+        # 1. One block computes a tile of one channel: blockIdx.x, blockIdx.y.
+        n, c, oh, ow = sch.get_loops(epilogue)
+        by, oh = sch.split(oh, [None, self.block_h])
+        bx, ow = sch.split(ow, [None, self.block_w])
+        vy, ty, oh = sch.split(oh, [self.vthread_y, self.thread_y, None])
+        vx, tx, ow = sch.split(ow, [self.vthread_x, self.thread_x, None])
+        sch.reorder(n, c, by, bx, vy, vx, ty, tx, oh, ow)
+        channel, tile = sch.fuse(n, c), sch.fuse(by, bx)
+        sch.bind(channel, "blockIdx.x")
+        sch.bind(tile, "blockIdx.y")
+
+        # 2. Threads next to each other; virtual threads a sub-tile apart.
+        sch.bind(vy, "vthread.y")
+        sch.bind(vx, "vthread.x")
+        sch.bind(ty, "threadIdx.y")
+        sch.bind(tx, "threadIdx.x")
+
+        # 3. The sums in registers; scale, shift and activation follow from there.
+        sch.set_scope(conv, 0, "local")
+        sch.compute_at(conv, tx, preserve_unit_loops=True)
+
+        # 4. Input tile and filter in shared memory: each value is read KH*KW times
+        #    and KH*KW*outputs times.
+        if self.padding == "staged":
+            sch.set_scope(pad, 0, "shared")
+            stage = pad
+        else:
+            sch.compute_inline(pad)
+            stage = sch.cache_read(conv, 0, "shared")
+        filters = sch.cache_read(conv, 1, "shared")
+        threads = {"threadIdx.y": self.thread_y, "threadIdx.x": self.thread_x}
+        for copy in (stage, filters):
+            sch.compute_at(copy, tile, preserve_unit_loops=True)
+            share_among_threads(sch, copy, 2, threads)

@@ -1,0 +1,362 @@
+"""The description of one depthwise convolution, checked once and for all."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from math import prod
+from typing import Any, SupportsIndex, TypeAlias
+
+from .errors import InvalidShapeError
+
+__all__ = ["DTYPES", "LAYOUTS", "DepthwiseConv2dShape", "ShapeLike"]
+
+DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Supported element types and their size in bytes."""
+
+LAYOUTS = ("NCHW", "NHWC")
+
+_MAX_ELEMENTS = 2**31 - 1  # kernels index with int32
+
+Pair: TypeAlias = tuple[int, int]
+Padding: TypeAlias = tuple[int, int, int, int]
+PairLike: TypeAlias = SupportsIndex | tuple[SupportsIndex, SupportsIndex]
+PaddingLike: TypeAlias = (
+    str
+    | SupportsIndex
+    | tuple[SupportsIndex, SupportsIndex]
+    | tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex]
+)
+
+
+@dataclass(frozen=True, init=False, kw_only=True)
+class DepthwiseConv2dShape:
+    """Sizes, layout and element type of a depthwise 2-D convolution.
+
+    Output channel ``c * channel_multiplier + m`` is the convolution of input
+    channel ``c`` with filter ``m`` of that channel.
+
+    Parameters
+    ----------
+    batch, in_channels, height, width : int
+        Size of the input, in elements, at least 1.
+    kernel : int or (int, int)
+        Filter height and width.
+    stride, dilation : int or (int, int)
+        Vertical and horizontal step of the output over the input, and of the
+        filter taps. Default 1.
+    padding : int, (int, int), (int, int, int, int), "SAME" or "VALID"
+        Zeros around the input: on all sides; above-and-below and
+        left-and-right; or top, left, bottom, right. ``"SAME"`` is TensorFlow's,
+        which pads more at the bottom and right where the total is odd;
+        ``"VALID"`` is none. Default 0.
+    channel_multiplier : int
+        Filters per input channel. Default 1.
+    dtype : {"float32", "float16", "bfloat16"}
+        Element type of data, weight and output. Sums are always float32.
+    layout : {"NCHW", "NHWC"}
+        NCHW takes weights as (in_channels, channel_multiplier, kh, kw), NHWC
+        as (kh, kw, in_channels, channel_multiplier).
+
+    Raises
+    ------
+    InvalidShapeError
+        If a size is not a positive integer (padding: not negative), a name is
+        unknown, the output would be empty, or a tensor is too large for 32-bit
+        indices.
+
+    Examples
+    --------
+    >>> shape = DepthwiseConv2dShape(
+    ...     batch=1, in_channels=256, height=96, width=96, kernel=3, padding="SAME"
+    ... )
+    >>> shape.out_shape
+    (1, 256, 96, 96)
+    >>> str(shape)
+    '1x256x96x96_k3x3_s1x1_p1x1x1x1_d1x1_m1_float32_nchw'
+    >>> DepthwiseConv2dShape.parse("1x256x96x96_k3_psame") == shape
+    True
+    """
+
+    batch: int
+    in_channels: int
+    height: int
+    width: int
+    kernel: Pair
+    stride: Pair
+    padding: Padding
+    dilation: Pair
+    channel_multiplier: int
+    dtype: str
+    layout: str
+
+    def __init__(
+        self,
+        *,
+        batch: SupportsIndex,
+        in_channels: SupportsIndex,
+        height: SupportsIndex,
+        width: SupportsIndex,
+        kernel: PairLike,
+        stride: PairLike = 1,
+        padding: PaddingLike = 0,
+        dilation: PairLike = 1,
+        channel_multiplier: SupportsIndex = 1,
+        dtype: str = "float32",
+        layout: str = "NCHW",
+    ) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        put("batch", _integer("batch", batch, 1))
+        put("in_channels", _integer("in_channels", in_channels, 1))
+        put("height", _integer("height", height, 1))
+        put("width", _integer("width", width, 1))
+        put("kernel", _pair("kernel", kernel))
+        put("stride", _pair("stride", stride))
+        put("dilation", _pair("dilation", dilation))
+        put("channel_multiplier", _integer("channel_multiplier", channel_multiplier, 1))
+        put("dtype", _choice("dtype", dtype, tuple(DTYPES)))
+        put("layout", _choice("layout", layout, LAYOUTS))
+        put("padding", self._resolve_padding(padding))
+        self._check_sizes()
+
+    @classmethod
+    def of(cls, value: ShapeLike) -> DepthwiseConv2dShape:
+        """Take a shape as an object, as its text form, or as a mapping of the parameters."""
+        if isinstance(value, DepthwiseConv2dShape):
+            return value
+        if isinstance(value, str):
+            return cls.parse(value)
+        if isinstance(value, Mapping):
+            names = {field.name for field in fields(cls)}
+            required = {"batch", "in_channels", "height", "width", "kernel"}
+            for kind, found in (
+                ("unknown", sorted(set(value) - names, key=str)),
+                ("missing", sorted(required - set(value))),
+            ):
+                if found:
+                    raise InvalidShapeError(
+                        f"{kind} shape parameters {found}; a shape has {sorted(names)}"
+                    )
+            return cls(**value)
+        raise InvalidShapeError(
+            "a shape is a DepthwiseConv2dShape, its text form or a mapping of its parameters, "
+            f"got {type(value).__name__}"
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> DepthwiseConv2dShape:
+        """Read the text form, in which everything but sizes and kernel may be left out.
+
+        Parameters
+        ----------
+        text : str
+            ``<N>x<C>x<H>x<W>_k<KH>[x<KW>][_s..][_p..][_d..][_m<M>][_<dtype>][_<layout>]``;
+            padding is 1, 2 or 4 numbers, ``same`` or ``valid``.
+        """
+        parameters: dict[str, Any] = {}
+        for token in text.strip().split("_"):
+            name, entry = _parse_token(token, text)
+            for key in name if isinstance(name, tuple) else (name,):
+                if key in parameters:
+                    raise InvalidShapeError(f"{key} is given twice in shape {text!r}")
+            if isinstance(name, tuple):
+                parameters.update(zip(name, entry, strict=True))
+            else:
+                parameters[name] = entry
+        if not {"batch", "kernel"} <= parameters.keys():
+            raise InvalidShapeError(
+                f"shape {text!r} lacks its sizes or its kernel; write for example "
+                "'1x256x96x96_k3x3_psame'"
+            )
+        return cls(**parameters)
+
+    def __str__(self) -> str:
+        numbers = {
+            "k": self.kernel,
+            "s": self.stride,
+            "p": self.padding,
+            "d": self.dilation,
+            "m": (self.channel_multiplier,),
+        }
+        sizes = (self.batch, self.in_channels, self.height, self.width)
+        parts = ["x".join(map(str, sizes))]
+        parts += [key + "x".join(map(str, values)) for key, values in numbers.items()]
+        return "_".join([*parts, self.dtype, self.layout.lower()])
+
+    @property
+    def out_channels(self) -> int:
+        """Number of output channels: ``in_channels * channel_multiplier``."""
+        return self.in_channels * self.channel_multiplier
+
+    @property
+    def out_height(self) -> int:
+        """Number of output rows."""
+        return self._out_size(0)
+
+    @property
+    def out_width(self) -> int:
+        """Number of output columns."""
+        return self._out_size(1)
+
+    @property
+    def data_shape(self) -> tuple[int, ...]:
+        """Shape of the input tensor, in this layout."""
+        return self._image(self.in_channels, self.height, self.width)
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of the filters, in this layout."""
+        channels = (self.in_channels, self.channel_multiplier)
+        return channels + self.kernel if self.layout == "NCHW" else self.kernel + channels
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """Shape of the output tensor, in this layout."""
+        return self._image(self.out_channels, self.out_height, self.out_width)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return DTYPES[self.dtype]
+
+    @property
+    def flop(self) -> int:
+        """Floating-point operations: a multiplication and an addition a tap and output."""
+        return 2 * prod(self.out_shape) * prod(self.kernel)
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that must cross device memory: every tensor once."""
+        tensors = (self.data_shape, self.weight_shape, self.out_shape)
+        return self.itemsize * sum(map(prod, tensors))
+
+    def _image(self, channels: int, height: int, width: int) -> tuple[int, ...]:
+        if self.layout == "NCHW":
+            return (self.batch, channels, height, width)
+        return (self.batch, height, width, channels)
+
+    def _reach(self, axis: int) -> int:
+        """Input rows (axis 0) or columns (axis 1) that one output touches."""
+        return self.dilation[axis] * (self.kernel[axis] - 1) + 1
+
+    def _out_size(self, axis: int) -> int:
+        size = (self.height, self.width)[axis] + self.padding[axis] + self.padding[axis + 2]
+        return (size - self._reach(axis)) // self.stride[axis] + 1
+
+    def _resolve_padding(self, padding: object) -> Padding:
+        if isinstance(padding, str):
+            mode = padding.upper()
+            if mode == "VALID":
+                return (0, 0, 0, 0)
+            if mode == "SAME":
+                totals = [
+                    max((-(-size // stride) - 1) * stride + self._reach(axis) - size, 0)
+                    for axis, (size, stride) in enumerate(
+                        zip((self.height, self.width), self.stride, strict=True)
+                    )
+                ]
+                before = [total // 2 for total in totals]
+                return (before[0], before[1], totals[0] - before[0], totals[1] - before[1])
+            raise InvalidShapeError(f"padding must be 'SAME', 'VALID' or integers, got {padding!r}")
+        values = padding if isinstance(padding, tuple | list) else (padding,)
+        sizes = [_integer("padding", value, 0) for value in values]
+        if len(sizes) == 1:
+            return (sizes[0],) * 4
+        if len(sizes) == 2:
+            return (sizes[0], sizes[1], sizes[0], sizes[1])
+        if len(sizes) == 4:
+            return (sizes[0], sizes[1], sizes[2], sizes[3])
+        raise InvalidShapeError(
+            "padding must be one value, (vertical, horizontal) or (top, left, bottom, right), "
+            f"got {padding!r}"
+        )
+
+    def _check_sizes(self) -> None:
+        for axis, name in enumerate(("height", "width")):
+            if self._out_size(axis) < 1:
+                padded = getattr(self, name) + self.padding[axis] + self.padding[axis + 2]
+                raise InvalidShapeError(
+                    f"the output is empty: the kernel reaches over {self._reach(axis)} of the "
+                    f"padded {name}, which must be at least that, got {padded}"
+                )
+        top, left, bottom, right = self.padding
+        padded_shape = self._image(
+            self.in_channels, self.height + top + bottom, self.width + left + right
+        )
+        for name, shape in (
+            ("padded input", padded_shape),
+            ("weight", self.weight_shape),
+            ("output", self.out_shape),
+        ):
+            if prod(shape) > _MAX_ELEMENTS:
+                raise InvalidShapeError(
+                    f"the {name} of shape {shape} has {prod(shape)} elements; "
+                    f"kernels index with int32 and allow at most {_MAX_ELEMENTS}"
+                )
+
+
+ShapeLike: TypeAlias = DepthwiseConv2dShape | str | Mapping[str, Any]
+"""What functions of dwtir take as a shape."""
+
+
+def _integer(name: str, value: object, least: int) -> int:
+    """Return `value` as an int that is at least `least`; a bool is not a size."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]  # the TypeError is the check
+    except TypeError:
+        raise InvalidShapeError(f"{name} must be an integer >= {least}, got {value!r}") from None
+    if number < least:
+        raise InvalidShapeError(f"{name} must be an integer >= {least}, got {value!r}")
+    return number
+
+
+def _pair(name: str, value: object) -> Pair:
+    values = tuple(value) if isinstance(value, tuple | list) else (value, value)
+    if len(values) != 2:
+        raise InvalidShapeError(f"{name} must be one value or a pair, got {value!r}")
+    first, second = (_integer(name, entry, 1) for entry in values)
+    return first, second
+
+
+def _choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise InvalidShapeError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+    return value
+
+
+_SIZES = ("batch", "in_channels", "height", "width")
+_NUMBERED = {
+    "k": ("kernel", (1, 2)),
+    "s": ("stride", (1, 2)),
+    "p": ("padding", (1, 2, 4)),
+    "d": ("dilation", (1, 2)),
+    "m": ("channel_multiplier", (1,)),
+}
+
+
+def _parse_token(token: str, text: str) -> tuple[str | tuple[str, ...], Any]:
+    """Read one part of the text form: the parameters it names and their values."""
+    lowered = token.lower()
+    if lowered in DTYPES:
+        return "dtype", lowered
+    if lowered.upper() in LAYOUTS:
+        return "layout", lowered.upper()
+    if lowered in ("psame", "pvalid"):
+        return "padding", lowered[1:].upper()
+    match = re.fullmatch(r"([kspdm]?)(\d{1,10}(?:x\d{1,10})*)", lowered, flags=re.ASCII)
+    if match:
+        values = tuple(int(digits) for digits in match[2].split("x"))
+        if not match[1] and len(values) == len(_SIZES):
+            return _SIZES, values
+        if match[1] and len(values) in _NUMBERED[match[1]][1]:
+            return _NUMBERED[match[1]][0], values if len(values) > 1 else values[0]
+    raise InvalidShapeError(
+        f"cannot read {token!r} in shape {text!r}; write for example "
+        "'1x256x96x96_k3x3_s1x1_psame_d1x1_m1_float32_nchw'"
+    )

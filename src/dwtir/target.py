@@ -1,0 +1,235 @@
+"""The device that a kernel is made for: its limits and its peaks.
+
+The only module that names an architecture. Everything that a schedule or a
+check wants to know of a device is a field of `Target`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from . import cuda
+from .errors import InvalidTargetError, ToolchainError
+
+if TYPE_CHECKING:
+    import tvm
+
+__all__ = ["KNOWN_GPUS", "Target", "TargetLike", "resolve"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device, as schedules see it.
+
+    Parameters
+    ----------
+    name : str
+        Name of the device, as in ``tune_db/<name>/``.
+    kind : {"cuda", "cpu", "opencl"}
+        Which code is generated.
+    arch : str
+        ``sm_90`` and the like, or LLVM's name of the CPU.
+    units : int
+        Streaming multiprocessors of a GPU, cores of a CPU.
+    max_threads_per_block, shared_bytes_per_block, warp_size : int
+        Limits of a thread block, without opting in to more.
+    vector_bytes : int
+        Width of a CPU's vector registers.
+    features : tuple of str
+        LLVM's CPU features, such as ``+avx512f``.
+    bandwidth, fp32_rate : float or None
+        Measured copy bandwidth in bytes/s, counting reads and writes, and peak
+        float32 FLOP/s. None where nobody measured.
+    """
+
+    name: str
+    kind: str
+    arch: str
+    units: int
+    max_threads_per_block: int = 1024
+    shared_bytes_per_block: int = 48 * 1024
+    warp_size: int = 32
+    vector_bytes: int = 0
+    features: tuple[str, ...] = ()
+    bandwidth: float | None = None
+    fp32_rate: float | None = None
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether kernels are grids of thread blocks."""
+        return self.kind != "cpu"
+
+    def tvm(self) -> tvm.target.Target:
+        """Return this target as TVM's."""
+        import tvm
+
+        if self.kind == "cpu":
+            config: dict[str, Any] = {"kind": "llvm", "mcpu": self.arch, "num-cores": self.units}
+            if self.features:
+                config["mattr"] = list(self.features)
+            return tvm.target.Target(config, host=config)
+        config = {
+            "kind": self.kind,
+            "max_threads_per_block": self.max_threads_per_block,
+            "max_shared_memory_per_block": self.shared_bytes_per_block,
+            "thread_warp_size": self.warp_size,
+        }
+        if self.kind == "cuda":
+            config["arch"] = self.arch
+        return tvm.target.Target(config, host={"kind": "llvm"})
+
+
+TargetLike: TypeAlias = "Target | str | Mapping[str, Any] | tvm.target.Target | None"
+"""What functions of dwtir take as a target."""
+
+KNOWN_GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Target("nvidia-h200", "cuda", "sm_90", 132, bandwidth=4.25e12, fp32_rate=67e12),
+        Target("nvidia-h100-80gb-hbm3", "cuda", "sm_90", 132, fp32_rate=67e12),
+        Target("nvidia-a100-sxm4-80gb", "cuda", "sm_80", 108, fp32_rate=19.5e12),
+        Target("nvidia-l4", "cuda", "sm_89", 58, fp32_rate=30.3e12),
+        Target("tesla-t4", "cuda", "sm_75", 40, fp32_rate=8.1e12),
+    )
+}
+"""GPUs that can be compiled for by name, on a machine without them."""
+
+_OPENCL = Target("opencl", "opencl", "opencl", 1)
+
+
+def resolve(target: TargetLike = None) -> Target:
+    """Find the device that is meant.
+
+    Parameters
+    ----------
+    target : Target, str, mapping, tvm.target.Target or None
+        None takes the GPU that is present, else the CPU. Names are ``"cuda"``
+        and ``"cuda:1"`` (a GPU that must be present), ``"cpu"``, ``"opencl"``,
+        one of `KNOWN_GPUS`, or an architecture such as ``"sm_80"``. A mapping or
+        a TVM target gives at least ``kind`` and, for CUDA, ``arch``.
+
+    Raises
+    ------
+    InvalidTargetError
+        If the target is none of these.
+    ToolchainError
+        If the GPU that is asked for is not usable; the message says why.
+    """
+    if isinstance(target, Target):
+        return target
+    if target is None:
+        return _present_gpu(0) if cuda.device_count() else _host()
+    if isinstance(target, str):
+        return _by_name(target)
+    if not isinstance(target, Mapping):
+        target = _tvm_attributes(target)
+    return _by_attributes(target)
+
+
+def _by_name(name: str) -> Target:
+    if name in ("cpu", "llvm"):
+        return _host()
+    if name == "opencl":
+        return _OPENCL
+    if name in KNOWN_GPUS:
+        return KNOWN_GPUS[name]
+    device, _, index = name.partition(":")
+    if device == "cuda" and (index.isdecimal() or name == "cuda"):
+        return _present_gpu(int(index or 0))
+    if name.startswith("sm_"):
+        return _by_attributes({"kind": "cuda", "arch": name})
+    raise InvalidTargetError(
+        f"unknown target {name!r}; allowed are 'cuda', 'cuda:<index>', 'cpu', 'opencl', "
+        f"'sm_<nn>', {', '.join(map(repr, KNOWN_GPUS))}"
+    )
+
+
+def _by_attributes(attributes: Mapping[str, Any]) -> Target:
+    kind = attributes.get("kind")
+    if kind in ("llvm", "cpu"):
+        return replace(_host(), arch=str(attributes.get("mcpu", _host().arch)))
+    if kind == "opencl":
+        found = _OPENCL
+    elif kind == "cuda":
+        arch = attributes.get("arch")
+        if not isinstance(arch, str) or not arch.removeprefix("sm_")[:2].isdecimal():
+            raise InvalidTargetError(
+                f"a CUDA target needs its architecture, such as 'sm_90', got arch={arch!r}"
+            )
+        same = [gpu for gpu in KNOWN_GPUS.values() if gpu.arch == arch]
+        found = replace(same[0] if same else KNOWN_GPUS["nvidia-h200"], name=arch, arch=arch)
+        found = replace(found, bandwidth=None, fp32_rate=None)
+    else:
+        raise InvalidTargetError(f"the target's kind must be cuda, llvm or opencl, got {kind!r}")
+    limits = {
+        "max_threads_per_block": "max_threads_per_block",
+        "max_shared_memory_per_block": "shared_bytes_per_block",
+        "thread_warp_size": "warp_size",
+    }
+    given = {field: attributes[key] for key, field in limits.items() if key in attributes}
+    for field, value in given.items():
+        if not isinstance(value, int) or value < 1:
+            raise InvalidTargetError(f"{field} must be a positive integer, got {value!r}")
+    return replace(found, **given)
+
+
+def _tvm_attributes(target: object) -> dict[str, Any]:
+    import tvm
+
+    if not isinstance(target, tvm.target.Target):
+        raise InvalidTargetError(
+            "a target is None, a name, a mapping, a tvm.target.Target or a dwtir Target, "
+            f"got {type(target).__name__}"
+        )
+    return {"kind": target.kind.name} | {
+        name: int(value) if isinstance(value, int) else str(value)
+        for name, value in target.attrs.items()
+    }
+
+
+@cache
+def _present_gpu(index: int) -> Target:
+    gpu = cuda.device_properties(index)
+    found = KNOWN_GPUS.get(gpu.folder_name)
+    if found is None:
+        found = Target(gpu.folder_name, "cuda", gpu.arch, gpu.multiprocessors)
+    return replace(
+        found,
+        arch=gpu.arch,
+        units=gpu.multiprocessors,
+        max_threads_per_block=gpu.max_threads_per_block,
+        shared_bytes_per_block=gpu.shared_bytes_per_block,
+        warp_size=gpu.warp_size,
+    )
+
+
+@cache
+def _host() -> Target:
+    """Describe this machine's CPU, with the widest vectors that LLVM knows it to have."""
+    import tvm
+    from tvm import get_global_func
+
+    if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
+        raise ToolchainError(f"no CPU schedule for {platform.machine()}; x86-64 and arm64 have one")
+    del tvm
+    arch = str(get_global_func("target.llvm_get_system_cpu")())
+    features = get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
+    has = {str(name) for name, present in features.items() if present}
+    vector_bytes = 64 if "avx512f" in has else 32 if "avx2" in has else 16
+    return Target(
+        f"cpu-{arch}",
+        "cpu",
+        arch,
+        len(os.sched_getaffinity(0)),
+        warp_size=1,
+        vector_bytes=vector_bytes,
+        features=tuple(sorted(f"+{name}" for name in has & _USEFUL_FEATURES)),
+    )
+
+
+_USEFUL_FEATURES = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"}

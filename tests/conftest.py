@@ -1,0 +1,35 @@
+"""Options that all tests share: Hypothesis profiles, and what `gpu` tests do without a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+
+from dwtir import cuda
+
+_COMMON = {"deadline": None, "print_blob": True}
+hypothesis.settings.register_profile("ci", max_examples=12, derandomize=True, **_COMMON)
+hypothesis.settings.register_profile("dev", max_examples=25, **_COMMON)
+hypothesis.settings.register_profile("gpu", max_examples=100, **_COMMON)
+hypothesis.settings.register_profile("nightly", max_examples=400, **_COMMON)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+REQUIRE_GPU = os.environ.get("DWTIR_REQUIRE_GPU") == "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave `gpu` tests out on a machine without a GPU, unless a GPU is required.
+
+    They are deselected rather than skipped: a skip would look like a gap in the
+    proof, and ``DWTIR_REQUIRE_GPU=1`` makes them fail where a GPU should be.
+    """
+    if REQUIRE_GPU or cuda.device_count():
+        return
+    kept, left = [], []
+    for item in items:
+        (left if item.get_closest_marker("gpu") else kept).append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept

@@ -1,0 +1,553 @@
+"""CUDA discovery, TVM's CUDA runtime, device properties, and NVRTC.
+
+What depends on the state of a process (what it imported, what it can see) runs
+in a child process with another environment.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import tvm
+from tvm.script import tirx as T
+
+from dwtir import cuda
+from dwtir.errors import CompileError, InvalidTargetError
+from dwtir.nvrtc import Cubin, KernelResources, compile_cubin, nvrtc_version
+
+SOURCES = Path(cuda.__file__).parents[1]
+SITE = Path(sysconfig.get_path("purelib"))
+
+
+def run_python(code: str, *, path: Path | None = None, **environment: str) -> str:
+    """Run code in a child process; `path` and NumPy replace the site-packages folder."""
+    if path and not (path / "numpy").exists():
+        site_with(path, *(entry.name for entry in SITE.glob("numpy*")))
+    folders = [str(SOURCES), str(path) if path else os.environ.get("PYTHONPATH", "")]
+    child = subprocess.run(
+        [sys.executable, *(["-S"] if path else []), "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))} | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, child.stderr
+    return child.stdout
+
+
+def site_with(folder: Path, *links: str) -> Path:
+    """Make a site-packages folder that has only these packages (or parts of them) of ours."""
+    for link in links:
+        (folder / link).parent.mkdir(parents=True, exist_ok=True)
+        (folder / link).symlink_to(SITE / link)
+    return folder
+
+
+def bindings() -> list[str]:
+    return [entry.name for entry in SITE.iterdir() if entry.name.startswith("cuda")]
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    loaded = run_python(
+        "import sys, dwtir.cuda, dwtir.nvrtc, dwtir.doctor;"
+        "print([name for name in ('tvm', 'torch', 'cuda.bindings') if name in sys.modules])"
+    )
+    assert loaded.strip() == "[]"
+
+
+# Discovery
+
+
+def toolkit_at(root: Path, lib: str = "lib64", include: str = "include") -> Path:
+    (root / lib).mkdir(parents=True)
+    (root / include).mkdir(parents=True)
+    (root / lib / "libcudart.so.13").touch()
+    (root / lib / "libnvrtc.so.13").touch()
+    (root / include / "cuda_fp16.h").touch()
+    return root
+
+
+PRINT_TOOLKIT = (
+    "from dwtir.cuda import find_toolkit; t = find_toolkit(); print(t.cudart, t.nvrtc, t.include)"
+)
+
+
+def test_finds_the_pip_packages_before_a_toolkit(tmp_path: Path) -> None:
+    toolkit_at(tmp_path)
+    cudart, nvrtc, include = run_python(PRINT_TOOLKIT, CUDA_PATH=str(tmp_path)).split()
+    root = SITE / "nvidia" / "cu13"
+    assert Path(cudart) == root / "lib" / "libcudart.so.13"
+    assert Path(nvrtc).parent == root / "lib"
+    assert Path(include) == root / "include"
+
+
+@pytest.mark.parametrize("variable", ["CUDA_PATH", "CUDA_HOME"])
+@pytest.mark.parametrize("base", ["", f"targets/{os.uname().machine}-linux/"])
+def test_finds_a_toolkit_by_variable(tmp_path: Path, variable: str, base: str) -> None:
+    root = toolkit_at(tmp_path / "toolkit", f"{base}lib", f"{base}include")
+    (tmp_path / "site").mkdir()
+    others = {"CUDA_PATH": "", "CUDA_HOME": ""} | {variable: str(root)}
+    found = run_python(PRINT_TOOLKIT, path=tmp_path / "site", **others).split()
+    lib, include = root / base / "lib", root / base / "include"
+    assert found == [str(lib / "libcudart.so.13"), str(lib / "libnvrtc.so.13"), str(include)]
+
+
+def test_finds_a_toolkit_by_its_compiler(tmp_path: Path) -> None:
+    root = toolkit_at(tmp_path / "toolkit")
+    (root / "bin").mkdir()
+    (root / "bin" / "nvcc").write_text("#!/bin/sh\n")
+    (root / "bin" / "nvcc").chmod(0o755)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").symlink_to(root / "bin" / "nvcc")
+    found = run_python(
+        PRINT_TOOLKIT,
+        path=tmp_path / "site",
+        PATH=str(tmp_path / "bin"),
+        CUDA_PATH="",
+        CUDA_HOME="",
+    )
+    assert found.split()[2] == str(root / "include")
+
+
+# The driver and TVM's CUDA runtime
+
+STATUS = """
+from dwtir import cuda
+from dwtir.errors import ToolchainError
+status = cuda.load_runtime()
+assert cuda.load_runtime() is status
+print(status.usable, status.reason, status.remedy, sep="|")
+print(cuda.device_count())
+for step in (status.require, cuda.device_properties):
+    try:
+        step()
+    except ToolchainError as error:
+        assert status.reason in str(error) and status.remedy in str(error)
+        print("raised")
+"""
+
+
+def test_a_missing_driver_is_reported_with_the_loaders_words(tmp_path: Path) -> None:
+    # An unusable file hides whatever driver there is.
+    (tmp_path / "libcuda.so.1").touch()
+    out = run_python(STATUS, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
+    usable, reason, remedy = out[0].split("|")
+    assert usable == "False"
+    assert reason.startswith("no NVIDIA driver library: ")
+    assert "file too short" in reason
+    assert remedy == cuda.INSTALL_DRIVER
+    assert out[1:] == ["0", "raised", "raised"]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_missing_cuda_runtime_is_reported_with_the_loaders_words(
+    tmp_path: Path, broken: bool
+) -> None:
+    toolkit = toolkit_at(tmp_path / "toolkit") if broken else tmp_path / "nowhere"
+    (tmp_path / "libcudart.so.13").touch()
+    (tmp_path / "site").mkdir()
+    out = run_python(
+        "from dwtir import cuda; status = cuda.cudart_status();"
+        "print(status.usable, status.reason, status.remedy, sep='|')",
+        path=tmp_path / "site",
+        LD_LIBRARY_PATH=str(tmp_path),
+        CUDA_PATH=str(toolkit),
+        CUDA_HOME="",
+    )
+    usable, reason, remedy = out.strip().split("|")
+    assert usable == "False"
+    where = "the CUDA runtime library does not load: " if broken else "no CUDA runtime library: "
+    assert reason.startswith(f"{where}{toolkit if broken else tmp_path}")
+    assert reason.endswith("libcudart.so.13: file too short")
+    assert remedy == "pip install 'dwtir[cuda]'"
+
+
+def test_loads_the_cuda_runtime_of_the_pip_package() -> None:
+    out = run_python(
+        "from dwtir import cuda; import ctypes; assert cuda.cudart_status().usable;"
+        "print(ctypes.CDLL('libcudart.so.13')._name)",
+        LD_LIBRARY_PATH="",
+    )
+    assert out.strip() == "libcudart.so.13"
+
+
+DRIVER = """
+#include <string.h>
+int cuInit(unsigned flags) { return INIT; }
+int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
+int cuDeviceGetCount(int *count) { *count = COUNT; return 0; }
+int cuDeviceGet(int *device, int index) { *device = index + 40; return 0; }
+int cuDeviceGetName(char *name, int size, int device) {
+  strncpy(name, device == 41 ? "NVIDIA Second (TM)" : "NVIDIA First", size);
+  return 0;
+}
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  *value = attribute == 75 ? 12 : attribute == 76 ? 1 : 1000 * attribute;
+  return 0;
+}
+int cuGetErrorName(int error, const char **text) { *text = "CUDA_ERROR_NO_DEVICE"; return 0; }
+int cuGetErrorString(int error, const char **text) { *text = "no device here"; return 0; }
+"""
+
+
+def build_driver(folder: Path, *, init: int = 0, version: int = 13000, count: int = 2) -> str:
+    """Build a driver library that answers as told; return its folder."""
+    compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
+    assert compiler, "these tests need a C compiler"
+    (folder / "driver.c").write_text(DRIVER)
+    values = {"INIT": init, "VERSION": version, "COUNT": count}
+    defines = [f"-D{name}={value}" for name, value in values.items()]
+    library = folder / "libcuda.so.1"
+    command = [compiler, "-shared", "-fPIC", *defines, "-o", str(library), str(folder / "driver.c")]
+    subprocess.run(command, check=True)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason", "count"),
+    [
+        ({"init": 100}, "cuInit failed: CUDA_ERROR_NO_DEVICE: no device here", "0"),
+        ({"version": 12080}, "the NVIDIA driver supports only CUDA 12.8", "2"),
+        ({"count": 0}, "the NVIDIA driver shows no device", "0"),
+    ],
+)
+def test_an_unsuitable_driver_is_reported(
+    tmp_path: Path, answers: dict[str, int], reason: str, count: str
+) -> None:
+    out = run_python(
+        STATUS.replace("for step in", "for step in () and"),
+        LD_LIBRARY_PATH=build_driver(tmp_path, **answers),
+    )
+    assert out.splitlines() == [f"False|{reason}|{cuda.INSTALL_DRIVER}", count]
+
+
+def test_a_cuda_runtime_that_tvm_cannot_load_is_reported(tmp_path: Path) -> None:
+    # This driver lacks nearly every symbol: the loader names one of them.
+    out = run_python(
+        "from dwtir import cuda; print(cuda.load_runtime().reason)",
+        LD_LIBRARY_PATH=build_driver(tmp_path),
+    )
+    assert out.startswith("TVM's CUDA runtime does not load: ")
+    assert "undefined symbol: cu" in out
+
+
+def test_device_properties_come_from_the_driver(tmp_path: Path) -> None:
+    out = run_python(
+        "from dwtir import cuda; p = cuda.device_properties(1); print(p.folder_name, p.arch,"
+        "p.driver_version, p.multiprocessors, p.shared_bytes_per_block_optin, sep='|')\n"
+        "try: cuda.device_properties(2)\n"
+        "except cuda.ToolchainError as error: print(error)",
+        LD_LIBRARY_PATH=build_driver(tmp_path),
+    ).splitlines()
+    assert out[0] == "nvidia-second-tm|sm_121|13.0|16000|97000"
+    assert "device index must be in [0, 2), got 2" in out[1]
+
+
+def test_attribute_numbers_are_those_of_the_cuda_headers() -> None:
+    from cuda.bindings.driver import CUdevice_attribute
+
+    names = {
+        "max_threads_per_block": "MAX_THREADS_PER_BLOCK",
+        "shared_bytes_per_block": "MAX_SHARED_MEMORY_PER_BLOCK",
+        "warp_size": "WARP_SIZE",
+        "registers_per_block": "MAX_REGISTERS_PER_BLOCK",
+        "multiprocessors": "MULTIPROCESSOR_COUNT",
+        "l2_bytes": "L2_CACHE_SIZE",
+        "threads_per_multiprocessor": "MAX_THREADS_PER_MULTIPROCESSOR",
+        "shared_bytes_per_multiprocessor": "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
+        "registers_per_multiprocessor": "MAX_REGISTERS_PER_MULTIPROCESSOR",
+        "shared_bytes_per_block_optin": "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+    }
+    expected = {
+        field: int(getattr(CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"))
+        for field, name in names.items()
+    }
+    assert expected == cuda._ATTRIBUTES
+    capability = CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+    assert int(capability) == cuda._COMPUTE_CAPABILITY_MAJOR
+
+
+def test_load_runtime_from_many_threads_gives_one_answer() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: cuda.load_runtime(), range(32)))
+    assert all(answer is answers[0] for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("NVIDIA H200", "nvidia-h200"),
+        ("NVIDIA A100-SXM4-80GB", "nvidia-a100-sxm4-80gb"),
+        ("NVIDIA GeForce RTX 4090", "nvidia-geforce-rtx-4090"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("", "unknown"),
+    ],
+)
+def test_folder_name(name: str, folder: str) -> None:
+    assert cuda.folder_name(name) == folder
+
+
+# NVRTC
+
+
+def generate(dtype: str, lanes: int = 4) -> str:
+    """CUDA source by TVM: vector loads and stores around scalar float32 arithmetic."""
+    size = 4096
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVMScript
+    def main(  # type: ignore[no-untyped-def]  # TVMScript
+        a: T.Buffer((size,), dtype),  # type: ignore[valid-type]
+        b: T.Buffer((size,), dtype),  # type: ignore[valid-type]
+        out: T.Buffer((size,), dtype),  # type: ignore[valid-type]
+    ):
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        for i in range(size):
+            with T.sblock("out"):
+                vi = T.axis.remap("S", [i])
+                out[vi] = T.Cast(
+                    dtype,
+                    T.max(
+                        T.tanh(T.Cast("float32", a[vi])) * T.sigmoid(T.Cast("float32", b[vi]))
+                        + T.erf(T.Cast("float32", a[vi]))
+                        - T.exp(T.Cast("float32", b[vi])),
+                        T.min(T.Cast("float32", a[vi]), T.float32(float("inf"))),
+                    ),
+                )
+
+    schedule = tvm.s_tir.Schedule(main)
+    out = schedule.get_sblock("out")
+    local = [schedule.cache_read(out, index, "local") for index in (0, 1)]
+    write = schedule.cache_write(out, 0, "local")
+    block, thread, inner = schedule.split(schedule.get_loops(out)[0], [None, 64, lanes])
+    schedule.bind(block, "blockIdx.x")
+    schedule.bind(thread, "threadIdx.x")
+    for read in local:
+        schedule.compute_at(read, thread)
+        schedule.vectorize(schedule.get_loops(read)[-1])
+    schedule.reverse_compute_at(write, thread)
+    schedule.vectorize(schedule.get_loops(write)[-1])
+    schedule.unroll(inner)
+    limits = {
+        "max_threads_per_block": 1024,
+        "max_shared_memory_per_block": 49152,
+        "thread_warp_size": 32,
+    }
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"} | limits, host={"kind": "llvm"})
+    # The code generator itself: tvm.compile would hand the source to TVM's own NVRTC
+    # on a machine with a GPU.
+    os.environ["TVM_COMPILE_FORCE_FALLBACK"] = "1"
+    try:
+        return str(tvm.compile(schedule.mod, target=target).mod.imports[0].inspect_source())
+    finally:
+        del os.environ["TVM_COMPILE_FORCE_FALLBACK"]
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    return {dtype: generate(dtype) for dtype in ("float32", "float16", "bfloat16")}
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_90a", "sm_100"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_compiles_what_tvm_generates(sources: dict[str, str], dtype: str, arch: str) -> None:
+    cubin = compile_cubin(sources[dtype], arch)
+    assert isinstance(cubin, Cubin)
+    assert cubin.arch == arch
+    assert cubin.code.startswith(b"\x7fELF")
+    (kernel,) = cubin.kernels
+    assert kernel.name == "main_kernel"
+    assert 8 <= kernel.registers <= 255
+    assert (kernel.spill_store_bytes, kernel.spill_load_bytes, kernel.shared_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_eight_lanes_are_one_16_byte_access(dtype: str) -> None:
+    source = generate(dtype, lanes=8)
+    assert "uint4" in source
+    assert compile_cubin(source, "sm_90").kernels[0].stack_frame_bytes == 0
+
+
+def test_reports_the_resources_of_each_kernel() -> None:
+    # `tile` has static shared memory; `frame` indexes a local array at run time.
+    source = """
+    extern "C" __global__ void tile(float *p) {
+      __shared__ float s[300];
+      s[threadIdx.x] = p[threadIdx.x];
+      __syncthreads();
+      p[threadIdx.x] = s[threadIdx.x ^ 1];
+    }
+    extern "C" __global__ void frame(float *p, int i) {
+      float q[200];
+      for (int k = 0; k < 200; ++k) q[k] = p[k * i];
+      p[0] = q[i];
+    }
+    """
+    kernels = {kernel.name: kernel for kernel in compile_cubin(source, "sm_90").kernels}
+    assert kernels.keys() == {"tile", "frame"}
+    assert kernels["tile"] == KernelResources("tile", kernels["tile"].registers, 0, 0, 0, 1200)
+    assert kernels["frame"].stack_frame_bytes == 800
+    assert kernels["frame"].shared_bytes == 0
+    assert kernels["frame"].registers > kernels["tile"].registers > 0
+
+
+def test_reports_spills() -> None:
+    # 96 values live across a barrier; a block of 1024 threads leaves 64 registers a thread.
+    loads = "".join(f"float v{k} = p[{k} * n + threadIdx.x];" for k in range(96))
+    stores = "".join(f"p[{k} * n + threadIdx.x] = v{95 - k} * v{k};" for k in range(96))
+    source = (
+        'extern "C" __global__ void __launch_bounds__(1024) spill(float *p, int n) {'
+        f"{loads} __syncthreads(); {stores} }}"
+    )
+    (kernel,) = compile_cubin(source, "sm_90").kernels
+    assert kernel.registers <= 64
+    assert kernel.spill_store_bytes > 0
+    assert kernel.spill_load_bytes > 0
+
+
+def test_arithmetic_is_not_fast_math() -> None:
+    # Contraction is allowed; flushing subnormals and approximate division are not.
+    def listing(expression: str) -> bytes:
+        source = f'extern "C" __global__ void k(float *p) {{ p[0] = {expression}; }}'
+        return compile_cubin(source, "sm_90").code
+
+    assert listing("p[1] / p[2]") == listing("__fdiv_rn(p[1], p[2])")
+    assert listing("sqrtf(p[1])") == listing("__fsqrt_rn(p[1])")
+    assert listing("p[1] / p[2]") != listing("__fdividef(p[1], p[2])")
+    assert listing("p[1] * p[2] + p[3]") == listing("__fmaf_rn(p[1], p[2], p[3])")
+
+
+def test_rejected_source_raises_with_the_log() -> None:
+    source = '// __nv_bfloat16 in a comment\n\nextern "C" __global__ void k() { undeclared = 1; }'
+    with pytest.raises(CompileError, match=r'dwtir.cu\(3\): error: identifier "undeclared"'):
+        compile_cubin(source, "sm_75")
+
+
+@pytest.mark.parametrize("arch", ["sm_52", "sm_999", "compute_90", "90", "sm_", "sm_90 -G", ""])
+def test_unknown_arch_raises(arch: str) -> None:
+    with pytest.raises(InvalidTargetError, match=r"sm_90"):
+        compile_cubin("", arch)
+
+
+def test_version() -> None:
+    assert nvrtc_version() >= (12, 0)
+
+
+def test_threads_compile_independently(sources: dict[str, str]) -> None:
+    def compile_named(index: int) -> str:
+        source = sources["float16"].replace("main_kernel", f"kernel_{index}")
+        return compile_cubin(source, "sm_90").kernels[0].name
+
+    with ThreadPoolExecutor(4) as pool:
+        names = list(pool.map(compile_named, range(24)))
+    assert names == [f"kernel_{index}" for index in range(24)]
+
+
+def test_a_small_kernel_takes_a_fraction_of_a_second(sources: dict[str, str]) -> None:
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        compile_cubin(sources["bfloat16"], "sm_90")
+        seconds.append(time.perf_counter() - start)
+    # 0.05 s on an idle machine; with libcu++ it is a second.
+    assert statistics.median(seconds) < 0.4
+
+
+TRY_COMPILE = """
+import sys
+from dwtir.errors import ToolchainError
+from dwtir.nvrtc import compile_cubin
+def attempt(source):
+    try:
+        print(len(compile_cubin(source, "sm_90").code) > 0)
+    except ToolchainError as error:
+        print(" ".join(str(error).split()))
+attempt('extern "C" __global__ void k(float *p) { p[0] = 1; }')
+attempt('#include <cuda_fp16.h>\\nextern "C" __global__ void k(half *p) { p[0] = 1.0f; }')
+"""
+NO_TOOLKIT = {"CUDA_PATH": "/nowhere", "CUDA_HOME": "", "LD_LIBRARY_PATH": ""}
+
+
+def test_missing_bindings_raise_with_the_remedy(tmp_path: Path) -> None:
+    out = run_python(TRY_COMPILE, path=tmp_path, **NO_TOOLKIT).splitlines()
+    assert "cuda-bindings is not usable" in out[0]
+    assert "pip install 'dwtir[cuda]'" in out[0]
+
+
+def test_missing_nvrtc_raises_with_the_remedy(tmp_path: Path) -> None:
+    site = site_with(tmp_path / "site", *bindings())
+    for name in ("libnvrtc.so.13", "libnvrtc.so.12"):  # hide those on the loader's path
+        (tmp_path / name).touch()
+    hidden = NO_TOOLKIT | {"LD_LIBRARY_PATH": str(tmp_path)}
+    out = run_python(TRY_COMPILE, path=site, **hidden).splitlines()
+    assert "the NVRTC library is not usable" in out[0]
+    assert "pip install 'dwtir[cuda]'" in out[0]
+
+
+def test_missing_headers_raise_with_the_remedy_where_they_are_needed(tmp_path: Path) -> None:
+    site = site_with(tmp_path, *bindings())
+    # The bindings look for pip packages where -S hides them, and then on the loader's path.
+    nvrtc = {"LD_LIBRARY_PATH": str(SITE / "nvidia" / "cu13" / "lib")}
+    out = run_python(TRY_COMPILE, path=site, **NO_TOOLKIT | nvrtc).splitlines()
+    assert out[0] == "True"
+    assert "the CUDA headers are missing" in out[1]
+    assert "pip install 'dwtir[cuda]'" in out[1]
+
+
+# With a GPU
+
+
+ORDERS = {
+    "dwtir alone": "cuda.load_runtime()",
+    "tvm first": "import tvm; cuda.load_runtime()",
+    "torch, then tvm": "import torch; torch.ones(1).cuda(); import tvm; cuda.load_runtime()",
+    "tvm, then torch": "import tvm; import torch; torch.ones(1).cuda(); cuda.load_runtime()",
+    "torch last": "cuda.load_runtime(); import torch; torch.ones(1).cuda()",
+    "no autoload": "import os; os.environ['TVM_DEVICE_BACKEND_AUTOLOAD'] = '0'; import tvm",
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("order", ORDERS)
+def test_runtime_loads_in_any_order(order: str) -> None:
+    if "torch" in order:
+        pytest.importorskip("torch")
+    out = run_python(
+        f"from dwtir import cuda\n{ORDERS[order]}\ncuda.load_runtime().require()\n"
+        "import tvm\nassert tvm.cuda(0).exist\n"
+        "a = tvm.runtime.tensor([1.0, 2.0], device=tvm.cuda(0)); print(a.numpy().tolist())"
+    )
+    assert out.strip() == "[1.0, 2.0]"
+
+
+@pytest.mark.gpu
+def test_properties_agree_with_tvm() -> None:
+    cuda.load_runtime().require()
+    assert cuda.device_count() >= 1
+    properties = cuda.device_properties()
+    device = tvm.cuda(0)
+    assert properties.name == device.device_name
+    assert properties.arch == "sm_" + device.compute_version.replace(".", "")
+    assert properties.warp_size == device.warp_size
+    assert properties.multiprocessors == device.multi_processor_count
+    assert properties.max_threads_per_block == device.max_threads_per_block
+    assert properties.shared_bytes_per_block == device.max_shared_memory_per_block
+    assert properties.l2_bytes == device.l2_cache_size_bytes
+    assert properties.shared_bytes_per_block_optin >= properties.shared_bytes_per_block
+
+
+@pytest.mark.gpu
+def test_hidden_devices_are_not_there() -> None:
+    out = run_python(
+        "from dwtir import cuda; print(cuda.device_count(), cuda.load_runtime().reason)",
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert out.startswith("0 cuInit failed: CUDA_ERROR_NO_DEVICE")

@@ -1,0 +1,172 @@
+"""The doctor, mostly from outside: what it prints and what it returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dwtir import cuda, doctor
+
+SOURCES = Path(cuda.__file__).parents[1]
+
+
+def run_doctor(
+    *argv: str, path: Path | None = None, **environment: str
+) -> tuple[int, dict[str, Any]]:
+    """Run the doctor in a child process; modules in `path` come before the installed ones."""
+    folders = [str(SOURCES), str(path or ""), os.environ.get("PYTHONPATH", "")]
+    child = subprocess.run(
+        [sys.executable, "-m", "dwtir.doctor", "--json", *argv],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))} | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode in (0, 1), child.stderr
+    return child.returncode, json.loads(child.stdout)
+
+
+def finding(report: dict[str, Any], name: str) -> dict[str, Any]:
+    (found,) = [entry for entry in report["findings"] if entry["name"] == name]
+    return dict(found)
+
+
+@pytest.fixture(scope="module")
+def healthy() -> tuple[int, dict[str, Any]]:
+    return run_doctor("--target", "opencl", CUDA_VISIBLE_DEVICES="")
+
+
+def test_a_healthy_machine(healthy: tuple[int, dict[str, Any]]) -> None:
+    status, report = healthy
+    assert status == 0
+    assert (report["target"], report["works"]) == ("opencl", True)
+    for name in ("Python", "platform", "apache-tvm", "apache-tvm-ffi", "numpy", "CPU", "OpenCL"):
+        assert finding(report, name)["status"] == "ok", report
+        assert finding(report, name)["required"]
+    assert "LLVM" in finding(report, "CPU")["detail"]
+    assert "ran a kernel" in finding(report, "OpenCL")["detail"]
+
+
+def test_nvrtc_is_checked_without_a_gpu(healthy: tuple[int, dict[str, Any]]) -> None:
+    _, report = healthy
+    for name in ("CUDA runtime", "NVRTC", "CUDA headers"):
+        assert finding(report, name)["status"] == "ok", report
+        assert not finding(report, name)["required"]
+
+
+def test_what_is_missing_has_a_remedy_and_what_works_has_none(
+    healthy: tuple[int, dict[str, Any]],
+) -> None:
+    _, report = healthy
+    missing = [entry for entry in report["findings"] if entry["status"] != "ok"]
+    assert "GPU" in [entry["name"] for entry in missing]
+    for entry in report["findings"]:
+        assert bool(entry["remedy"]) == (entry["status"] != "ok"), entry
+
+
+def test_without_a_gpu_cuda_does_not_work(tmp_path: Path) -> None:
+    # Hides the driver of a machine that has one.
+    (tmp_path / "libcuda.so.1").touch()
+    status, report = run_doctor("--target", "cuda", LD_LIBRARY_PATH=str(tmp_path))
+    assert status == 1
+    assert not report["works"]
+    gpu = finding(report, "GPU")
+    assert (gpu["status"], gpu["required"]) == ("missing", True)
+    assert "libcuda.so.1" in gpu["detail"]
+    assert gpu["remedy"] == cuda.INSTALL_DRIVER
+
+
+def test_without_a_gpu_the_cpu_is_chosen_and_has_to_work(tmp_path: Path) -> None:
+    # Stands for a TVM that takes the process down, for one by an illegal instruction.
+    (tmp_path / "tvm.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
+    (tmp_path / "libcuda.so.1").touch()
+    status, report = run_doctor(path=tmp_path, LD_LIBRARY_PATH=str(tmp_path))
+    assert (status, report["target"]) == (1, "cpu")
+    cpu = finding(report, "CPU")
+    assert (cpu["status"], cpu["detail"]) == ("broken", "crashed with SIGILL")
+    assert "--force-reinstall" in cpu["remedy"]
+
+
+def test_an_exception_of_a_probe_is_a_finding(tmp_path: Path) -> None:
+    (tmp_path / "tvm.py").write_text("raise OSError('libLLVM.so: cannot open\\n  and more')\n")
+    status, report = run_doctor("--target", "cpu", path=tmp_path)
+    assert status == 1
+    assert finding(report, "CPU")["detail"] == "OSError: libLLVM.so: cannot open\n  and more"
+
+
+@pytest.mark.parametrize(
+    ("package", "version"), [("apache-tvm", "0.26.0"), ("apache-tvm-ffi", "0.1.15.post1")]
+)
+def test_a_wrong_version_of_tvm_is_never_imported(
+    tmp_path: Path, package: str, version: str
+) -> None:
+    metadata = tmp_path / f"{package.replace('-', '_')}-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    (tmp_path / "tvm.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    status, report = run_doctor("--target", "cpu", path=tmp_path)
+    assert status == 1
+    assert not (tmp_path / "imported").exists()
+    entry = finding(report, package)
+    assert entry["status"] == "broken"
+    assert version in entry["detail"]
+    assert ("crashes" in entry["detail"]) == (package == "apache-tvm-ffi")
+    pins = "apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1"
+    assert entry["remedy"] == f"pip install {pins}"
+    for name in ("CPU", "OpenCL", "CUDA kernel"):
+        assert finding(report, name)["status"] != "ok"
+
+
+@pytest.mark.parametrize(
+    ("compiler", "status"), [("no-such-compiler", "missing"), ("false", "broken")]
+)
+def test_a_linker_that_does_not_work_is_optional(
+    monkeypatch: pytest.MonkeyPatch, compiler: str, status: str
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    found = doctor._check_compiler("cpu")
+    assert (found.status, found.required) == (status, False)
+    assert compiler in found.detail
+    assert "set CXX" in found.remedy
+
+
+def test_a_working_linker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    assert doctor._check_compiler("cpu").status == "ok"
+
+
+def test_the_table_says_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor._print_table(
+        [
+            doctor.Finding("here", "ok", "1.0"),
+            doctor.Finding("wanted", "missing", "not installed", "pip install wanted", True),
+            doctor.Finding("spare", "broken", "line one\nline two", "pip install spare"),
+        ]
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "here    ok       1.0",
+        "wanted  missing  not installed",
+        "                 needed: pip install wanted",
+        "spare   broken   line one",
+        "                 line two",
+        "                 optional: pip install spare",
+    ]
+
+
+def test_an_unknown_target_is_a_usage_error() -> None:
+    with pytest.raises(SystemExit) as error:
+        doctor.main(["--target", "tpu"])
+    assert error.value.code == 2
+
+
+@pytest.mark.gpu
+def test_with_a_gpu_cuda_is_chosen_and_works() -> None:
+    status, report = run_doctor()
+    assert (status, report["target"]) == (0, "cuda"), report
+    assert "ran a kernel for sm_" in finding(report, "CUDA kernel")["detail"]

@@ -1,0 +1,517 @@
+"""Generated OpenCL on a real device, PoCL on most machines: nothing is mocked."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tvm import s_tir
+from tvm.script import tirx as T
+
+from dwtir import opencl
+from dwtir.errors import ArgumentError, CompileError, InvalidScheduleError, ToolchainError
+from dwtir.opencl import OpenCLKernel, compile_opencl
+from dwtir.opencl_source import Lowered
+
+needs_opencl = pytest.mark.skipif(opencl.available() is not None, reason=str(opencl.available()))
+
+Array = np.ndarray[Any, Any]
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+def small_integers(dtype: str, *shape: int, seed: int = 0) -> Array:
+    values = np.random.default_rng(seed).integers(-3, 4, shape)
+    return values.astype(np.float32).astype(DTYPES[dtype])
+
+
+def on_threads(func: Any, block: str, threads: int = 64) -> s_tir.Schedule:
+    """Bind the fused loops of a block to one dimension of blocks and threads."""
+    sch = s_tir.Schedule(func)
+    bx, tx = sch.split(sch.fuse(*sch.get_loops(sch.get_sblock(block))), [None, threads])
+    sch.bind(bx, "blockIdx.x")
+    sch.bind(tx, "threadIdx.x")
+    return sch
+
+
+# ---------------------------------------------------------------- convolution
+
+
+def convolution(dtype: str, channels: int = 16, size: int = 12) -> Any:
+    """3x3, NHWC, padding 1, bias and relu, with the blocks that dwtir.compute has."""
+    C, H = channels, size
+
+    @T.prim_func(s_tir=True)
+    def main(
+        data: T.Buffer((1, H, H, C), dtype),  # type: ignore[valid-type]
+        weight: T.Buffer((3, 3, C), dtype),  # type: ignore[valid-type]
+        bias: T.Buffer((C,), dtype),  # type: ignore[valid-type]
+        out: T.Buffer((1, H, H, C), dtype),  # type: ignore[valid-type]
+    ) -> None:
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        padded = T.sblock_alloc_buffer((1, H + 2, H + 2, C), dtype)
+        acc = T.sblock_alloc_buffer((1, H, H, C), "float32")
+        for n, h, w, c in T.grid(1, H + 2, H + 2, C):
+            with T.sblock("pad"):
+                vn, vh, vw, vc = T.axis.remap("SSSS", [n, h, w, c])
+                padded[vn, vh, vw, vc] = T.if_then_else(
+                    1 <= vh and vh < H + 1 and 1 <= vw and vw < H + 1,
+                    data[vn, vh - 1, vw - 1, vc],
+                    T.cast(0, dtype),
+                )
+        for n, h, w, c, kh, kw in T.grid(1, H, H, C, 3, 3):
+            with T.sblock("conv"):
+                vn, vh, vw, vc, vkh, vkw = T.axis.remap("SSSSRR", [n, h, w, c, kh, kw])
+                with T.init():
+                    acc[vn, vh, vw, vc] = T.float32(0)
+                acc[vn, vh, vw, vc] += T.cast(padded[vn, vh + vkh, vw + vkw, vc], "float32") * (
+                    T.cast(weight[vkh, vkw, vc], "float32")
+                )
+        for n, h, w, c in T.grid(1, H, H, C):
+            with T.sblock("epilogue"):
+                vn, vh, vw, vc = T.axis.remap("SSSS", [n, h, w, c])
+                out[vn, vh, vw, vc] = T.cast(
+                    T.max(acc[vn, vh, vw, vc] + T.cast(bias[vc], "float32"), T.float32(0)), dtype
+                )
+
+    return main
+
+
+def staged(dtype: str, vector: int, vthread: int = 1, unroll: bool = True) -> s_tir.Schedule:
+    """Halo in shared memory, sums in registers, channels as vectors, unrolled taps."""
+    sch = s_tir.Schedule(convolution(dtype))
+    pad, conv, epilogue = (sch.get_sblock(name) for name in ("pad", "conv", "epilogue"))
+    n, h, w, c = sch.get_loops(epilogue)
+    bh, th = sch.split(h, [None, 4])
+    vx, bw, tw = sch.split(w, [vthread, None, 3])
+    tc, vc = sch.split(c, [None, vector])
+    sch.reorder(n, bh, bw, vx, th, tw, tc, vc)
+    block = sch.fuse(n, bh, bw)
+    for loop, thread in ((block, "blockIdx.x"), (vx, "vthread.x")):
+        sch.bind(loop, thread)
+    for loop, thread in ((th, "threadIdx.z"), (tw, "threadIdx.y"), (tc, "threadIdx.x")):
+        sch.bind(loop, thread)
+    sch.set_scope(conv, 0, "local")
+    sch.compute_at(conv, tc, preserve_unit_loops=True)
+    sch.set_scope(pad, 0, "shared")
+    sch.compute_at(pad, block, preserve_unit_loops=True)
+    _, ph, pw, pc = sch.get_loops(pad)[-4:]
+    pc, pv = sch.split(pc, [None, vector])
+    _, ty, tx = sch.split(sch.fuse(ph, pw, pc), [None, 3, 16 // vector])
+    sch.bind(ty, "threadIdx.y")
+    sch.bind(tx, "threadIdx.x")
+    cached = sch.cache_write(epilogue, 0, "local")
+    sch.reverse_compute_at(cached, tc, preserve_unit_loops=True)
+    for loop in (pv, sch.get_loops(cached)[-1]):
+        if vector > 1:
+            sch.vectorize(loop)
+    if unroll:
+        sch.annotate(block, "pragma_auto_unroll_max_step", 64)
+        sch.annotate(block, "pragma_unroll_explicit", 1)
+    return sch
+
+
+def convolve(data: Array, weight: Array, bias: Array) -> Array:
+    wide = np.pad(data.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    size = data.shape[1]
+    total: Array = sum(
+        wide[:, i : i + size, j : j + size] * weight[i, j].astype(np.float64)
+        for i in range(3)
+        for j in range(3)
+    )
+    return np.maximum(total + bias.astype(np.float64), 0)
+
+
+@needs_opencl
+@pytest.mark.parametrize(
+    ("dtype", "vector", "vthread", "unroll"),
+    [
+        ("float32", 1, 1, False),
+        ("float32", 4, 2, True),
+        ("float16", 1, 2, True),
+        ("float16", 8, 1, True),
+        ("bfloat16", 2, 1, False),
+        ("bfloat16", 8, 2, True),
+    ],
+)
+def test_staged_convolution_is_exact(dtype: str, vector: int, vthread: int, unroll: bool) -> None:
+    kernel = compile_opencl(staged(dtype, vector, vthread, unroll).mod)
+    data = small_integers(dtype, 1, 12, 12, 16, seed=1)
+    weight = small_integers(dtype, 3, 3, 16, seed=2)
+    bias = small_integers(dtype, 16, seed=3)
+    out = np.full((1, 12, 12, 16), np.nan, DTYPES[dtype])
+    kernel(data, weight, bias, out)
+    assert np.array_equal(out.astype(np.float64), convolve(data, weight, bias))
+
+    assert kernel.grid == (3 * 12 // (3 * vthread), 1, 1)
+    assert kernel.block == (16 // vector, 3, 4)
+    columns = 12 if vthread == 1 else 11
+    assert kernel.local_bytes <= 6 * columns * 16 * DTYPES[dtype].itemsize
+    assert kernel.local_bytes >= 6 * 5 * 16 * DTYPES[dtype].itemsize
+    assert "barrier(CLK_LOCAL_MEM_FENCE)" in kernel.source
+    if vector > 1:  # The predicated load of the halo, and the store of the result.
+        assert f"vload{vector}(0, data_ptr" in kernel.source
+        assert f"vstore{vector}(" in kernel.source
+
+
+@needs_opencl
+def test_a_missing_barrier_shows() -> None:
+    @T.prim_func(s_tir=True)
+    def main(a: T.Buffer((4, 64), "float32"), out: T.Buffer((4, 64), "float32")) -> None:
+        T.func_attr({"global_symbol": "main"})
+        for i, j in T.grid(4, 64):
+            with T.sblock("reverse"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                out[vi, vj] = a[vi, 63 - vj]
+
+    sch = on_threads(main, "reverse")
+    block = sch.get_sblock("reverse")
+    stage = sch.cache_read(block, 0, "shared")
+    sch.compute_at(stage, sch.get_loops(block)[0], preserve_unit_loops=True)
+    sch.bind(sch.get_loops(stage)[-1], "threadIdx.x")
+    kernel = compile_opencl(sch.mod)
+    a = np.arange(256, dtype=np.float32).reshape(4, 64) + 1
+    out = np.zeros_like(a)
+    kernel(a, out)
+    assert np.array_equal(out, a[:, ::-1])
+    assert (kernel.grid, kernel.block, kernel.local_bytes) == ((4, 1, 1), (64, 1, 1), 256)
+
+    barrier = "barrier(CLK_LOCAL_MEM_FENCE);"
+    assert kernel.source.count(barrier) == 1
+    params = [("a", a.shape, "float32"), ("out", a.shape, "float32")]
+    source = kernel.source.replace(barrier, "")
+    without = OpenCLKernel(
+        Lowered(source, kernel.grid, kernel.block, kernel.local_bytes, params, kernel._order)
+    )
+    without(a, out)
+    assert not np.array_equal(out, a[:, ::-1])
+
+
+# ------------------------------------------------------------------ 16 bits
+
+
+def copy_as(source: str, target: str, count: int, lanes: int) -> s_tir.Schedule:
+    @T.prim_func(s_tir=True)
+    def main(
+        a: T.Buffer((count,), source),  # type: ignore[valid-type]
+        out: T.Buffer((count,), target),  # type: ignore[valid-type]
+    ) -> None:
+        T.func_attr({"global_symbol": "main"})
+        for i in T.serial(count):
+            with T.sblock("copy"):
+                vi = T.axis.spatial(count, i)
+                out[vi] = T.cast(a[vi], target)
+
+    sch = s_tir.Schedule(main)
+    bx, tx, lane = sch.split(sch.get_loops(sch.get_sblock("copy"))[0], [None, 64, lanes])
+    sch.bind(bx, "blockIdx.x")
+    sch.bind(tx, "threadIdx.x")
+    if lanes > 1:
+        sch.vectorize(lane)
+    return sch
+
+
+@needs_opencl
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_16_bit_value_widens_exactly(dtype: str, lanes: int) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(DTYPES[dtype])
+    out = np.empty(every.shape, np.float32)
+    kernel = compile_opencl(copy_as(dtype, "float32", every.size, lanes).mod)
+    kernel(every, out)
+    np.testing.assert_array_equal(out, every.astype(np.float32))
+    assert lanes == 1 or f"vload{lanes}(0, a_ptr" in kernel.source
+
+
+@needs_opencl
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_casts_round_to_nearest_even(dtype: str, lanes: int) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(DTYPES[dtype])
+    infinity = np.float32(np.inf).astype(DTYPES[dtype]).view(np.uint16)
+    finite = np.unique(every[(every.view(np.uint16) & 0x7FFF) < infinity].astype(np.float64))
+    ties = ((finite[1:] + finite[:-1]) / 2).astype(np.float32)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 65519, 65520, 1e-45])
+    values = np.concatenate(
+        [
+            ties,
+            np.nextafter(ties, np.float32(np.inf)),
+            np.nextafter(ties, np.float32(-np.inf)),
+            special.astype(np.float32),
+            np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], np.uint32).view(np.float32),
+        ]
+    )
+    values = np.resize(values, -(-values.size // 512) * 512)
+    out = np.empty(values.shape, DTYPES[dtype])
+    kernel = compile_opencl(copy_as("float32", dtype, values.size, lanes).mod)
+    kernel(values, out)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = values.astype(DTYPES[dtype])
+    number = ~np.isnan(values)
+    assert np.array_equal(out[number].view(np.uint16), expected[number].view(np.uint16))
+    assert np.isnan(out[~number].astype(np.float32)).all()
+
+
+@needs_opencl
+def test_16_bit_constants_and_selections_move_unchanged() -> None:
+    @T.prim_func(s_tir=True)
+    def main(a: T.Buffer((64,), "bfloat16"), out: T.Buffer((64,), "bfloat16")) -> None:
+        T.func_attr({"global_symbol": "main"})
+        for i in T.serial(64):
+            with T.sblock("pick"):
+                vi = T.axis.spatial(64, i)
+                out[vi] = T.Select(vi % 2 == 0, a[vi], T.cast(1.005859375, "bfloat16"))
+
+    a = small_integers("bfloat16", 64)
+    out = np.zeros_like(a)
+    compile_opencl(on_threads(main, "pick", 16).mod)(a, out)
+    rounded = np.float32(1.005859375).astype(DTYPES["bfloat16"])
+    assert np.array_equal(out, np.where(np.arange(64) % 2 == 0, a, rounded))
+
+
+@needs_opencl
+def test_arithmetic_in_16_bits_is_refused() -> None:
+    @T.prim_func(s_tir=True)
+    def main(a: T.Buffer((64,), "float16"), out: T.Buffer((64,), "float16")) -> None:
+        T.func_attr({"global_symbol": "main"})
+        for i in T.serial(64):
+            with T.sblock("double"):
+                vi = T.axis.spatial(64, i)
+                out[vi] = a[vi] + a[vi]
+
+    with pytest.raises(InvalidScheduleError, match="computes in 16 bits, cast to float32 first"):
+        compile_opencl(on_threads(main, "double").mod)
+
+
+# ------------------------------------------------------------------ arguments
+
+
+def three_operands() -> s_tir.Schedule:
+    """Names whose order, sorted, is neither that of the parameters nor its reverse."""
+
+    @T.prim_func(s_tir=True)
+    def main(
+        zeta: T.Buffer((64,), "float32"),
+        alpha: T.Buffer((64,), "float32"),
+        mid: T.Buffer((64,), "float32"),
+        beta: T.Buffer((64,), "float32"),
+    ) -> None:
+        T.func_attr({"global_symbol": "main"})
+        for i in T.serial(48):
+            with T.sblock("sum"):
+                vi = T.axis.spatial(48, i)
+                beta[vi] = zeta[vi] + alpha[vi] * T.float32(10) + mid[vi] * T.float32(100)
+
+    return on_threads(main, "sum", 16)
+
+
+@needs_opencl
+def test_arrays_are_taken_in_the_order_of_the_function() -> None:
+    kernel = compile_opencl(three_operands().mod)
+    ones = np.ones(64, np.float32)
+    out = np.full(64, -1, np.float32)
+    kernel(ones, 2 * ones, 3 * ones, out)
+    assert (out[:48] == 321).all()
+    assert (out[48:] == -1).all()  # Not written by the kernel, so not touched.
+
+
+@needs_opencl
+def test_wrong_arrays_are_refused() -> None:
+    kernel = compile_opencl(three_operands().mod)
+    good = np.ones(64, np.float32)
+    frozen = good.copy()
+    frozen.flags.writeable = False
+    with pytest.raises(ArgumentError, match=r"takes 4 arrays .*, got 3"):
+        kernel(good, good, good)
+    with pytest.raises(ArgumentError, match=r"mid must be float32\[64\], got float64\[64\]"):
+        kernel(good, good, good.astype(np.float64), good)
+    with pytest.raises(ArgumentError, match=r"alpha must be float32\[64\], got float32\[63\]"):
+        kernel(good, good[1:], good, good)
+    with pytest.raises(ArgumentError, match="zeta must be C-contiguous"):
+        kernel(np.ones(128, np.float32)[::2], good, good, good)
+    with pytest.raises(ArgumentError, match="beta must be writeable"):
+        kernel(good, good, good, frozen)
+
+
+@needs_opencl
+def test_one_kernel_serves_many_threads() -> None:
+    kernel = compile_opencl(three_operands().mod)
+    zero = np.zeros(64, np.float32)
+
+    def call(value: int) -> bool:
+        out = np.zeros(64, np.float32)
+        kernel(np.full(64, value, np.float32), zero, zero, out)
+        return bool((out[:48] == value).all())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(call, range(200)))
+
+
+# ------------------------------------------------------------------- epilogue
+
+
+@needs_opencl
+def test_epilogue_functions() -> None:
+    @T.prim_func(s_tir=True)
+    def main(x: T.Buffer((256,), "float32"), out: T.Buffer((4, 256), "float32")) -> None:
+        T.func_attr({"global_symbol": "main"})
+        for i in T.serial(256):
+            with T.sblock("functions"):
+                vi = T.axis.spatial(256, i)
+                out[0, vi] = T.exp(x[vi])
+                out[1, vi] = T.tanh(x[vi])
+                out[2, vi] = T.erf(x[vi])
+                out[3, vi] = T.min(T.max(x[vi], T.float32(0)), T.float32(6))
+
+    x = np.linspace(-8, 8, 256, dtype=np.float32)
+    out = np.empty((4, 256), np.float32)
+    compile_opencl(on_threads(main, "functions").mod)(x, out)
+    wide = x.astype(np.float64)
+    expectations = np.exp(wide), np.tanh(wide), np.array([math.erf(value) for value in wide])
+    for got, expected in zip(out, expectations, strict=False):
+        np.testing.assert_allclose(got, expected, rtol=2e-6)
+    assert np.array_equal(out[3], np.clip(x, 0, 6))
+
+
+# ----------------------------------------------------------------- what fails
+
+
+def two_steps(scope: str, *, bind_first: bool = False) -> s_tir.Schedule:
+    @T.prim_func(s_tir=True)
+    def main(a: T.Buffer((4096,), "float32"), out: T.Buffer((4096,), "float32")) -> None:
+        T.func_attr({"global_symbol": "main"})
+        half = T.sblock_alloc_buffer((4096,), "float32")
+        for i in T.serial(4096):
+            with T.sblock("first"):
+                vi = T.axis.spatial(4096, i)
+                half[vi] = a[vi] * T.float32(0.5)
+        for i in T.serial(4096):
+            with T.sblock("second"):
+                vi = T.axis.spatial(4096, i)
+                out[vi] = half[vi] + T.float32(1)
+
+    sch = on_threads(main, "second")
+    first = sch.get_sblock("first")
+    sch.set_scope(first, 0, scope)
+    if bind_first:
+        bx, tx = sch.split(sch.get_loops(first)[0], [None, 64])
+        sch.bind(bx, "blockIdx.x")
+        sch.bind(tx, "threadIdx.x")
+    else:
+        sch.compute_at(first, sch.get_loops(sch.get_sblock("second"))[0])
+        sch.bind(sch.get_loops(first)[-1], "threadIdx.x")
+    return sch
+
+
+@needs_opencl
+def test_a_correct_two_step_schedule_runs() -> None:
+    a = np.arange(4096, dtype=np.float32)
+    out = np.zeros_like(a)
+    compile_opencl(two_steps("shared").mod)(a, out)
+    assert np.array_equal(out, a / 2 + 1)
+
+
+@needs_opencl
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (lambda: two_steps("global", bind_first=True), r"one kernel, got 2 \['main_kernel'"),
+        (lambda: two_steps("shared.dyn"), "half.* is 'shared.dyn', memory can be"),
+        (lambda: copy_as("float32", "float32", 4096, 32), "has 32 lanes, vectors can have"),
+        (lambda: s_tir.Schedule(convolution("float32")), r"one kernel, got 0 \[\]: bind one nest"),
+    ],
+    ids=["two kernels", "shared.dyn", "32 lanes", "unbound"],
+)
+def test_what_opencl_cannot_express_is_named(schedule: Any, message: str) -> None:
+    mod = schedule().mod
+    with pytest.raises(InvalidScheduleError, match=message):
+        compile_opencl(mod)
+
+
+@needs_opencl
+def test_limits_are_checked_before_the_launch() -> None:
+    mod = copy_as("float32", "float32", 4096, 1).mod
+    with pytest.raises(InvalidScheduleError, match=r"block \(64, 1, 1\) has more than 32 threads"):
+        compile_opencl(mod, max_threads=32)
+    most = opencl.find_device().max_work_group_size
+    with pytest.raises(InvalidScheduleError, match=f"does not fit .*at most {most} work-items"):
+        OpenCLKernel(Lowered("", (1, 1, 1), (1, 2 * most, 1), 0, [], []))
+    local = opencl.find_device().local_mem_size
+    with pytest.raises(InvalidScheduleError, match=f"{local + 1} bytes of local memory"):
+        OpenCLKernel(Lowered("", (1, 1, 1), (1, 1, 1), local + 1, [], []))
+
+
+@needs_opencl
+def test_a_rejected_source_shows_the_build_log() -> None:
+    source = "__kernel void main_kernel(__global float* a) { a[0] = undeclared_thing; }"
+    with pytest.raises(CompileError, match="undeclared_thing") as error:
+        OpenCLKernel(Lowered(source, (1, 1, 1), (1, 1, 1), 0, [("a", (1,), "float32")], [0]))
+    assert "use of undeclared identifier" in str(error.value)
+    assert source in str(error.value)
+
+
+# --------------------------------------------------------------- availability
+
+
+def python(code: str, **env: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_loads_neither_tvm_nor_pyopencl() -> None:
+    loaded = python("import sys, dwtir.opencl; print(*{'tvm', 'pyopencl'} & set(sys.modules))")
+    assert loaded == ""
+
+
+def test_a_missing_pyopencl_is_reported_with_the_remedy() -> None:
+    message = python(
+        "import sys; sys.modules['pyopencl'] = None\n"
+        "from dwtir.opencl import available, compile_opencl\n"
+        "from dwtir.errors import ToolchainError\n"
+        "import tvm\n"
+        "try: compile_opencl(tvm.IRModule())\n"
+        "except ToolchainError as error: assert str(error) == available(); print(error)"
+    )
+    assert message.startswith("PyOpenCL is missing")
+    assert message.endswith("pip install 'dwtir[opencl]'")
+
+
+@needs_opencl
+def test_a_missing_platform_is_reported_with_the_remedy() -> None:
+    message = python(
+        "from dwtir.opencl import available; print(available())",
+        OCL_ICD_FILENAMES="/nowhere/driver.so",
+        OCL_ICD_VENDORS="/nowhere",
+    )
+    assert message.startswith("no OpenCL platform was found")
+    assert message.endswith("pip install 'dwtir[opencl]'")
+
+
+@needs_opencl
+def test_a_device_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = opencl.find_device().name.strip()
+    monkeypatch.setenv("DWTIR_OPENCL_DEVICE", name.upper())
+    assert opencl.find_device().name.strip() == name
+    monkeypatch.setenv("DWTIR_OPENCL_DEVICE", "no such device")
+    with pytest.raises(ToolchainError, match="'no such device' matches none of .*" + name):
+        opencl.find_device()
+    assert "matches none of" in str(opencl.available())
