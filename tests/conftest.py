@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -17,6 +18,17 @@ hypothesis.settings.register_profile("nightly", max_examples=400, **_COMMON)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 REQUIRE_GPU = os.environ.get("DWTIR_REQUIRE_GPU") == "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the user's cached kernels and tuning records apart from those of the tests."""
+    folder = tmp_path_factory.mktemp("user")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DWTIR_CACHE_DIR", str(folder / "cache"))
+        patch.setenv("XDG_DATA_HOME", str(folder / "data"))
+        patch.delenv("DWTIR_TUNE_DB", raising=False)
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -24,18 +24,19 @@ from dwtir import cuda
 from dwtir.errors import CompileError, InvalidTargetError
 from dwtir.nvrtc import Cubin, KernelResources, compile_cubin, nvrtc_version
 
-SOURCES = Path(cuda.__file__).parents[1]
 SITE = Path(sysconfig.get_path("purelib"))
 
 
 def run_python(code: str, *, path: Path | None = None, **environment: str) -> str:
-    """Run code in a child process; `path` and NumPy replace the site-packages folder."""
-    if path and not (path / "numpy").exists():
-        site_with(path, *(entry.name for entry in SITE.glob("numpy*")))
-    folders = [str(SOURCES), str(path) if path else os.environ.get("PYTHONPATH", "")]
+    """Run code in a child process; `path`, dwtir and NumPy replace the site-packages folder."""
+    if path:
+        if not (path / "dwtir").exists():
+            (path / "dwtir").symlink_to(Path(cuda.__file__).parent)
+            site_with(path, *(entry.name for entry in SITE.glob("numpy*")))
+        environment["PYTHONPATH"] = str(path)
     child = subprocess.run(
         [sys.executable, *(["-S"] if path else []), "-c", code],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))} | environment,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
     )
@@ -423,6 +424,20 @@ def test_arithmetic_is_not_fast_math() -> None:
     assert listing("sqrtf(p[1])") == listing("__fsqrt_rn(p[1])")
     assert listing("p[1] / p[2]") != listing("__fdividef(p[1], p[2])")
     assert listing("p[1] * p[2] + p[3]") == listing("__fmaf_rn(p[1], p[2], p[3])")
+
+
+@pytest.mark.parametrize("machine", ["any", pytest.param("GPU", marks=pytest.mark.gpu)])
+def test_a_second_compilation_reports_the_same(machine: str) -> None:
+    # With a driver NVRTC would take the second from its cache, without the log.
+    source = 'extern "C" __global__ void again(float *p) { p[threadIdx.x] *= 3; }'
+    first, second = compile_cubin(source, "sm_90"), compile_cubin(source, "sm_90")
+    assert [kernel.name for kernel in first.kernels] == ["again"]
+    assert second.kernels == first.kernels
+
+
+def test_source_without_a_kernel_raises() -> None:
+    with pytest.raises(CompileError, match="no kernel"):
+        compile_cubin("__device__ int unused;", "sm_90")
 
 
 def test_rejected_source_raises_with_the_log() -> None:

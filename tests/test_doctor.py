@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 
-from dwtir import cuda, doctor
-
-SOURCES = Path(cuda.__file__).parents[1]
+from dwtir import cache, checks, cuda, doctor
 
 
 def run_doctor(
     *argv: str, path: Path | None = None, **environment: str
 ) -> tuple[int, dict[str, Any]]:
     """Run the doctor in a child process; modules in `path` come before the installed ones."""
-    folders = [str(SOURCES), str(path or ""), os.environ.get("PYTHONPATH", "")]
+    folders = [str(path or ""), os.environ.get("PYTHONPATH", "")]
     child = subprocess.run(
         [sys.executable, "-m", "dwtir.doctor", "--json", *argv],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))} | environment,
@@ -129,7 +127,7 @@ def test_a_linker_that_does_not_work_is_optional(
     monkeypatch: pytest.MonkeyPatch, compiler: str, status: str
 ) -> None:
     monkeypatch.setenv("CXX", compiler)
-    found = doctor._check_compiler("cpu")
+    found = checks._check_compiler("cpu")
     assert (found.status, found.required) == (status, False)
     assert compiler in found.detail
     assert "set CXX" in found.remedy
@@ -138,7 +136,41 @@ def test_a_linker_that_does_not_work_is_optional(
 def test_a_working_linker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CC", raising=False)
-    assert doctor._check_compiler("cpu").status == "ok"
+    assert checks._check_compiler("cpu").status == "ok"
+
+
+def test_the_cache_folder_is_where_the_cache_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It is made on first use: a folder that can be made is as good as one that is there.
+    monkeypatch.setenv("DWTIR_CACHE_DIR", str(tmp_path / "parent" / "kernels"))
+    found = checks._check_cache("cpu")
+    assert (found.status, found.required) == ("ok", False)
+    assert found.detail == str(cache.cache_dir()) == str(tmp_path / "parent" / "kernels")
+    assert not (tmp_path / "parent").exists()
+    cache.cache_dir().mkdir(parents=True, mode=0o700)
+    assert checks._check_cache("cpu").status == "ok"
+
+
+def test_a_cache_folder_below_a_file_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DWTIR_CACHE_DIR", str(tmp_path / "file" / "kernels"))
+    found = checks._check_cache("cpu")
+    assert (found.status, found.required) == ("broken", False)
+    assert str(tmp_path / "file") in found.detail
+    assert "DWTIR_CACHE_DIR" in found.remedy
+
+
+def test_a_cache_folder_that_others_can_write_to_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o770)
+    monkeypatch.setenv("DWTIR_CACHE_DIR", str(tmp_path))
+    found = checks._check_cache("cpu")
+    assert (found.status, found.required) == ("broken", False)
+    assert "writable by nobody else" in found.detail
 
 
 def test_the_table_says_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:

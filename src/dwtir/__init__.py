@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ._version import __version__
 from .build import NotTunedWarning, build
 from .epilogue import Epilogue
 from .errors import (
@@ -20,8 +21,6 @@ from .kernel import Kernel, Resources, Timing, load
 from .schedules import ARTICLE_STEPS, STRATEGIES, Strategy
 from .shape import DepthwiseConv2dShape
 from .target import Target
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ARTICLE_STEPS",
@@ -44,6 +43,7 @@ __all__ = [
     "Target",
     "Timing",
     "ToolchainError",
+    "__version__",
     "build",
     "load",
 ]

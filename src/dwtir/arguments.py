@@ -88,6 +88,8 @@ class Signature:
             return self._bind_torch(torch, inputs, out)
         if isinstance(inputs[0], np.ndarray):
             return self._bind_numpy(inputs, out)
+        if self.device == "opencl":
+            raise ArgumentError(f"OpenCL kernels take NumPy arrays, got {_kind(inputs[0])}")
         return self._bind_dlpack(inputs, out)
 
     # torch: the hot path. One expression decides; the words for an error come after.

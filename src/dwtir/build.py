@@ -8,8 +8,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from . import cache, database, schedules
+from ._version import __version__
 from .epilogue import Epilogue, EpilogueLike
-from .errors import InvalidScheduleError, NotTunedError
+from .errors import InvalidScheduleError, NotTunedError, RecordError
 from .kernel import Kernel, KernelInfo, Resources, from_library, with_cubin_resources
 from .schedules import Strategy
 from .shape import DepthwiseConv2dShape, ShapeLike
@@ -82,11 +83,9 @@ def build(
     name = cache.key(
         shape=str(checked), epilogue=str(steps), target=asdict(device), strategy=str(strategy)
     )
-    cached = cache.load(name) if _keeps_code(device) else None
+    cached = _cached(name, provenance) if _keeps_code(device) else None
     if cached is not None:
-        library, description = cached
-        description["provenance"] = provenance
-        return from_library(KernelInfo.from_json(description), library)
+        return cached
 
     from .compiler import compile_module
 
@@ -118,7 +117,7 @@ def _find_strategy(
     """Turn what the caller asked for into a strategy, and say where it came from."""
     if on_miss not in ("warn", "error"):
         raise InvalidScheduleError(f"on_miss must be 'warn' or 'error', got {on_miss!r}")
-    provenance = {name: version(name) for name in ("dwtir", "apache-tvm")}
+    provenance = {"dwtir": __version__, "apache-tvm": version("apache-tvm")}
     provenance["schedule"] = str(schedule)
     if isinstance(schedule, Strategy):
         return schedule, provenance | {"chosen": "object"}
@@ -140,6 +139,20 @@ def _find_strategy(
     elif schedule != "manual":
         return schedules.named(schedule, shape, target), provenance | {"chosen": "step"}
     return schedules.choose(shape, target), provenance | {"chosen": "manual"}
+
+
+def _cached(name: str, provenance: dict[str, str]) -> Kernel | None:
+    """Take a kernel of an earlier process from the cache."""
+    found = cache.load(name)
+    if found is None:
+        return None
+    library, code, description = found
+    try:
+        info = KernelInfo.from_json(description | {"provenance": provenance})
+    except RecordError as error:
+        cache.discard(name, error)
+        return None
+    return from_library(info, library, code)
 
 
 def _keeps_code(target: Target) -> bool:

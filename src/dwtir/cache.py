@@ -18,7 +18,7 @@ from .errors import RecordError
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["cache_dir", "key", "load", "store"]
+__all__ = ["cache_dir", "discard", "is_private", "key", "load", "store"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,17 +40,23 @@ def key(**parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def load(name: str) -> tuple[tvm.runtime.Module, dict[str, Any]] | None:
+def load(name: str) -> tuple[tvm.runtime.Module, bytes, dict[str, Any]] | None:
     """Load a kernel; a file that is damaged is removed, and counts as a miss."""
     path = cache_dir() / f"{name}.so"
-    if not path.exists() or not _is_private(path.parent) or not _is_private(path):
+    if not path.exists() or not is_private(path.parent) or not is_private(path):
         return None
     try:
         return saved.read(path)
     except RecordError as error:
-        _log.warning("removed from the kernel cache: %s", error)
-        path.unlink(missing_ok=True)
+        discard(name, error)
         return None
+
+
+def discard(name: str, reason: RecordError) -> None:
+    """Remove a kernel that is damaged, and log why."""
+    path = cache_dir() / f"{name}.so"
+    _log.warning("removed %s from the kernel cache: %s", path, reason)
+    path.unlink(missing_ok=True)
 
 
 def store(name: str, library: tvm.runtime.Module, description: dict[str, Any]) -> None:
@@ -65,13 +71,13 @@ def store(name: str, library: tvm.runtime.Module, description: dict[str, Any]) -
         return
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _is_private(folder):
+        if is_private(folder):
             saved.write(folder / f"{name}.so", library, description)
     except OSError as error:
         _log.warning("kernels are not cached in %s: %s", folder, error)
 
 
-def _is_private(path: Path) -> bool:
+def is_private(path: Path) -> bool:
     """Tell whether `path` is ours and nobody else can write there."""
     status = path.stat()
     private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

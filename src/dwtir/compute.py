@@ -9,6 +9,9 @@ Both layouts have the same three blocks:
 ``epilogue``
     the fused pointwise steps and the one rounding to the output's dtype.
 
+Padding adds zeros. Whether a zero times a weight that is not finite adds NaN is
+left open: where a tap is known to lie in the padding, compilers drop it.
+
 The buffers between the blocks are `SLACK` rows and columns larger than the
 output needs. A schedule computes the first two blocks under the loops of the
 third, tile by tile, so the slack is never computed as such; but a last tile

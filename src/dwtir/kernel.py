@@ -152,10 +152,12 @@ class Kernel:
         info: KernelInfo,
         run: Callable[..., None] | None,
         library: tvm.runtime.Module | None = None,
+        code: bytes | None = None,
     ) -> None:
         self._info = info
         self._run = run
         self._library = library
+        self._code = code
         self._signature = Signature(info.shape, info.epilogue, info.target.kind)
         self.shape = info.shape
         self.epilogue = info.epilogue
@@ -295,7 +297,7 @@ class Kernel:
         if self._library is None:
             raise ToolchainError(f"kernels for {self.target.name} cannot be exported")
         info = replace(self._info, resources=self.resources())
-        saved.write(Path(path), self._library, info.to_json())
+        saved.write(Path(path), self._code or self._library, info.to_json())
 
     def _cannot_run(self) -> Callable[..., None]:
         raise ToolchainError(
@@ -318,22 +320,31 @@ def load(path: str | Path) -> Kernel:
     ToolchainError
         If the kernel's device is not here.
     """
-    library, description = _read_saved(Path(path))
-    return from_library(KernelInfo.from_json(description), library)
+    library, code, description = _read_saved(Path(path))
+    try:
+        info = KernelInfo.from_json(description)
+    except RecordError as error:
+        raise RecordError(f"{path}: {error}") from error
+    return from_library(info, library, code)
 
 
-def _read_saved(path: Path) -> tuple[tvm.runtime.Module, dict[str, Any]]:
+def _read_saved(path: Path) -> tuple[tvm.runtime.Module, bytes, dict[str, Any]]:
     from . import cuda
 
     cuda.load_runtime()  # a CUDA kernel inside the library needs it; others do not care
     return saved.read(path)
 
 
-def from_library(info: KernelInfo, library: tvm.runtime.Module) -> Kernel:
-    """Make a kernel of a compiled library, runnable if its device is here."""
+def from_library(
+    info: KernelInfo, library: tvm.runtime.Module, code: bytes | None = None
+) -> Kernel:
+    """Make a kernel of a library, runnable if its device is here.
+
+    A library that was loaded comes with its code, without which it could not be saved again.
+    """
     if info.target.kind == "cuda" and not _is_present(info.target):
-        return Kernel(info, None, library)
-    return Kernel(info, library["main"], library)
+        return Kernel(info, None, library, code)
+    return Kernel(info, library["main"], library, code)
 
 
 def _is_present(target: Target) -> bool:

@@ -117,6 +117,10 @@ def compile_cubin(source: str, arch: str) -> Cubin:
     square root are rounded correctly. Multiply-add contraction is on, as in
     nvcc. Thread-safe, and threads run in parallel: NVRTC works without the GIL.
 
+    ptxas likes to spill a few bytes to fit one more block on an SM. A kernel that
+    spills is compiled once more with the word that one block is enough, and the
+    better of the two is taken.
+
     Parameters
     ----------
     source : str
@@ -132,7 +136,8 @@ def compile_cubin(source: str, arch: str) -> Cubin:
     ToolchainError
         When NVRTC or the CUDA headers are missing.
     CompileError
-        When the source is rejected; the message holds the compiler's log.
+        When the source is rejected or has no kernel; the message holds the
+        compiler's log.
     """
     nvrtc = _bindings()
     _check_arch(nvrtc, arch)
@@ -145,9 +150,22 @@ def compile_cubin(source: str, arch: str) -> Cubin:
     ]
     if include is not None:
         options.append(f"--include-path={include}")
+    if nvrtc_version() >= _FIRST_WITH_CACHE:
+        options.append("--no-cache")
     if "bfloat16" in source:
         source = _BFLOAT16 + source
+    cubin = _compile(nvrtc, source, arch, options)
+    if _spills(cubin):
+        unhurried = re.sub(r"__launch_bounds__\((\d+)\)", r"__launch_bounds__(\1, 1)", source)
+        cubin = min(cubin, _compile(nvrtc, unhurried, arch, options), key=_spills)
+    return cubin
 
+
+def _spills(cubin: Cubin) -> int:
+    return sum(kernel.spill_store_bytes for kernel in cubin.kernels)
+
+
+def _compile(nvrtc: Any, source: str, arch: str, options: list[str]) -> Cubin:
     program = _call(
         nvrtc,
         "nvrtcCreateProgram",
@@ -162,7 +180,7 @@ def compile_cubin(source: str, arch: str) -> Cubin:
         (result,) = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)
         log = _buffer(nvrtc, "nvrtcGetProgramLog", program).rstrip(b"\0 \n").decode()
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            if include is None and "could not open source file" in log:
+            if find_toolkit().include is None and "could not open source file" in log:
                 raise ToolchainError(
                     f"the CUDA headers are missing. To get them: {INSTALL_CUDA}\n{log}"
                 )
@@ -175,7 +193,10 @@ def compile_cubin(source: str, arch: str) -> Cubin:
         code = _buffer(nvrtc, "nvrtcGetCUBIN", program)
     finally:
         _call(nvrtc, "nvrtcDestroyProgram", program)
-    return Cubin(code, arch, _resources(log), log)
+    kernels = _resources(log)
+    if not kernels:
+        raise CompileError(f"NVRTC reported no kernel for {arch}; its log is {log!r}")
+    return Cubin(code, arch, kernels, log)
 
 
 def nvrtc_version() -> tuple[int, int]:
@@ -227,6 +248,10 @@ def _buffer(nvrtc: Any, function: str, program: object) -> bytes:
     _call(nvrtc, function, program, content)
     return bytes(content)
 
+
+# From this version on NVRTC keeps what it compiled in the driver's cache, and gives code
+# from there without the log that tells its resources. Earlier ones refuse the option.
+_FIRST_WITH_CACHE = (12, 9)
 
 _FUNCTION = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
 _NUMBERS = {

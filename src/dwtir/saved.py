@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import os
+import struct
 import tempfile
 import zipfile
+import zlib
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +34,12 @@ _MEMBER = "dwtir.json"
 _SCHEMA = 1
 _MAX_FILE = 256 * 2**20
 _MAX_DESCRIPTION = 64 * 2**20
+# What zipfile and json raise on damaged bytes; RuntimeError is an encrypted member, an
+# unknown compression, or JSON nested too deeply.
+_UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(EOFError, KeyError, OSError, RuntimeError, ValueError),
+)
 
 
 def linker() -> str | None:
@@ -41,15 +50,16 @@ def linker() -> str | None:
     return None if found is None else str(found)
 
 
-def write(path: Path, library: tvm.runtime.Module, description: dict[str, Any]) -> None:
+def write(path: Path, library: tvm.runtime.Module | bytes, description: dict[str, Any]) -> None:
     """Write a kernel, completely or not at all.
 
     Parameters
     ----------
     path : Path
         The file; one that is there is replaced.
-    library : tvm.runtime.Module
-        The host function and its imports.
+    library : tvm.runtime.Module or bytes
+        The host function and its imports, or the code that `read` gave: TVM
+        cannot export again what it has loaded.
     description : dict
         JSON values that `read` gives back.
 
@@ -58,7 +68,7 @@ def write(path: Path, library: tvm.runtime.Module, description: dict[str, Any]) 
     ToolchainError
         If there is no C compiler to link with.
     """
-    if linker() is None:
+    if not isinstance(library, bytes) and linker() is None:
         raise ToolchainError(
             "saving a kernel needs a C compiler to link with and none was found; install one "
             "(for example: apt-get install g++) or name it in $CXX"
@@ -66,7 +76,10 @@ def write(path: Path, library: tvm.runtime.Module, description: dict[str, Any]) 
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".dwtir-") as folder:
         draft = Path(folder, "kernel.so")
-        library.export_library(str(draft))
+        if isinstance(library, bytes):
+            draft.write_bytes(library)
+        else:
+            library.export_library(str(draft))
         code = draft.read_bytes()
         record = {
             "schema": _SCHEMA,
@@ -81,8 +94,13 @@ def write(path: Path, library: tvm.runtime.Module, description: dict[str, Any]) 
         os.replace(draft, path)
 
 
-def read(path: Path) -> tuple[tvm.runtime.Module, dict[str, Any]]:
+def read(path: Path) -> tuple[tvm.runtime.Module, bytes, dict[str, Any]]:
     """Check a kernel's file and load it.
+
+    Returns
+    -------
+    (tvm.runtime.Module, bytes, dict)
+        The library, its code for `write`, and the description.
 
     Raises
     ------
@@ -100,7 +118,7 @@ def read(path: Path) -> tuple[tvm.runtime.Module, dict[str, Any]]:
             record = json.loads(archive.read(_MEMBER))
     except FileNotFoundError:
         raise RecordError(f"{path}: no such file") from None
-    except (zipfile.BadZipFile, zipfile.zlib.error, KeyError, ValueError, OSError) as error:  # type: ignore[attr-defined]
+    except _UNREADABLE as error:
         raise RecordError(f"{path}: not a kernel saved by dwtir, or damaged: {error}") from error
     if not isinstance(record, dict) or record.get("schema") != _SCHEMA:
         raise RecordError(f"{path}: not a kernel of schema {_SCHEMA}")
@@ -113,10 +131,10 @@ def read(path: Path) -> tuple[tvm.runtime.Module, dict[str, Any]]:
     if type(code_bytes) is not int or not 0 < code_bytes <= size or not isinstance(kernel, dict):
         raise RecordError(f"{path}: the description is damaged")
     with path.open("rb") as file:
-        digest = hashlib.sha256(file.read(code_bytes)).hexdigest()
-    if digest != record.get("code_sha256"):
+        code = file.read(code_bytes)
+    if hashlib.sha256(code).hexdigest() != record.get("code_sha256"):
         raise RecordError(f"{path}: the code is damaged; its SHA-256 is not the recorded one")
 
     import tvm
 
-    return tvm.runtime.load_module(str(path)), kernel
+    return tvm.runtime.load_module(str(path)), code, kernel

@@ -173,7 +173,7 @@ def _by_attributes(attributes: Mapping[str, Any]) -> Target:
     }
     given = {field: attributes[key] for key, field in limits.items() if key in attributes}
     for field, value in given.items():
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InvalidTargetError(f"{field} must be a positive integer, got {value!r}")
     return replace(found, **given)
 

@@ -16,8 +16,8 @@ Data, weights and outputs move as vectors of `vector` channels, 16 bytes where
 the channels allow it; a warp's accesses are contiguous. The arithmetic is in
 scalars, for CUDA has no vectors of 8 floats.
 
-Registers: vector * (KH rows of the window + sums + weights), half of that for the
-window and weights of 2-byte types. No shared memory: threads share their halo through L1.
+Registers: vector * (KH rows of the window + sums + weights). No shared memory:
+threads share their halo through L1.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING, ClassVar
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, get_blocks, stage_operands, stage_output, unroll_in_source
-from .tiles import even_split, reach, with_value
+from .tiles import MAX_UNROLLED, even_split, occupy, reach, threads_over, with_value
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
 __all__ = ["ChannelVector"]
 
-_REGISTERS = 240
-"""Registers that window, sums and weights may take, of 255; the compiler reloads
-weights sooner than it spills."""
+_REGISTERS = 136
+"""Registers for the window's rows in use and the sums. The rest of 255 is for weights,
+addresses, and the loads under way; with less of it some shapes spill."""
 
 
 @dataclass(frozen=True)
@@ -70,28 +70,44 @@ class ChannelVector(Strategy):
 
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> ChannelVector:
-        """Choose the tile by what limits it: registers, and idle threads at the edges.
+        """Choose the tile by what limits it: registers, loads per output, idle threads.
 
-        Two columns and up to 8 rows share most of their window; with a stride
-        they share less, and fewer rows leave more threads to hide latency.
-        The vector is the widest whose window fits the registers. Where not even
-        two channels' window does, the kernel rows come one by one, and a wide
-        tile of few rows reuses each row's inputs for its KW taps.
+        Columns: a window is KW-1 columns wider than its outputs, so with about
+        KW-1 of them half of what is loaded is new. Rows likewise, up to 8.
+        Vector: the widest whose window and sums fit, if need be with half the rows.
+        The larger the kernel, the fewer channels: reusing a window of 7x7 taps is
+        worth more than a wide load. Eight halves become eight floats, so that only
+        a 1x1 kernel has the registers for them.
         """
-        cols = min(2, shape.out_width)
-        rows = even_split(shape.out_height, max(1, 8 // shape.stride[0]))
-        vectors = [n for n in _vectors(shape) if n >= min(2, max(_vectors(shape)))]
-        fitting = [
-            n for n in vectors if cls(rows, cols, n, 1, 1, 1)._registers(shape) <= _REGISTERS
-        ]
-        window, vector = ("tile", max(fitting)) if fitting else ("row", min(vectors))
+        halo = max(2, shape.kernel[1] - 1)
+        cols = min(
+            (n for n in range(1, min(7, shape.out_width) + 1) if n <= halo + 1),
+            key=lambda n: (-(-shape.out_width // n) * n * (1 + abs(n - halo) / 16), -n),
+        )
+        tall = even_split(shape.out_height, max(1, 8 // shape.stride[0]))
+        taps = shape.kernel[0] * shape.kernel[1]
+        vectors = tuple(n for n in _vectors(shape) if n <= 4 or taps == 1)
+        vector, rows = next(
+            (
+                (n, rows)
+                for n in reversed(vectors)
+                for rows in (tall, -(-tall // 2))
+                if cls(rows, cols, n, 1, 1, 1)._registers(shape) <= _REGISTERS
+            ),
+            (vectors[0], -(-tall // 2)),
+        )
+        while rows > 1 and rows * cols * vector * taps > MAX_UNROLLED:
+            rows = -(-rows // 2)
+        window = "tile" if cols * vector * taps <= MAX_UNROLLED else "row"
         if window == "row":
-            rows, cols = 1, even_split(shape.out_width, 7)
+            vector = max(n for n in vectors if n <= max(2, vectors[0]))
+        rows, cols, vector = occupy(shape, target, rows, cols, vector)
+        vector = max(n for n in vectors if n <= max(vector, vectors[0]))
 
         # A warp's access is as long as its channels are contiguous: channels first.
-        thread_x = even_split(shape.out_channels // vector, 64)
-        thread_y = even_split(-(-shape.out_width // cols), max(1, 128 // thread_x))
-        thread_z = even_split(
+        thread_x = threads_over(shape.out_channels // vector, 128)
+        thread_y = threads_over(-(-shape.out_width // cols), max(1, 128 // thread_x))
+        thread_z = threads_over(
             -(-shape.out_height // rows), max(1, min(64, 128 // (thread_x * thread_y)))
         )
         return cls(rows, cols, vector, thread_x, thread_y, thread_z, window)
@@ -117,16 +133,12 @@ class ChannelVector(Strategy):
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
 
     def _registers(self, shape: DepthwiseConv2dShape) -> int:
-        """Count the registers that are live at once: the window's rows in use, sums and weights.
+        """Count the registers for the window's rows in use, those under one output, and sums.
 
-        The unrolled code works its way down the window, so that of a "tile" no more
-        than the rows under one output are needed at a time.
+        A half takes a whole one, for it is converted once and kept as a float.
         """
-        whole = self.window == "tile"
-        rows = min(shape.kernel[0], reach(shape, 0, self.rows)) if whole else self.rows
-        taps = shape.kernel[1] * (shape.kernel[0] if whole else 1)
-        loaded = self.vector * (rows * reach(shape, 1, self.cols) + taps)
-        return loaded * shape.itemsize // 4 + self.rows * self.cols * self.vector
+        window = shape.kernel[0] * reach(shape, 1, self.cols)
+        return self.vector * (window + self.rows * self.cols)
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
         pad, conv, epilogue = get_blocks(sch)

@@ -14,8 +14,8 @@ With ``window="tile"`` all taps are unrolled and each input of the window is
 loaded once. ``window="row"`` is for kernels whose window does not fit: the
 loop over kernel rows stays, and each of them loads the inputs it needs.
 
-Registers: KH rows of the window + rows*cols sums + KH*KW weights (in "row": rows
-rows, KW weights).
+Registers: KH rows of the window (in "row": `rows` of them) + rows*cols sums, and
+as many weights as are left room for: they are the same for a whole warp, or nearly.
 No shared memory: neighbouring threads share their halo through L1.
 """
 
@@ -27,7 +27,15 @@ from typing import TYPE_CHECKING, ClassVar
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, get_blocks, stage_operands, stage_output, unroll_in_source
-from .tiles import even_split, largest_divisor, reach, with_value
+from .tiles import (
+    MAX_UNROLLED,
+    even_split,
+    largest_divisor,
+    occupy,
+    reach,
+    threads_over,
+    with_value,
+)
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -35,8 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["RegisterWindow"]
 
 _REGISTERS = 200
-"""Registers that window, sums and weights may take, of 255; addresses and predicates
-take the rest."""
+"""Registers that window and sums may take, of 255; addresses, predicates and the weights
+of the moment take the rest."""
 
 
 @dataclass(frozen=True)
@@ -68,30 +76,38 @@ class RegisterWindow(Strategy):
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> RegisterWindow:
         """Choose the tile by what limits it: registers, the width of loads, idle threads.
 
-        Columns: a warp's load takes elements ``cols * stride`` apart, so that 4 is
-        where it spreads over as many cache lines as a warp may ask for at once.
-        A store is one vector then. Odd widths are stored one by one, and two
-        columns share most of their window already.
+        Columns: with stride 1, four: a warp's load spreads over as many cache lines
+        as it may ask for at once, and a store is one vector. A larger stride spreads
+        the loads already and leaves less to share. Odd widths are stored one by one,
+        and two columns share most of their window.
         Rows: every thread loads the halo of KH-1 rows anew, so the taller the
         better, up to 8, where the halo of a 3x3 kernel costs a quarter.
         """
-        widest = max(1, 4 // shape.stride[1]) if shape.out_width % 2 == 0 else 2
-        cols = max(n for n in _allowed_columns(shape) if n <= max(1, min(widest, shape.out_width)))
-        window = "tile" if cls(1, cols, 1, 1, 1)._registers(shape) <= _REGISTERS else "row"
+        taps = shape.kernel[0] * shape.kernel[1]
+        widest = 1 if shape.stride[1] > 1 else 2 if shape.out_width % 2 else 4
+        allowed = [n for n in _allowed_columns(shape) if n <= min(widest, shape.out_width)]
+
+        def fits(rows: int, cols: int, window: str) -> bool:
+            unrolled = rows * cols * (taps if window == "tile" else shape.kernel[1])
+            registers = cls(rows, cols, 1, 1, 1, window)._registers(shape)
+            return registers <= _REGISTERS and unrolled <= MAX_UNROLLED
+
+        window, cols = next(
+            ((w, n) for w in ("tile", "row") for n in reversed(allowed) if fits(1, n, w)),
+            ("row", 1),
+        )
         tallest = max(
-            (
-                rows
-                for rows in range(1, min(8, shape.out_height) + 1)
-                if cls(rows, cols, 1, 1, 1, window)._registers(shape) <= _REGISTERS
-            ),
+            (rows for rows in range(1, 9) if fits(rows, cols, window)),
             default=1,
         )
         rows = even_split(shape.out_height, tallest)
+        rows, cols, _ = occupy(shape, target, rows, cols)
+        cols = max(n for n in allowed if n <= cols)
 
         # A block is about 256 threads: whole rows of tiles first, then the rows below
         # them, then channels. More would deal the work to the SMs too coarsely.
-        thread_x = even_split(-(-shape.out_width // cols), 64)
-        thread_y = even_split(-(-shape.out_height // rows), max(1, 256 // thread_x))
+        thread_x = threads_over(-(-shape.out_width // cols), 64)
+        thread_y = threads_over(-(-shape.out_height // rows), max(1, 256 // thread_x))
         channels = shape.batch * shape.out_channels
         thread_z = largest_divisor(channels, max(1, min(64, 256 // (thread_x * thread_y))))
         return cls(rows, cols, thread_x, thread_y, thread_z, window)
@@ -123,15 +139,15 @@ class RegisterWindow(Strategy):
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
 
     def _registers(self, shape: DepthwiseConv2dShape) -> int:
-        """Count the registers that are live at once: the window's rows in use, sums and weights.
+        """Count the registers that are live at once: the window's rows in use and the sums.
 
         The unrolled code works its way down the window, so that of a "tile" no more
-        than the rows under one output are needed at a time.
+        than the rows under one output are needed at a time. The weights
+        are loaded again sooner than anything spills.
         """
-        whole = self.window == "tile"
-        rows = min(shape.kernel[0], reach(shape, 0, self.rows)) if whole else self.rows
-        taps = shape.kernel[1] * (shape.kernel[0] if whole else 1)
-        return rows * reach(shape, 1, self.cols) + self.rows * self.cols + taps
+        rows = min(shape.kernel[0], reach(shape, 0, self.rows))
+        rows = rows if self.window == "tile" else self.rows
+        return rows * reach(shape, 1, self.cols) + self.rows * self.cols
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
         pad, conv, epilogue = get_blocks(sch)

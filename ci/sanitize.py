@@ -1,0 +1,78 @@
+"""Run every GPU strategy once on a small shape and check the result; for compute-sanitizer.
+
+    compute-sanitizer --tool memcheck --error-exitcode 1 python ci/sanitize.py
+
+The tensors are TVM's, each of which is an allocation of its own: an access past
+the end of one is an error there, and not the next tensor of a pool. With the
+argument ``opencl`` the same kernels run through OpenCL, as a rehearsal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import tvm
+
+import dwtir
+from dwtir import reference
+from dwtir.target import resolve
+
+# Odd sizes, so that tiles hang over every edge; 8 channels make a vector of 16 bytes. The
+# large kernel takes the strategies' second way, row by row.
+SIZES = ("2x8x13x17_k3_psame", "1x8x19x18_k13_s2_psame")
+EPILOGUE = "scale_shift+relu"
+
+
+def main(target: str) -> int:
+    """Run all kernels; return the exit status."""
+    device = resolve(target)
+    wrong = 0
+    for size in SIZES:
+        for layout in ("nchw", "nhwc"):
+            for dtype in ("float32", "float16"):
+                shape = dwtir.DepthwiseConv2dShape.parse(f"{size}_{dtype}_{layout}")
+                for schedule in schedules(shape, device):
+                    right = is_right(shape, schedule, device)
+                    wrong += not right
+                    print(f"{'ok   ' if right else 'WRONG'} {schedule:16} {shape}", flush=True)
+    return 1 if wrong else 0
+
+
+def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterator[str]:
+    """Name the strategies for the shape, and the articles' steps where they are for it."""
+    claiming = [name for name, kind in dwtir.STRATEGIES.items() if kind.claims(shape, device)]
+    yield from claiming
+    for steps in dwtir.ARTICLE_STEPS.values():
+        for name, make in steps.items():
+            if make(shape, device).name in claiming:
+                yield name
+
+
+def is_right(shape: dwtir.DepthwiseConv2dShape, schedule: str, device: dwtir.Target) -> bool:
+    """Build the kernel, run it, and compare with the oracle."""
+    kernel = dwtir.build(shape, schedule, epilogue=EPILOGUE, target=device)
+    rng = np.random.default_rng(0)
+    extents = {"data": shape.data_shape, "weight": shape.weight_shape}
+    extents |= kernel.epilogue.operands(shape)
+    arrays = {
+        name: rng.standard_normal(extent, np.float32).astype(shape.dtype)
+        for name, extent in extents.items()
+    }
+    out = np.full(shape.out_shape, np.nan, shape.dtype)
+    if device.kind == "cuda":
+        gpu = tvm.cuda(0)
+        on_gpu = tvm.runtime.tensor(out, gpu)
+        kernel(*(tvm.runtime.tensor(array, gpu) for array in arrays.values()), out=on_gpu)
+        out = on_gpu.numpy()
+    else:
+        kernel(*arrays.values(), out=out)
+    data, weight = arrays.pop("data"), arrays.pop("weight")
+    expected = reference.depthwise_conv2d(shape, data, weight, arrays, epilogue=EPILOGUE)
+    bound = reference.error_bound(shape, data, weight, arrays, epilogue=EPILOGUE)
+    return bool((np.abs(out.astype(np.float64) - expected) <= bound).all())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "cuda"))

@@ -1,0 +1,194 @@
+"""The articles' layers with every step of both ladders: built, checked, timed, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from . import opencl, reference
+from ._version import __version__
+from .build import build, schedule_for
+from .epilogue import Epilogue
+from .errors import DwtirError
+from .kernel import Kernel, Resources
+from .replay import replay_on_cpu
+from .schedules import ARTICLE_STEPS, named
+from .shape import DepthwiseConv2dShape
+from .target import KNOWN_GPUS, Target, resolve
+
+__all__ = ["main"]
+
+_LAYERS = ("1x256x96x96_k3x3_p1", "3x4x16x32_k7x7_p3")
+_HEAD = ("step", "runs on", "grid", "block", "shared B", "regs", "spill B", "error", "us", "gain")
+_WIDTHS = (14, 12, 12, 10, 9, 5, 8, 9, 10, 7)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """A layer with data and its true output."""
+
+    shape: DepthwiseConv2dShape
+    data: np.ndarray[Any, Any]
+    weight: np.ndarray[Any, Any]
+    expected: np.ndarray[Any, Any]
+    bound: np.ndarray[Any, Any]
+
+    @classmethod
+    def make(cls, text: str) -> _Problem:
+        shape = DepthwiseConv2dShape.parse(text)
+        rng = np.random.default_rng(0)
+        data = rng.standard_normal(shape.data_shape, np.float32)
+        weight = rng.standard_normal(shape.weight_shape, np.float32)
+        return cls(
+            shape,
+            data,
+            weight,
+            reference.depthwise_conv2d(shape, data, weight),
+            reference.error_bound(shape, data, weight),
+        )
+
+
+@dataclass(frozen=True)
+class _Row:
+    step: str
+    runs_on: str
+    resources: Resources
+    error: float
+    right: bool
+    seconds: float | None = None
+
+
+def main(target: str | None) -> int:
+    """Print the tables; return 1 if a kernel was wrong or failed, else 0."""
+    try:
+        device = resolve(target)
+    except DwtirError as error:
+        print(error)
+        return 1
+    if device.is_gpu:
+        how = f"All steps run on {device.name}."
+    elif opencl.available() is None:
+        how = "GPU steps run as OpenCL (correctness only: a CPU's time says nothing about them)."
+    else:
+        how = (
+            "GPU steps run as the LLVM replay of their trace, without barriers and without times; "
+            "pip install 'dwtir[opencl]' runs them as OpenCL."
+        )
+    print(f"dwtir {__version__} on {device.name} ({device.arch}). {how}")
+    failures = 0
+    for text in _LAYERS:
+        problem = _Problem.make(text)
+        print(f"\n{problem.shape}: {problem.shape.flop / 1e6:.1f} MFLOP, ", end="")
+        print(f"{problem.shape.least_bytes / 1e6:.2f} MB at least")
+        _print_cells(_HEAD)
+        for article, steps in ({"": {"manual": None}} | ARTICLE_STEPS).items():
+            previous = None
+            for step in steps:
+                try:
+                    row = _run(problem, step, device)
+                except DwtirError as error:
+                    failures += 1
+                    print(f"{step}: {type(error).__name__}: {error}")
+                    continue
+                failures += not row.right
+                _print_row(row, previous)
+                previous = row.seconds if article else None
+    print(f"\n{'all kernels are right' if not failures else f'{failures} kernels FAILED'}")
+    return 1 if failures else 0
+
+
+def _run(problem: _Problem, step: str, device: Target) -> _Row:
+    """Build one step for the device, or for what stands in for a GPU, and check it."""
+    if device.kind == "cuda":
+        kernel = build(problem.shape, step, target=device)
+        return _row(problem, step, kernel, "CUDA", partial(_on_gpu, kernel), kernel.time().median)
+    if device.kind == "opencl" or (step != "manual" and opencl.available() is None):
+        kernel = build(problem.shape, step, target="opencl")
+        return _row(problem, step, kernel, "OpenCL", kernel)
+    if step == "manual":
+        kernel = build(problem.shape, step, target=device)
+        return _row(problem, step, kernel, "CPU", kernel, kernel.time().median)
+    return _replayed(problem, step)
+
+
+def _row(
+    problem: _Problem,
+    step: str,
+    kernel: Kernel,
+    runs_on: str,
+    run: Callable[..., Any],
+    seconds: float | None = None,
+) -> _Row:
+    error, right = _compare(problem, run(problem.data, problem.weight))
+    return _Row(step, runs_on, kernel.resources(), error, right, seconds)
+
+
+def _on_gpu(kernel: Kernel, *arrays: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    import tvm
+
+    out: np.ndarray[Any, Any]
+    out = kernel(*(tvm.runtime.tensor(array, tvm.cuda(0)) for array in arrays)).numpy()
+    return out
+
+
+def _replayed(problem: _Problem, step: str) -> _Row:
+    """Run a GPU step on LLVM, for a GPU of the usual limits."""
+    import tvm
+    import tvm_ffi
+
+    from . import compute
+
+    gpu = KNOWN_GPUS["nvidia-h200"]
+    strategy = named(step, problem.shape, gpu)
+    strategy.check_use(problem.shape, gpu)
+    sch = schedule_for(problem.shape, Epilogue(), strategy)
+    mod = replay_on_cpu(sch, compute.depthwise_conv2d(problem.shape, Epilogue()))
+    out = np.full(problem.shape.out_shape, np.nan, np.float32)
+    arrays = (problem.data, problem.weight, out)
+    tvm.compile(mod, target=resolve("cpu").tvm())["main"](*map(tvm_ffi.from_dlpack, arrays))
+    error, right = _compare(problem, out)
+    return _Row(step, "LLVM replay", Resources(), error, right)
+
+
+def _compare(problem: _Problem, out: np.ndarray[Any, Any]) -> tuple[float, bool]:
+    error = np.abs(out.astype(np.float64) - problem.expected)
+    return float(error.max()), bool((error <= problem.bound).all())
+
+
+def _print_row(row: _Row, previous: float | None) -> None:
+    use = row.resources
+    gain = previous / row.seconds if previous and row.seconds else None
+    _print_cells(
+        (
+            row.step,
+            row.runs_on,
+            _extents(use.grid),
+            _extents(use.block),
+            *("-" if n is None else str(n) for n in (use.shared_bytes, use.registers)),
+            "-" if use.spill_bytes is None else str(use.spill_bytes),
+            f"{row.error:.1e}" if row.right else "WRONG",
+            "-" if row.seconds is None else f"{row.seconds * 1e6:.2f}",
+            "-" if gain is None else f"{gain:.2f}x",
+        )
+    )
+
+
+def _extents(extents: tuple[int, int, int] | None) -> str:
+    """Write (4, 2, 1) as 4x2, as the articles do."""
+    if extents is None:
+        return "-"
+    while len(extents) > 1 and extents[-1] == 1:
+        extents = extents[:-1]  # type: ignore[assignment]  # fewer than three from here on
+    return "x".join(map(str, extents))
+
+
+def _print_cells(cells: tuple[str, ...]) -> None:
+    def parts() -> Iterator[str]:
+        for i, (cell, width) in enumerate(zip(cells, _WIDTHS, strict=True)):
+            yield cell.ljust(width) if i < 2 else cell.rjust(width)
+
+    print(" ".join(parts()).rstrip(), flush=True)

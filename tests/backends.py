@@ -1,0 +1,200 @@
+"""The ways a schedule runs, behind one interface: the same test serves all of them.
+
+``replay``
+    a GPU schedule without its thread bindings, compiled by LLVM;
+``cpu``
+    `dwtir.build` for the processor;
+``opencl``
+    `dwtir.build` for OpenCL, which is PoCL on most machines: work-groups and barriers;
+``cuda``
+    `dwtir.build` for the GPU that is present, called with torch tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import tvm
+from tvm.s_tir import Schedule
+
+import dwtir
+from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, Strategy, Target, compute
+from dwtir.arguments import ALIGNMENT, Signature
+from dwtir.build import schedule_for
+from dwtir.reference import numpy_dtype
+from dwtir.replay import replay_on_cpu
+from dwtir.shape import DTYPES
+from dwtir.target import resolve
+from strategies import Array, Tensors
+
+Run: TypeAlias = Callable[[Sequence["Guarded"]], None]
+"""Calls a kernel with its inputs and, last, its output."""
+
+_GUARD = 512  # bytes before and after a tensor
+_OUTPUT_GUARD, _INPUT_GUARD = 0xA5, 0xFF  # 0xFF is NaN in all dtypes: reading it shows
+
+
+class Guarded:
+    """A tensor with memory around it that nobody may write, and nobody may use.
+
+    Its address is a multiple of `ALIGNMENT` and of no larger power of two, for
+    that is all a kernel may count on.
+    """
+
+    def __init__(self, array: Array, guard: int) -> None:
+        size = array.nbytes
+        memory = np.full(size + 2 * _GUARD + 64, guard, np.uint8)
+        skip = (ALIGNMENT - memory.ctypes.data) % 64
+        self.memory = memory[skip : skip + size + 2 * _GUARD]
+        self.guard = guard
+        self.place = slice(_GUARD, _GUARD + size)
+        self.array: Array = self.memory[self.place].view(array.dtype).reshape(array.shape)
+        self.array[...] = array
+        assert self.array.ctypes.data % 64 == ALIGNMENT
+
+    def check_surroundings(self, name: str) -> None:
+        around = np.delete(self.memory, np.r_[self.place])
+        assert (around == self.guard).all(), f"memory around {name} was written"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to run a schedule.
+
+    Parameters
+    ----------
+    name : str
+    target : callable
+        Finds the target that its schedules are made for.
+    compile : callable
+        Makes a `Run` of a strategy, shape and epilogue.
+    """
+
+    name: str
+    target: Callable[[], Target]
+    compile: Callable[[Strategy, DepthwiseConv2dShape, Epilogue], Run]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it runs schedules for GPUs."""
+        return self.name != "cpu"
+
+    def run(
+        self,
+        strategy: Strategy,
+        shape: DepthwiseConv2dShape,
+        epilogue: Epilogue,
+        *inputs: Tensors,
+    ) -> list[Array]:
+        """Compile once and run on each set of inputs; return the outputs as float64."""
+        return run_guarded(self.compile(strategy, shape, epilogue), shape, inputs)
+
+
+def run_guarded(
+    run: Run, shape: DepthwiseConv2dShape, inputs: Sequence[Mapping[str, Array]]
+) -> list[Array]:
+    """Run, and check that all of the output and no other memory is written."""
+    outputs = []
+    for tensors in inputs:
+        unwritten = np.full(shape.out_shape, np.nan, np.float32).astype(numpy_dtype(shape.dtype))
+        guarded = {name: Guarded(array, _INPUT_GUARD) for name, array in tensors.items()}
+        guarded["out"] = Guarded(unwritten, _OUTPUT_GUARD)
+        run(list(guarded.values()))
+        for name, tensor in guarded.items():
+            tensor.check_surroundings(name)
+            if name != "out":
+                assert tensor.array.tobytes() == tensors[name].tobytes(), f"{name} was written"
+        outputs.append(guarded["out"].array.astype(np.float64))
+    return outputs
+
+
+def llvm(mod: tvm.IRModule, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Run:
+    """Compile a module for this processor, without optimisation: it runs once or twice."""
+    host = resolve("cpu")
+    config = {"kind": "llvm", "mcpu": host.arch, "mattr": list(host.features), "opt-level": 0}
+    main = tvm.compile(mod, target=tvm.target.Target(config, host=config)).mod["main"]
+    signature = Signature(shape, epilogue, "cpu")
+
+    def run(tensors: Sequence[Guarded]) -> None:
+        *inputs, out = (tensor.array for tensor in tensors)
+        main(*signature.bind(tuple(inputs), out).arguments)
+
+    return run
+
+
+def replay(sch: Schedule, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Run:
+    """Replay a GPU schedule on the processor."""
+    return llvm(replay_on_cpu(sch, compute.depthwise_conv2d(shape, epilogue)), shape, epilogue)
+
+
+def _replay(strategy: Strategy, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Run:
+    strategy.check_use(shape, H200)
+    return replay(schedule_for(shape, epilogue, strategy), shape, epilogue)
+
+
+def _build(target: str) -> Callable[[Strategy, DepthwiseConv2dShape, Epilogue], Run]:
+    def compile_kernel(strategy: Strategy, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Run:
+        kernel = dwtir.build(shape, strategy, epilogue=epilogue, target=target)
+
+        def run(tensors: Sequence[Guarded]) -> None:
+            *inputs, out = (tensor.array for tensor in tensors)
+            assert kernel(*inputs, out=out) is out
+
+        return run
+
+    return compile_kernel
+
+
+def _cuda(strategy: Strategy, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Run:
+    import torch
+
+    kernel = dwtir.build(shape, strategy, epilogue=epilogue, target="cuda")
+
+    def run(tensors: Sequence[Guarded]) -> None:
+        memories = [
+            torch.empty(tensor.memory.size + ALIGNMENT, dtype=torch.uint8, device="cuda")
+            for tensor in tensors
+        ]
+        moved = []
+        for tensor, memory in zip(tensors, memories, strict=True):
+            # torch aligns to 512 bytes; a kernel may count on ALIGNMENT only.
+            memory[ALIGNMENT:].copy_(torch.from_numpy(tensor.memory))
+            inside = memory[ALIGNMENT:][tensor.place].view(getattr(torch, shape.dtype))
+            moved.append(inside.view(tensor.array.shape))
+        assert kernel(*moved[:-1], out=moved[-1]) is moved[-1]
+        for tensor, memory in zip(tensors, memories, strict=True):
+            tensor.memory[...] = memory[ALIGNMENT:].cpu().numpy()
+
+    return run
+
+
+H200 = resolve("nvidia-h200")
+REPLAY = Backend("replay", lambda: H200, _replay)
+CPU = Backend("cpu", lambda: resolve("cpu"), _build("cpu"))
+OPENCL = Backend("opencl", lambda: resolve("opencl"), _build("opencl"))
+CUDA = Backend("cuda", lambda: resolve("cuda"), _cuda)
+
+Cell: TypeAlias = tuple[Backend, type[Strategy], str, str]
+
+
+def cells(*backends: Backend, strategies: Mapping[str, type[Strategy]] = STRATEGIES) -> list[Any]:
+    """List backend, strategy, layout and dtype in all combinations that go together."""
+    return [
+        pytest.param(
+            backend,
+            strategy,
+            layout,
+            dtype,
+            id=f"{backend.name}-{strategy.name}-{layout.lower()}-{dtype}",
+            marks=[pytest.mark.gpu] if backend is CUDA else [],
+        )
+        for backend in backends
+        for strategy in strategies.values()
+        if strategy.on_gpu == backend.on_gpu
+        for layout in strategy.layouts
+        for dtype in DTYPES
+    ]

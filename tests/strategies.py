@@ -1,0 +1,335 @@
+"""What tests are made of: Hypothesis strategies for shapes, epilogues and tiles, and tensors.
+
+A drawn shape is small enough that compiling and running it takes well under a
+second, and yet reaches what kernels get wrong: odd and prime sizes, kernels as
+large as the padded input, strides that skip inputs, padding on one side only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isqrt, prod
+from typing import Any, TypeAlias
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import example
+from numpy.typing import NDArray
+
+from dwtir import DepthwiseConv2dShape, Epilogue, InvalidScheduleError, Strategy, Target
+from dwtir.epilogue import STEPS
+from dwtir.reference import numpy_dtype
+from dwtir.schedules.ladder import LADDER_STEPS
+from dwtir.shape import DTYPES, LAYOUTS
+
+Array: TypeAlias = NDArray[Any]
+Tensors: TypeAlias = dict[str, Array]
+
+NAMED_SHAPES = {
+    "one channel": "1x1x9x14_k3_p1",
+    "prime sizes": "1x5x31x37_k3_s2_psame",
+    "kernel = padded input": "1x3x5x4_k7x6_p1",
+    "stride above kernel": "1x4x23x19_k2x3_s3x5_p0x1",
+    "1x1": "1x6x13x8_k1",
+    "1x11": "1x2x6x29_k1x11_p0x5",
+    "multiplier 3": "1x5x11x12_k3_p1_m3",
+    "dilation 4": "1x2x20x17_k3x2_p4x2_d4",
+    "batch 3": "3x3x10x10_k5x3_s1x2_p2x0x1x3",
+}
+"""What every kernel is tried on, whatever else Hypothesis draws."""
+
+
+def named_shapes(**others: Any) -> Callable[[Any], Any]:
+    """Run a test of `shape` on all of `NAMED_SHAPES`, with `others` as its other arguments."""
+
+    def decorate(test: Any) -> Any:
+        for name, text in NAMED_SHAPES.items():
+            test = example(shape=DepthwiseConv2dShape.parse(text), **others).via(name)(test)
+        return test
+
+    return decorate
+
+
+# Shapes
+
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+
+
+def _pairs(most: int) -> st.SearchStrategy[tuple[int, int]]:
+    """Equal values more often than chance, and lines."""
+    number = st.integers(1, most)
+    return st.one_of(
+        number.map(lambda n: (n, n)),
+        st.tuples(number, number),
+        number.map(lambda n: (1, n)),
+        number.map(lambda n: (n, 1)),
+    )
+
+
+_PADDINGS = st.one_of(
+    st.just("VALID"),
+    st.just("SAME"),
+    st.integers(0, 6),
+    st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    st.tuples(*[st.integers(0, 6)] * 4),
+)
+
+
+@st.composite
+def shapes(
+    draw: st.DrawFn,
+    *,
+    layouts: tuple[str, ...] = LAYOUTS,
+    dtypes: tuple[str, ...] = tuple(DTYPES),
+    batch: int = 3,
+    channels: int = 17,
+    size: int = 40,
+    kernel: int = 11,
+    stride: int = 5,
+    dilation: int = 4,
+    multiplier: int = 4,
+    flop: int = 2_000_000,
+) -> DepthwiseConv2dShape:
+    """Draw a shape; every argument but the first two is the largest value of its kind.
+
+    `flop` bounds the work: of a large image there are few channels and batch items.
+    """
+    kernels, strides, dilations = draw(_pairs(kernel)), draw(_pairs(stride)), draw(_pairs(dilation))
+    padding = draw(_PADDINGS)
+    sizes = []
+    for axis in range(2):
+        least = max(1, (kernels[axis] - 1) * dilations[axis] + 1 - _total(padding, axis))
+        most = max(size, least)
+        sizes.append(
+            draw(
+                st.one_of(
+                    st.integers(least, most),
+                    st.just(least),
+                    st.sampled_from([n for n in _PRIMES if least <= n <= most] or [least]),
+                )
+            )
+        )
+
+    def make(
+        batch: int = 1, in_channels: int = 1, multiplier: int = 1, **names: str
+    ) -> DepthwiseConv2dShape:
+        return DepthwiseConv2dShape(
+            batch=batch,
+            in_channels=in_channels,
+            height=sizes[0],
+            width=sizes[1],
+            kernel=kernels,
+            stride=strides,
+            padding=padding,
+            dilation=dilations,
+            channel_multiplier=multiplier,
+            **names,
+        )
+
+    affordable = max(1, flop // make().flop)
+    filters = draw(st.integers(1, min(multiplier, affordable)))
+    inputs = draw(st.integers(1, min(channels, max(1, affordable // filters))))
+    items = draw(st.integers(1, min(batch, max(1, affordable // (filters * inputs)))))
+    return make(
+        items,
+        inputs,
+        filters,
+        dtype=draw(st.sampled_from(dtypes)),
+        layout=draw(st.sampled_from(layouts)),
+    )
+
+
+def _total(padding: Any, axis: int) -> int:
+    """Padding on both sides; that of "SAME" suffices for any size."""
+    if padding == "SAME":
+        return 1 << 20
+    if padding == "VALID":
+        return 0
+    sides = (padding,) if isinstance(padding, int) else padding
+    return int((sides * 4)[axis] + (sides * 4)[axis + 2])
+
+
+def _example_parameters() -> dict[str, Any]:
+    return {"batch": 1, "in_channels": 4, "height": 9, "width": 9, "kernel": 3}
+
+
+_NOT_A_SIZE = st.one_of(
+    st.integers(max_value=0),
+    st.floats(),
+    st.booleans(),
+    st.none(),
+    st.text(max_size=3),
+    st.just(np.bool_(True)),
+    st.just(np.float32(2)),
+)
+
+
+@st.composite
+def invalid_shapes(draw: st.DrawFn) -> tuple[dict[str, Any], str]:
+    """Draw the parameters of a shape of which one is wrong, and its name in the error."""
+    kind = draw(st.sampled_from(["size", "pair", "padding", "choice", "empty", "large"]))
+    wrong: dict[str, Any]
+    if kind == "size":
+        name = draw(
+            st.sampled_from(["batch", "in_channels", "height", "width", "channel_multiplier"])
+        )
+        wrong = {name: draw(_NOT_A_SIZE)}
+    elif kind == "pair":
+        name = draw(st.sampled_from(["kernel", "stride", "dilation"]))
+        pair = [2, 2]
+        pair[draw(st.integers(0, 1))] = draw(_NOT_A_SIZE)
+        others = st.lists(st.integers(1, 3), max_size=5).filter(lambda values: len(values) != 2)
+        wrong = {name: draw(st.one_of(_NOT_A_SIZE, st.just(tuple(pair)), others, st.just(pair)))}
+    elif kind == "padding":
+        name = "padding"
+        negative = st.integers(max_value=-1)
+        sides = [1, 1, 1, 1]
+        sides[draw(st.integers(0, 3))] = draw(negative)
+        count = st.integers(0, 6).filter(lambda n: n not in (1, 2, 4))
+        wrong = {
+            name: draw(
+                st.one_of(
+                    negative,
+                    st.just(tuple(sides)),
+                    count.map(lambda n: (1,) * n),
+                    st.sampled_from(["", "FULL", "SAME ", "1", None, 1.0, True, (1, False)]),
+                )
+            )
+        }
+    elif kind == "choice":
+        name = draw(st.sampled_from(["dtype", "layout"]))
+        values = ["", "float64", "int8", "fp32", "NCHW4c", "nchw", "HWC", None, 32, ("NCHW",)]
+        wrong = {name: draw(st.sampled_from(values))}
+    elif kind == "empty":
+        name = draw(st.sampled_from(["height", "width"]))
+        size, reach = draw(st.integers(1, 8)), draw(st.integers(9, 30))
+        wrong = {name: size, "kernel": (reach, 1) if name == "height" else (1, reach)}
+    else:
+        name, wrong = draw(
+            st.sampled_from(
+                [
+                    ("input", {"batch": 2**20, "in_channels": 2**11, "height": 1, "width": 9}),
+                    ("input", {"padding": 2**15}),
+                    ("weight", {"in_channels": 2**16, "channel_multiplier": 2**13}),
+                    ("output", {"channel_multiplier": 2**26, "kernel": 1}),
+                ]
+            )
+        )
+        if wrong.get("height") == 1:
+            wrong["kernel"] = 1
+    return _example_parameters() | wrong, name
+
+
+# Epilogues
+
+EXACT_STEPS = ("bias", "scale_shift", "residual", "relu", "relu6")
+"""Steps whose result on small integers is an integer."""
+
+
+@st.composite
+def epilogues(draw: st.DrawFn, *, steps: tuple[str, ...] = tuple(STEPS)) -> Epilogue:
+    """Draw up to four steps in any order; those that take tensors at most once."""
+    drawn = draw(st.lists(st.sampled_from(steps), max_size=4))
+    return Epilogue(
+        tuple(step for i, step in enumerate(drawn) if not STEPS[step] or step not in drawn[:i])
+    )
+
+
+# Tiles
+
+STRUCTURES = {
+    "window": ("tile", "row"),
+    "padding": ("staged", "inline"),
+    "step": LADDER_STEPS,
+}
+"""The values of the strategies' string fields, which `Strategy.space` does not list."""
+
+
+@st.composite
+def tiles(
+    draw: st.DrawFn,
+    strategy: type[Strategy],
+    shape: DepthwiseConv2dShape,
+    target: Target,
+    *,
+    structures: bool = False,
+) -> Strategy:
+    """Draw a tile from a strategy's space, and its structure too if wanted.
+
+    What does not pass `Strategy.check` is not thrown away: field after field
+    goes back to the chosen tile, which passes, until the check does.
+    """
+    chosen = strategy.choose(shape, target).parameters
+    candidates: dict[str, tuple[Any, ...]] = dict(strategy.space(shape, target))
+    assert set(candidates) == {name for name, value in chosen.items() if isinstance(value, int)}
+    if structures:
+        for name, value in chosen.items():
+            if isinstance(value, str):
+                candidates[name] = STRUCTURES[name]
+    drawn = {name: draw(st.sampled_from(values)) for name, values in candidates.items()}
+    for name in draw(st.permutations(list(drawn))):
+        tile = strategy(**(chosen | drawn))
+        if passes(tile, shape, target):
+            return tile
+        drawn[name] = chosen[name]
+    return strategy(**chosen)
+
+
+def passes(tile: Strategy, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    try:
+        tile.check(shape, target)
+    except InvalidScheduleError:
+        return False
+    return True
+
+
+# Tensors
+
+seeds = st.integers(0, 2**32 - 1)
+
+_LARGEST_INTEGER = {"float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
+"""Up to here a dtype has all the integers."""
+
+
+def integer_tensors(shape: DepthwiseConv2dShape, epilogue: Epilogue, seed: int) -> Tensors:
+    """Make small integers, of which every sum and result is exact in the shape's dtype.
+
+    So the result does not depend on the order of the sum, and is compared with ``==``.
+    """
+    assert set(epilogue.steps) <= set(EXACT_STEPS)
+    rng = np.random.default_rng(seed)
+    # The epilogue at most doubles the sum, and bias, residual and shift add 2 each.
+    sums = (_LARGEST_INTEGER[shape.dtype] - 10) // 2
+    taps = prod(shape.kernel)
+    product = min(max(1, sums // taps), 64 * 64)
+    weights = isqrt(product)
+    values = {
+        "data": _integers(rng, shape.data_shape, product // weights),
+        "weight": _integers(rng, shape.weight_shape, weights),
+    }
+    if taps > sums:  # A large kernel in bfloat16: only so many taps can be other than 0.
+        values["weight"] *= rng.random(shape.weight_shape) < 0.5 * sums / taps
+        axes = (2, 3) if shape.layout == "NCHW" else (0, 1)
+        assert np.count_nonzero(values["weight"], axis=axes).max() <= sums
+    for name, extents in epilogue.operands(shape).items():
+        values[name] = _integers(rng, extents, 2)
+        if name == "scale":
+            values[name][values[name] == 0] = 2
+    return _rounded(values, shape)
+
+
+def real_tensors(shape: DepthwiseConv2dShape, epilogue: Epilogue, seed: int) -> Tensors:
+    """Make normally distributed values, of which no sum or product is exact."""
+    rng = np.random.default_rng(seed)
+    extents = {"data": shape.data_shape, "weight": shape.weight_shape}
+    extents |= epilogue.operands(shape)
+    return _rounded({name: rng.standard_normal(of) for name, of in extents.items()}, shape)
+
+
+def _integers(rng: np.random.Generator, extents: tuple[int, ...], largest: int) -> Array:
+    return rng.integers(-largest, largest, extents, endpoint=True).astype(np.float64)
+
+
+def _rounded(values: Tensors, shape: DepthwiseConv2dShape) -> Tensors:
+    dtype = numpy_dtype(shape.dtype)
+    return {name: np.asarray(array, np.float32).astype(dtype) for name, array in values.items()}

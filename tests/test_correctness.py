@@ -1,0 +1,162 @@
+"""Every strategy on every backend computes what the float64 oracle says.
+
+On small integers every sum is exact and the result must be equal. On real
+values it must be as near as float32 sums in any order are. Outputs start as
+NaN, and `backends` checks the memory around every tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, note
+from tvm.s_tir import Schedule
+
+from backends import (
+    CPU,
+    CUDA,
+    H200,
+    OPENCL,
+    REPLAY,
+    Backend,
+    Guarded,
+    Run,
+    cells,
+    replay,
+    run_guarded,
+)
+from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, Strategy, compute, reference
+from strategies import (
+    EXACT_STEPS,
+    Array,
+    Tensors,
+    epilogues,
+    integer_tensors,
+    named_shapes,
+    real_tensors,
+    seeds,
+    shapes,
+    tiles,
+)
+
+GPU_STRATEGIES = [strategy for strategy in STRATEGIES.values() if strategy.on_gpu]
+
+
+def check_integers(shape: DepthwiseConv2dShape, epilogue: Epilogue, run: Run, seed: int) -> None:
+    tensors = integer_tensors(shape, epilogue, seed)
+    expected = oracle(shape, epilogue, tensors)
+    rounded = expected.astype(np.float32).astype(reference.numpy_dtype(shape.dtype))
+    assert np.array_equal(rounded.astype(np.float64), expected), "the test's data is not exact"
+    (got,) = run_guarded(run, shape, [tensors])
+    note(f"{np.count_nonzero(got != expected)} of {got.size} values are wrong")
+    np.testing.assert_array_equal(got, expected)
+
+
+def check_reals(shape: DepthwiseConv2dShape, epilogue: Epilogue, run: Run, seed: int) -> None:
+    tensors = real_tensors(shape, epilogue, seed)
+    expected = oracle(shape, epilogue, tensors)
+    data, weight, *_ = tensors.values()
+    bound = reference.error_bound(shape, data, weight, tensors, epilogue=epilogue)
+    (got,) = run_guarded(run, shape, [tensors])
+    ratio = np.abs(got - expected) / bound  # NaN where the output was not written
+    note(f"the largest error is {np.max(ratio)} of the bound")
+    assert (ratio <= 1).all()
+
+
+def oracle(shape: DepthwiseConv2dShape, epilogue: Epilogue, tensors: Tensors) -> Array:
+    data, weight, *_ = tensors.values()
+    return reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
+
+
+def check(
+    shape: DepthwiseConv2dShape, epilogue: Epilogue, strategy: Strategy, run: Run, seed: int
+) -> None:
+    note(f"{shape} {epilogue} {strategy}")
+    if set(epilogue.steps) <= set(EXACT_STEPS):
+        check_integers(shape, epilogue, run, seed)
+    check_reals(shape, epilogue, run, seed)
+
+
+@pytest.mark.parametrize(
+    ("backend", "strategy", "layout", "dtype"), cells(REPLAY, CPU, OPENCL, CUDA)
+)
+@given(shape=shapes(layouts=("NCHW",), dtypes=("float32",)), epilogue=epilogues(), seed=seeds)
+@named_shapes(epilogue=Epilogue(("scale_shift", "relu6", "residual")), seed=0)
+def test_the_chosen_tile(
+    backend: Backend,
+    strategy: type[Strategy],
+    layout: str,
+    dtype: str,
+    shape: DepthwiseConv2dShape,
+    epilogue: Epilogue,
+    seed: int,
+) -> None:
+    shape = replace(shape, layout=layout, dtype=dtype)
+    target = backend.target()
+    tile = strategy.choose(shape, target)
+    tile.check_use(shape, target)
+    check(shape, epilogue, tile, backend.compile(tile, shape, epilogue), seed)
+
+
+@pytest.mark.parametrize(
+    ("backend", "strategy", "layout", "dtype"), cells(REPLAY, CPU, OPENCL, CUDA)
+)
+@given(data=st.data(), shape=shapes(layouts=("NCHW",), dtypes=("float32",), kernel=7), seed=seeds)
+def test_any_tile_that_passes_its_check(
+    backend: Backend,
+    strategy: type[Strategy],
+    layout: str,
+    dtype: str,
+    data: st.DataObject,
+    shape: DepthwiseConv2dShape,
+    seed: int,
+) -> None:
+    shape = replace(shape, layout=layout, dtype=dtype)
+    tile = data.draw(tiles(strategy, shape, backend.target(), structures=True))
+    epilogue = data.draw(epilogues(steps=EXACT_STEPS))
+    check(shape, epilogue, tile, backend.compile(tile, shape, epilogue), seed)
+
+
+@pytest.mark.parametrize("place", ["before out", "after out", "an input", "nowhere"])
+def test_a_kernel_that_errs_by_one_byte_is_caught(place: str) -> None:
+    shape = DepthwiseConv2dShape.parse("1x2x5x5_k1_float16")
+    tensors = real_tensors(shape, Epilogue(), 0)
+
+    def run(given: Sequence[Guarded]) -> None:
+        data, _, out = given
+        out.array[...] = 1
+        if place == "before out":
+            out.memory[out.place.start - 1] ^= 1
+        elif place == "after out":
+            out.memory[out.place.stop] ^= 1
+        elif place == "an input":
+            data.memory[data.place.stop - 1] ^= 1
+
+    if place == "nowhere":
+        (got,) = run_guarded(run, shape, [tensors])
+        assert (got == 1).all()
+        (unwritten,) = run_guarded(lambda given: None, shape, [tensors])
+        assert np.isnan(unwritten).all()
+    else:
+        with pytest.raises(AssertionError, match="was written"):
+            run_guarded(run, shape, [tensors])
+
+
+@pytest.mark.parametrize("strategy", GPU_STRATEGIES, ids=lambda strategy: strategy.name)
+@given(data=st.data(), seed=seeds)
+def test_a_tile_of_random_variables(
+    strategy: type[Strategy], data: st.DataObject, seed: int
+) -> None:
+    shape = data.draw(shapes(layouts=strategy.layouts, kernel=7))
+    tile = data.draw(tiles(strategy, shape, H200))
+    epilogue = data.draw(epilogues(steps=EXACT_STEPS))
+    sch = Schedule(compute.depthwise_conv2d(shape, epilogue))
+    decisions = {name: tile.parameters[name] for name in strategy.space(shape, H200)}
+    variables, values = strategy.draw(sch, shape, H200, decisions)
+    assert values == tile
+    variables.apply(sch, shape)
+    check(shape, epilogue, tile, replay(sch, shape, epilogue), seed)

@@ -1,0 +1,130 @@
+"""The chosen tiles compile to machine code without spilling, on the layers of real networks."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+import dwtir
+from dwtir import DepthwiseConv2dShape
+
+# Layers of the networks that the project is measured on, spread over kernels, strides,
+# batches, dtypes and layouts; and four with 9x9 and 11x11 kernels, which they do not have.
+LAYERS = [
+    "1x1152x7x7_k5x5_p2_float16_nhwc",
+    "1x128x56x56_k7x7_p3_float32_nhwc",
+    "1x128x7x7_k5x5_p2_float16_nhwc",
+    "1x256x16x16_k3x3_s2_p1_m2_float16_nchw",
+    "1x256x16x16_k7x7_s2_p3_m2_float32_nchw",
+    "1x256x28x28_k7x7_p3_bfloat16_nchw",
+    "1x48x112x112_k3x3_s2_p1_float32_nhwc",
+    "1x64x56x56_k7x7_p3_bfloat16_nchw",
+    "1x96x56x56_k7x7_p3_bfloat16_nhwc",
+    "8x128x28x28_k1x1_s2_float16_nhwc",
+    "8x128x32x32_k7x7_s2_p3_m2_float16_nchw",
+    "8x240x28x28_k3x3_s2_p0x0x1x1_float32_nchw",
+    "8x256x28x28_k3x3_p1_float16_nhwc",
+    "8x256x37x37_k3x3_p1_float32_nchw",
+    "8x48x112x112_k1x1_s2_bfloat16_nchw",
+    "8x512x14x14_k27x27_p13_bfloat16_nhwc",
+    "8x64x64x64_k7x7_s2_p3_m2_float16_nchw",
+    "8x96x112x112_k3x3_s2_p0x0x1x1_float32_nhwc",
+    "8x96x56x56_k1x1_bfloat16_nhwc",
+    "32x128x56x56_k31x31_p15_bfloat16_nchw",
+    "32x160x28x28_k3x3_s2_p1_float16_nhwc",
+    "32x256x14x14_k1x1_float16_nchw",
+    "32x256x28x28_k29x29_p14_float16_nhwc",
+    "32x32x112x112_k3x3_s2_p1_bfloat16_nhwc",
+    "32x384x14x14_k3x3_p1_bfloat16_nchw",
+    "32x512x14x14_k1x1_float32_nchw",
+    "32x512x8x8_k3x3_p1_m2_bfloat16_nhwc",
+    "32x64x64x64_k3x3_s2_p1_m2_float16_nchw",
+    "32x768x7x7_k5x5_p2_float32_nhwc",
+    "32x960x7x7_k5x5_p2_float32_nchw",
+    "128x1024x7x7_k13x13_p6_float32_nhwc",
+    "128x128x32x32_k3x3_s2_p1_m2_float16_nchw",
+    "128x144x56x56_k5x5_s2_p1x1x2x2_float32_nchw",
+    "128x240x28x28_k5x5_s2_p2_bfloat16_nchw",
+    "128x512x8x8_k1x1_m2_bfloat16_nchw",
+    "128x672x14x14_k5x5_s2_p1x1x2x2_float16_nchw",
+    "128x672x14x14_k5x5_s2_p2_bfloat16_nhwc",
+    "128x96x28x28_k5x5_s2_p2_float16_nhwc",
+    "128x96x56x56_k1x1_s2_float32_nhwc",
+    "128x960x16x16_k5x5_s2_p2_float16_nhwc",
+    "4x96x28x28_k9x9_p4_float16_nchw",
+    "4x96x28x28_k9x9_p4_bfloat16_nhwc",
+    "8x64x56x56_k11x11_p5_float32_nchw",
+    "8x64x56x56_k11x11_p5_float16_nhwc",
+]
+
+NIGHTLY = (
+    os.environ.get("DWTIR_NIGHTLY") == "1"
+    or hypothesis.settings.get_current_profile_name() == "nightly"
+)
+
+
+def check(shape: DepthwiseConv2dShape) -> str | None:
+    """Compile, and say what is wrong with the machine code."""
+    kernel = dwtir.build(shape, target="nvidia-h200")
+    resources = kernel.resources()
+    assert resources.registers is not None
+    assert resources.shared_bytes is not None
+    if not 0 < resources.registers <= 255:
+        return f"{kernel}: {resources.registers} registers"
+    if resources.spill_bytes != 0:
+        return f"{kernel}: spills {resources.spill_bytes} bytes"
+    if resources.shared_bytes > kernel.target.shared_bytes_per_block:
+        return f"{kernel}: {resources.shared_bytes} bytes of shared memory"
+    return None
+
+
+@pytest.mark.parametrize("text", LAYERS)
+def test_the_chosen_tile_does_not_spill(text: str) -> None:
+    assert check(DepthwiseConv2dShape.parse(text)) is None
+
+
+def test_the_layers_are_a_spread() -> None:
+    shapes = [DepthwiseConv2dShape.parse(text) for text in LAYERS]
+    assert len(set(shapes)) == len(LAYERS)
+    assert {shape.kernel[0] for shape in shapes} >= {1, 3, 5, 7, 9, 11, 13, 27, 29, 31}
+    assert {shape.batch for shape in shapes} >= {1, 8, 32, 128}
+    assert {shape.stride[0] for shape in shapes} == {1, 2}
+    assert len({(shape.dtype, shape.layout, shape.stride) for shape in shapes}) == 3 * 2 * 2
+
+
+if NIGHTLY:
+    PACKAGE = Path(dwtir.__file__).parent
+    SUITES = [
+        PACKAGE / "data" / "suite.json",
+        PACKAGE.parents[2] / "shared" / "suite" / "suite.json",
+    ]
+    SUITE: dict[str, Any] = next(
+        (json.loads(path.read_text()) for path in SUITES if path.is_file()), {}
+    )
+
+    def test_there_is_a_suite() -> None:
+        assert SUITE.get("networks"), f"no suite in any of {[str(path) for path in SUITES]}"
+
+    @pytest.mark.parametrize("layout", SUITE.get("layouts", []))
+    @pytest.mark.parametrize("dtype", SUITE.get("dtypes", []))
+    @pytest.mark.parametrize("batch", SUITE.get("batches", []))
+    @pytest.mark.parametrize("network", SUITE.get("networks", {}))
+    def test_no_layer_of_the_suite_spills(
+        network: str, batch: int, dtype: str, layout: str
+    ) -> None:
+        wrong = []
+        for row in SUITE["networks"][network]:
+            sizes = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in row.items()
+                if name != "layers"
+            }
+            shape = DepthwiseConv2dShape(batch=batch, dtype=dtype, layout=layout, **sizes)
+            if message := check(shape):
+                wrong.append(message)
+        assert wrong == []

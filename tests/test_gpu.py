@@ -1,0 +1,212 @@
+"""What only a GPU shows: torch's streams, devices and graphs, and code kept across processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dwtir
+from dwtir import DepthwiseConv2dShape, reference
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = DepthwiseConv2dShape.parse("2x24x19x23_k3_psame")
+
+
+def tensors(shape: DepthwiseConv2dShape = SHAPE, device: str = "cuda") -> tuple[Any, Any, Any]:
+    """Make integer data and weight on the GPU, and the exact output."""
+    import torch
+
+    rng = np.random.default_rng(0)
+    data = rng.integers(-3, 4, shape.data_shape).astype(np.float32)
+    weight = rng.integers(-3, 4, shape.weight_shape).astype(np.float32)
+    expected = reference.depthwise_conv2d(shape, data, weight).astype(np.float32)
+    dtype = getattr(torch, shape.dtype)
+    on_device = (torch.from_numpy(array).to(device, dtype) for array in (data, weight))
+    return (*on_device, torch.from_numpy(expected).to(device, dtype))
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_torch_tensors_in_and_out(dtype: str, layout: str) -> None:
+    import torch
+
+    shape = DepthwiseConv2dShape.parse(f"{SHAPE}".replace("float32_nchw", f"{dtype}_{layout}"))
+    kernel = dwtir.build(shape)
+    data, weight, expected = tensors(shape)
+    assert kernel.target.kind == "cuda"
+    made = kernel(data, weight)
+    assert made.device == data.device
+    assert torch.equal(made, expected)
+    out = torch.full_like(expected, float("nan"))
+    assert kernel(data, weight, out=out) is out
+    assert torch.equal(out, expected)
+
+
+def test_torchs_weight_is_taken_as_it_is() -> None:
+    import torch
+
+    data, weight, expected = tensors()
+    convolution = torch.nn.Conv2d(24, 24, 3, padding=1, groups=24, bias=False, device="cuda")
+    with torch.no_grad():
+        convolution.weight.copy_(weight.view_as(convolution.weight))
+        assert torch.equal(dwtir.build(SHAPE)(data, convolution.weight), expected)
+
+
+def test_a_gradient_is_refused_and_not_lost() -> None:
+    import torch
+
+    data, weight, expected = tensors()
+    kernel = dwtir.build(SHAPE)
+    weight.requires_grad_()
+    with pytest.raises(dwtir.ArgumentError, match="weight requires a gradient"):
+        kernel(data, weight)
+    with torch.no_grad():
+        assert torch.equal(kernel(data, weight), expected)
+
+
+def test_runs_on_torchs_current_stream() -> None:
+    """On another stream the kernel must wait for that stream's work and for no other's."""
+    import torch
+
+    kernel = dwtir.build(SHAPE)
+    data, weight, expected = tensors()
+    kernel(data, weight)  # loads the module, which synchronises
+    late = torch.zeros_like(data)
+    out = torch.full_like(expected, float("nan"))
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        late.copy_(data)
+        kernel(late, weight, out=out)
+    assert torch.cuda.current_stream().query(), "work went to the default stream"
+    stream.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_replays_in_a_cuda_graph() -> None:
+    import torch
+
+    kernel = dwtir.build(SHAPE, epilogue="bias+relu")
+    data, weight, expected = tensors()
+    bias = torch.arange(24, device="cuda", dtype=torch.float32) - 12
+    kernel(data, weight, bias)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = kernel(data, weight, bias)
+    for factor in (1, 2, -1):
+        weight.copy_(tensors()[1] * factor)
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, torch.relu(expected * factor + bias.view(1, -1, 1, 1)))
+
+
+def test_wrong_places_are_named() -> None:
+    data, weight, _ = tensors()
+    kernel = dwtir.build(SHAPE)
+    with pytest.raises(dwtir.ArgumentError, match="data must be on cuda, got cpu"):
+        kernel(data.cpu(), weight.cpu())
+    with pytest.raises(dwtir.ArgumentError, match="weight must be on cuda, got cpu"):
+        dwtir.build(SHAPE)(data, weight.cpu())
+    with pytest.raises(dwtir.ArgumentError, match="data must be on cuda, got cpu"):
+        kernel(np.zeros(SHAPE.data_shape, np.float32), np.zeros(SHAPE.weight_shape, np.float32))
+    shifted = data.new_empty(data.numel() + 1)[1:].view(SHAPE.data_shape)
+    with pytest.raises(dwtir.ArgumentError, match="bytes past it"):
+        kernel(shifted, weight)
+
+
+def test_other_libraries_arrays() -> None:
+    import cupy
+    import jax
+    import torch
+
+    data, weight, expected = tensors()
+    kernel = dwtir.build(SHAPE)
+    from_cupy = kernel(cupy.from_dlpack(data), cupy.from_dlpack(weight))
+    assert isinstance(from_cupy, cupy.ndarray)
+    assert torch.equal(torch.from_dlpack(from_cupy), expected)
+    from_jax = kernel(jax.dlpack.from_dlpack(data), jax.dlpack.from_dlpack(weight))
+    assert isinstance(from_jax, jax.Array)
+    assert np.array_equal(np.asarray(from_jax), expected.cpu().numpy())
+
+
+def test_the_last_device_while_the_first_is_current() -> None:
+    """With several GPUs the launch goes to the tensors' and leaves the current one alone."""
+    import torch
+
+    last = torch.device("cuda", torch.cuda.device_count() - 1)
+    data, weight, expected = tensors(device=str(last))
+    out = dwtir.build(SHAPE)(data, weight)
+    assert out.device == last
+    assert torch.equal(out, expected)
+    assert torch.cuda.current_device() == 0
+
+
+def test_resources_and_time_are_the_devices() -> None:
+    kernel = dwtir.build("8x64x56x56_k3_p1")
+    use = kernel.resources()
+    assert use.registers is not None
+    assert 0 < use.registers <= 255
+    assert use.spill_bytes == 0
+    timing = kernel.time(repeats=5)
+    assert 0 < timing.p20 <= timing.median <= timing.p80 < 1
+
+
+_BUILD_AGAIN = """
+import time, torch, tvm, dwtir
+from dwtir import cuda
+cuda.load_runtime(); torch.ones(1, device="cuda")
+start = time.perf_counter()
+kernel = dwtir.build("2x24x19x23_k3_psame")
+seconds = time.perf_counter() - start
+data = torch.ones(2, 24, 19, 23, device="cuda")
+print(kernel(data, torch.ones(24, 1, 3, 3, device="cuda")).sum().item())
+print(kernel.resources().registers, seconds)
+"""
+
+
+def test_a_second_process_takes_the_code_from_the_cache(tmp_path: Path) -> None:
+    environment = os.environ | {"DWTIR_CACHE_DIR": str(tmp_path)}
+    outputs = []
+    for _ in range(2):
+        child = subprocess.run(
+            [sys.executable, "-c", _BUILD_AGAIN], env=environment, capture_output=True, text=True
+        )
+        assert child.returncode == 0, child.stderr
+        outputs.append(child.stdout.split())
+    assert outputs[0][:2] == outputs[1][:2]
+    assert float(outputs[1][2]) < 0.1
+    assert len(list(tmp_path.glob("*.so"))) == 1
+
+
+_RUN_SAVED = """
+import sys, torch, dwtir
+kernel = dwtir.load(sys.argv[1])
+data = torch.ones(2, 24, 19, 23, device="cuda")
+print(kernel(data, torch.ones(24, 1, 3, 3, device="cuda")).sum().item())
+assert "libtvm_compiler" not in open("/proc/self/maps").read()
+"""
+
+
+def test_an_exported_kernel_runs_without_the_compiler(tmp_path: Path) -> None:
+    import torch
+
+    kernel = dwtir.build(SHAPE)
+    kernel.export(tmp_path / "kernel.so")
+    data, weight = torch.ones(SHAPE.data_shape).cuda(), torch.ones(SHAPE.weight_shape).cuda()
+    child = subprocess.run(
+        [sys.executable, "-c", _RUN_SAVED, str(tmp_path / "kernel.so")],
+        env=os.environ | {"TVM_USE_RUNTIME_LIB": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, child.stderr
+    assert float(child.stdout) == kernel(data, weight).sum().item()

@@ -1,0 +1,374 @@
+"""What is true of every convolution, whoever computes it: no oracle is needed for most of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, note, settings
+
+from backends import CPU, CUDA, H200, REPLAY, Backend, llvm, run_guarded
+from dwtir import ARTICLE_STEPS, STRATEGIES, DepthwiseConv2dShape, Epilogue, Strategy, reference
+from dwtir import compute as tir
+from dwtir.shape import DTYPES
+from strategies import (
+    EXACT_STEPS,
+    NAMED_SHAPES,
+    Array,
+    epilogues,
+    integer_tensors,
+    named_shapes,
+    passes,
+    real_tensors,
+    seeds,
+    shapes,
+)
+
+EXAMPLES = settings.default.max_examples if settings.default else 100
+fewer = settings(max_examples=max(4, EXAMPLES // 3))  # one example compiles up to three kernels
+
+computers = pytest.mark.parametrize(
+    ("backend", "strategy"),
+    [
+        pytest.param(
+            backend,
+            strategy,
+            id=f"{backend.name}-{strategy.name}",
+            marks=[pytest.mark.gpu] if backend is CUDA else [],
+        )
+        for backend in (REPLAY, CPU, CUDA)
+        for strategy in STRATEGIES.values()
+        if strategy.on_gpu == backend.on_gpu
+    ],
+)
+
+small_shapes = shapes(channels=5, size=24, kernel=7, flop=500_000)
+
+
+def in_layout(shape: DepthwiseConv2dShape, strategy: type[Strategy]) -> DepthwiseConv2dShape:
+    """Move a shape to a layout that the strategy schedules."""
+    return shape if shape.layout in strategy.layouts else replace(shape, layout=strategy.layouts[0])
+
+
+def convolve(
+    backend: Backend,
+    strategy: type[Strategy],
+    shape: DepthwiseConv2dShape,
+    *tensors: Mapping[str, Array],
+) -> list[Array]:
+    tile = strategy.choose(shape, backend.target())
+    note(f"{shape} {tile}")
+    return backend.run(tile, shape, Epilogue(), *[dict(inputs) for inputs in tensors])
+
+
+def as_nchw(shape: DepthwiseConv2dShape, image: Array) -> Array:
+    return image if shape.layout == "NCHW" else image.transpose(0, 3, 1, 2)
+
+
+def as_nhwc(image: Array) -> Array:
+    return np.ascontiguousarray(image.transpose(0, 2, 3, 1))
+
+
+def taps_first(shape: DepthwiseConv2dShape, weight: Array) -> Array:
+    """View the filters as (kh, kw, channels, multiplier), whatever the layout."""
+    return weight if shape.layout == "NHWC" else weight.transpose(2, 3, 0, 1)
+
+
+# Everybody agrees
+
+
+def everybody(shape: DepthwiseConv2dShape) -> list[tuple[str, Backend, Strategy]]:
+    """List all strategies and all steps of the articles that take a shape."""
+    found = [
+        (name, backend, strategy.choose(shape, backend.target()))
+        for backend in (REPLAY, CPU)
+        for name, strategy in STRATEGIES.items()
+        if strategy.claims(shape, backend.target())
+    ]
+    found += [
+        (step, REPLAY, make(shape, H200))
+        for ladder in ARTICLE_STEPS.values()
+        for step, make in ladder.items()
+    ]
+    return [
+        (name, backend, tile)
+        for name, backend, tile in found
+        if tile.claims(shape, backend.target()) and passes(tile, shape, backend.target())
+    ]
+
+
+def check_all_agree(shape: DepthwiseConv2dShape, epilogue: Epilogue, seed: int) -> int:
+    tensors = integer_tensors(shape, epilogue, seed)
+    data, weight, *_ = tensors.values()
+    expected = reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
+    unscheduled = tvm.IRModule({"main": tir.depthwise_conv2d(shape, epilogue)})
+    (plain,) = run_guarded(llvm(unscheduled, shape, epilogue), shape, [tensors])
+    np.testing.assert_array_equal(plain, expected, err_msg="unscheduled")
+    computers = everybody(shape)
+    for name, backend, tile in computers:
+        (got,) = backend.run(tile, shape, epilogue, tensors)
+        np.testing.assert_array_equal(got, plain, err_msg=f"{name} {tile}")
+    return len(computers)
+
+
+@settings(max_examples=max(2, EXAMPLES // 6))
+@given(
+    shape=shapes(batch=2, channels=3, size=12, kernel=5, multiplier=2, flop=20_000),
+    epilogue=epilogues(steps=EXACT_STEPS),
+    seed=seeds,
+)
+def test_scheduled_and_unscheduled_agree(
+    shape: DepthwiseConv2dShape, epilogue: Epilogue, seed: int
+) -> None:
+    note(f"{shape} {epilogue}")
+    assert check_all_agree(shape, epilogue, seed) >= 2
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_every_step_of_the_articles_agrees(layout: str) -> None:
+    shape = DepthwiseConv2dShape.parse(f"2x3x37x41_k3_psame_{layout}")
+    epilogue = Epilogue(("scale_shift", "relu"))
+    steps = sum(map(len, ARTICLE_STEPS.values()))
+    assert check_all_agree(shape, epilogue, 0) == (4 + steps if layout == "nchw" else 2)
+
+
+@computers
+@fewer
+@given(shape=small_shapes, seed=seeds)
+def test_the_two_layouts_agree(
+    backend: Backend, strategy: type[Strategy], shape: DepthwiseConv2dShape, seed: int
+) -> None:
+    """One layout by `strategy`, the other by the unscheduled function."""
+    shape = in_layout(shape, strategy)
+    if shape.layout == "NHWC":
+        other = replace(shape, layout="NCHW")
+    else:
+        other = replace(shape, layout="NHWC")
+    tensors = integer_tensors(shape, Epilogue(), seed)
+    data, weight = tensors["data"], tensors["weight"]
+    to_other = (0, 3, 1, 2) if shape.layout == "NHWC" else (0, 2, 3, 1)
+    weight_to_other = (2, 3, 0, 1)  # its own inverse
+    turned = {
+        "data": np.ascontiguousarray(data.transpose(to_other)),
+        "weight": np.ascontiguousarray(weight.transpose(weight_to_other)),
+    }
+    (got,) = convolve(backend, strategy, shape, tensors)
+    unscheduled = tvm.IRModule({"main": tir.depthwise_conv2d(other, Epilogue())})
+    (expected,) = run_guarded(llvm(unscheduled, other, Epilogue()), other, [turned])
+    np.testing.assert_array_equal(as_nchw(shape, got), as_nchw(other, expected))
+
+
+# Algebra
+
+
+@computers
+@fewer
+@given(shape=small_shapes, seed=seeds)
+def test_padding_is_zeros_around_the_input(
+    backend: Backend, strategy: type[Strategy], shape: DepthwiseConv2dShape, seed: int
+) -> None:
+    shape = in_layout(shape, strategy)
+    top, left, bottom, right = shape.padding
+    unpadded = replace(
+        shape,
+        height=shape.height + top + bottom,
+        width=shape.width + left + right,
+        padding=0,
+    )
+    tensors = integer_tensors(shape, Epilogue(), seed)
+    around = ((0, 0), (0, 0), (top, bottom), (left, right))
+    if shape.layout == "NHWC":
+        around = (around[0], *around[2:], around[1])
+    padded = tensors | {"data": np.pad(tensors["data"], around)}
+    assert padded["data"].shape == unpadded.data_shape
+    (got,) = convolve(backend, strategy, shape, tensors)
+    (expected,) = convolve(backend, strategy, unpadded, padded)
+    np.testing.assert_array_equal(got, expected)
+
+
+@computers
+@fewer
+@given(shape=small_shapes, seed=seeds, data=st.data())
+def test_a_kernel_of_a_single_one_shifts(
+    backend: Backend,
+    strategy: type[Strategy],
+    shape: DepthwiseConv2dShape,
+    seed: int,
+    data: st.DataObject,
+) -> None:
+    shape = in_layout(shape, strategy)
+    image = real_tensors(shape, Epilogue(), seed)["data"]
+    kh = data.draw(st.integers(0, shape.kernel[0] - 1))
+    kw = data.draw(st.integers(0, shape.kernel[1] - 1))
+    weight = np.zeros(shape.weight_shape, np.float32).astype(image.dtype)
+    taps_first(shape, weight)[kh, kw] = 1
+    (got,) = convolve(backend, strategy, shape, {"data": image, "weight": weight})
+
+    top, left, bottom, right = shape.padding
+    padded = np.pad(
+        as_nchw(shape, image).astype(np.float64), ((0, 0), (0, 0), (top, bottom), (left, right))
+    )
+    shifted = padded[:, :, kh * shape.dilation[0] :, kw * shape.dilation[1] :]
+    shifted = shifted[:, :, :: shape.stride[0], :: shape.stride[1]]
+    shifted = shifted[:, :, : shape.out_height, : shape.out_width]
+    expected = np.repeat(shifted, shape.channel_multiplier, axis=1)
+    np.testing.assert_array_equal(as_nchw(shape, got), expected)
+
+
+@computers
+@fewer
+@given(shape=small_shapes, seed=seeds)
+def test_a_stride_takes_every_nth_output(
+    backend: Backend, strategy: type[Strategy], shape: DepthwiseConv2dShape, seed: int
+) -> None:
+    shape = in_layout(shape, strategy)
+    tensors = integer_tensors(shape, Epilogue(), seed)
+    (got,) = convolve(backend, strategy, shape, tensors)
+    (dense,) = convolve(backend, strategy, replace(shape, stride=1), tensors)
+    taken = as_nchw(shape, dense)[:, :, :: shape.stride[0], :: shape.stride[1]]
+    np.testing.assert_array_equal(as_nchw(shape, got), taken)
+
+
+@computers
+@fewer
+@given(shape=small_shapes, seed=seeds)
+def test_the_convolution_is_linear(
+    backend: Backend, strategy: type[Strategy], shape: DepthwiseConv2dShape, seed: int
+) -> None:
+    shape = replace(in_layout(shape, strategy), dtype="float32")
+    x, y = integer_tensors(shape, Epilogue(), seed), integer_tensors(shape, Epilogue(), seed + 1)
+    # An eighth of the largest values, so that the sum is exact as well.
+    weight = {"weight": np.trunc(x["weight"] / 8)}
+    both = {"data": 3 * x["data"] - 2 * y["data"]}
+    of_x, of_y, of_both = convolve(
+        backend, strategy, shape, x | weight, y | weight, x | weight | both
+    )
+    np.testing.assert_array_equal(of_both, 3 * of_x - 2 * of_y)
+
+
+@computers
+@fewer
+@given(shape=shapes(channels=4, size=20, kernel=5, multiplier=4, flop=300_000), seed=seeds)
+def test_the_multiplier_is_that_many_convolutions(
+    backend: Backend, strategy: type[Strategy], shape: DepthwiseConv2dShape, seed: int
+) -> None:
+    shape = in_layout(shape, strategy)
+    tensors = integer_tensors(shape, Epilogue(), seed)
+    (got,) = convolve(backend, strategy, shape, tensors)
+    single = replace(shape, channel_multiplier=1)
+    # (kh, kw, channels, 1), in the layout of the shape
+    filters = [
+        np.ascontiguousarray(taps_first(shape, tensors["weight"])[..., m : m + 1])
+        for m in range(shape.channel_multiplier)
+    ]
+    if shape.layout == "NCHW":
+        filters = [np.ascontiguousarray(weight.transpose(2, 3, 0, 1)) for weight in filters]
+    results = convolve(
+        backend, strategy, single, *[tensors | {"weight": weight} for weight in filters]
+    )
+    for m, result in enumerate(results):
+        mine = as_nchw(shape, got)[:, m :: shape.channel_multiplier]
+        np.testing.assert_array_equal(mine, as_nchw(single, result))
+
+
+# Independence
+
+
+@computers
+@fewer
+@given(shape=small_shapes, seed=seeds, data=st.data())
+def test_a_nan_reaches_only_the_outputs_that_see_it(
+    backend: Backend,
+    strategy: type[Strategy],
+    shape: DepthwiseConv2dShape,
+    seed: int,
+    data: st.DataObject,
+) -> None:
+    """A whole image of NaN, one pixel of infinity, and the filters of one channel.
+
+    An output that lies wholly in the padding sees no input. Its sum of zeros times
+    a NaN weight may be NaN, or 0 where the compiler knows all of it to be padding.
+    """
+    shape = in_layout(shape, strategy)
+    tensors = integer_tensors(shape, Epilogue(), seed)
+    n, c, h, w = (
+        data.draw(st.integers(0, size - 1), label=label)
+        for label, size in (
+            ("n", shape.batch),
+            ("c", shape.in_channels),
+            ("h", shape.height),
+            ("w", shape.width),
+        )
+    )
+    image, pixel = tensors["data"].copy(), tensors["data"].copy()
+    as_nchw(shape, image)[n, c] = np.nan
+    as_nchw(shape, pixel)[n, c, h, w] = np.inf
+    weight = tensors["weight"].copy()
+    taps_first(shape, weight)[:, :, c] = np.nan
+    cases: list[dict[str, Any]] = [{"data": image}, {"data": pixel}, {"weight": weight}]
+    results = convolve(backend, strategy, shape, *[tensors | case for case in cases])
+    ones = (np.ones(shape.data_shape), np.ones(shape.weight_shape))
+    sees_input = reference.depthwise_conv2d(shape, *ones) > 0
+    with np.errstate(invalid="ignore"):
+        for case, got in zip(cases, results, strict=True):
+            inputs = tensors | case
+            expected = reference.depthwise_conv2d(shape, inputs["data"], inputs["weight"])
+            np.testing.assert_array_equal(got[sees_input], expected[sees_input])
+            in_padding = np.asarray(got)[~sees_input]
+            assert np.all((in_padding == 0) | (np.isnan(in_padding) & ("weight" in case)))
+
+
+@computers
+@fewer
+@given(shape=small_shapes, seed=seeds)
+def test_batch_items_do_not_meet(
+    backend: Backend, strategy: type[Strategy], shape: DepthwiseConv2dShape, seed: int
+) -> None:
+    shape = replace(in_layout(shape, strategy), batch=3)
+    tensors = integer_tensors(shape, Epilogue(), seed)
+    (got,) = convolve(backend, strategy, shape, tensors)
+    alone = convolve(
+        backend,
+        strategy,
+        replace(shape, batch=1),
+        *[tensors | {"data": tensors["data"][n : n + 1].copy()} for n in range(3)],
+    )
+    np.testing.assert_array_equal(got, np.concatenate(alone))
+
+
+# The choice of a tile
+
+
+@given(shape=shapes(channels=4000, size=400, kernel=40, batch=200, flop=2**26))
+@named_shapes()
+@settings(max_examples=10 * EXAMPLES)
+def test_the_chosen_tile_passes_its_check(shape: DepthwiseConv2dShape) -> None:
+    """On every device that we know, without compiling anything."""
+    for backend in (REPLAY, CPU):
+        target = backend.target()
+        for strategy in STRATEGIES.values():
+            if strategy.claims(shape, target):
+                tile = strategy.choose(shape, target)
+                note(f"{shape} {tile}")
+                tile.check_use(shape, target)
+                assert strategy.from_parameters(tile.parameters) == tile
+                for name, values in strategy.space(shape, target).items():
+                    assert values, name
+                    assert all(type(value) is int and value > 0 for value in values), name
+                    assert list(values) == sorted(set(values)), name
+
+
+def test_the_named_shapes_are_what_they_are_called() -> None:
+    parsed = {name: DepthwiseConv2dShape.parse(text) for name, text in NAMED_SHAPES.items()}
+    assert parsed["one channel"].in_channels == 1
+    assert parsed["kernel = padded input"].out_shape == (1, 3, 1, 1)
+    above = parsed["stride above kernel"]
+    assert all(s > k for s, k in zip(above.stride, above.kernel, strict=True))
+    assert parsed["batch 3"].batch == 3
+    assert parsed["dilation 4"].dilation == (4, 4)
+    assert set(DTYPES) == {"float32", "float16", "bfloat16"}

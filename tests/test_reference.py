@@ -1,0 +1,208 @@
+"""The oracle against a loop that follows the definition, and its bound against real sums."""
+
+from __future__ import annotations
+
+import importlib.util
+from itertools import product
+from math import prod
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from dwtir import DepthwiseConv2dShape, Epilogue, reference
+from dwtir.shape import DTYPES
+from strategies import (
+    Array,
+    epilogues,
+    named_shapes,
+    real_tensors,
+    seeds,
+    shapes,
+)
+
+tiny_shapes = shapes(batch=2, channels=3, size=9, kernel=5, multiplier=3, flop=4000)
+
+
+def by_definition(shape: DepthwiseConv2dShape, data: Array, weight: Array) -> Array:
+    """Sum tap by tap, with the padding as a test and the layouts spelled out."""
+    nchw = shape.layout == "NCHW"
+    out = np.zeros(shape.out_shape)
+    multiplier = shape.channel_multiplier
+    for n, c, m, oh, ow in product(
+        range(shape.batch),
+        range(shape.in_channels),
+        range(multiplier),
+        range(shape.out_height),
+        range(shape.out_width),
+    ):
+        total = 0.0
+        for kh, kw in product(range(shape.kernel[0]), range(shape.kernel[1])):
+            ih = oh * shape.stride[0] + kh * shape.dilation[0] - shape.padding[0]
+            iw = ow * shape.stride[1] + kw * shape.dilation[1] - shape.padding[1]
+            if 0 <= ih < shape.height and 0 <= iw < shape.width:
+                x = data[n, c, ih, iw] if nchw else data[n, ih, iw, c]
+                w = weight[c, m, kh, kw] if nchw else weight[kh, kw, c, m]
+                total += float(x) * float(w)
+        oc = c * multiplier + m
+        out[(n, oc, oh, ow) if nchw else (n, oh, ow, oc)] = total
+    return out
+
+
+@given(shape=tiny_shapes, seed=seeds)
+def test_the_oracle_is_the_definition(shape: DepthwiseConv2dShape, seed: int) -> None:
+    data, weight = real_tensors(shape, Epilogue(), seed).values()
+    got = reference.depthwise_conv2d(shape, data, weight)
+    assert got.dtype == np.float64
+    np.testing.assert_allclose(got, by_definition(shape, data, weight), rtol=1e-13, atol=1e-13)
+
+
+@given(shape=tiny_shapes, seed=seeds)
+@named_shapes(seed=0)
+def test_the_oracle_on_integers_is_exact(shape: DepthwiseConv2dShape, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    data = rng.integers(-9, 9, shape.data_shape).astype(float)
+    weight = rng.integers(-9, 9, shape.weight_shape).astype(float)
+    got = reference.depthwise_conv2d(shape, data, weight)
+    np.testing.assert_array_equal(got, by_definition(shape, data, weight))
+
+
+@given(shape=tiny_shapes, seed=seeds)
+def test_the_epilogue_of_the_oracle_uses_each_channels_values(
+    shape: DepthwiseConv2dShape, seed: int
+) -> None:
+    epilogue = Epilogue(("scale_shift", "residual", "bias"))
+    tensors = {
+        name: array.astype(np.float64)
+        for name, array in real_tensors(shape, epilogue, seed).items()
+    }
+    data, weight, *_ = tensors.values()
+    plain = reference.depthwise_conv2d(shape, data, weight)
+    got = reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
+    for index in np.ndindex(*shape.out_shape):
+        c = index[1 if shape.layout == "NCHW" else 3]
+        expected = plain[index] * tensors["scale"][c] + tensors["shift"][c]
+        expected += tensors["residual"][index] + tensors["bias"][c]
+        assert got[index] == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+if importlib.util.find_spec("torch") is not None:  # torch is no dependency of the tests
+
+    @given(shape=shapes(layouts=("NCHW",)), seed=seeds)
+    @named_shapes(seed=0)
+    def test_the_oracle_is_torchs_convolution(shape: DepthwiseConv2dShape, seed: int) -> None:
+        import torch
+        from torch.nn import functional
+
+        data, weight = (
+            torch.from_numpy(array.astype(np.float64))
+            for array in real_tensors(shape, Epilogue(), seed).values()
+        )
+        top, left, bottom, right = shape.padding
+        expected = functional.conv2d(
+            functional.pad(data, (left, right, top, bottom)),
+            weight.reshape(shape.out_channels, 1, *shape.kernel),
+            stride=shape.stride,
+            dilation=shape.dilation,
+            groups=shape.in_channels,
+        ).numpy()
+        got = reference.depthwise_conv2d(shape, data.numpy(), weight.numpy())
+        np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-11)
+
+
+# The error bound
+
+
+def float32_sums(shape: DepthwiseConv2dShape, data: Array, weight: Array, order: Any) -> Array:
+    """Convolve in float32, rounding after every addition, the taps in the order given."""
+    one = DepthwiseConv2dShape(
+        batch=shape.batch,
+        in_channels=shape.in_channels,
+        height=shape.height,
+        width=shape.width,
+        kernel=shape.kernel,
+        stride=shape.stride,
+        padding=shape.padding,
+        dilation=shape.dilation,
+        channel_multiplier=shape.channel_multiplier,
+        layout=shape.layout,
+    )
+    total = np.zeros(shape.out_shape, np.float32)
+    taps = list(product(range(shape.kernel[0]), range(shape.kernel[1])))
+    for index in order:
+        kh, kw = taps[index]
+        alone = np.zeros(shape.weight_shape)
+        place = (..., kh, kw) if shape.layout == "NCHW" else (kh, kw)
+        alone[place] = weight[place].astype(np.float64)
+        # Of a single tap the oracle is the product, exact in float64.
+        term = reference.depthwise_conv2d(one, data, alone).astype(np.float32)
+        total = total + term
+    return total
+
+
+@given(
+    shape=shapes(batch=2, channels=3, size=12, kernel=5, flop=20_000),
+    seed=seeds,
+    data=st.data(),
+)
+def test_float32_sums_in_any_order_keep_the_bound(
+    shape: DepthwiseConv2dShape, seed: int, data: st.DataObject
+) -> None:
+    image, weight = real_tensors(shape, Epilogue(), seed).values()
+    order = data.draw(st.permutations(range(prod(shape.kernel))))
+    sums = float32_sums(shape, image, weight, order)
+    rounded = sums.astype(reference.numpy_dtype(shape.dtype)).astype(np.float64)
+    expected = reference.depthwise_conv2d(shape, image, weight)
+    bound = reference.error_bound(shape, image, weight)
+    assert bound.shape == shape.out_shape
+    assert (np.abs(rounded - expected) <= bound).all()
+
+
+@given(shape=tiny_shapes, epilogue=epilogues(), seed=seeds)
+def test_the_bound_grows_with_an_epilogue_and_stays_a_number(
+    shape: DepthwiseConv2dShape, epilogue: Epilogue, seed: int
+) -> None:
+    tensors = real_tensors(shape, epilogue, seed)
+    data, weight, *_ = tensors.values()
+    bound = reference.error_bound(shape, data, weight, tensors, epilogue=epilogue)
+    assert np.isfinite(bound).all()
+    assert (bound > 0).all()
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_bound_is_tight(dtype: str, layout: str) -> None:
+    """A wrong tap, a 16-bit sum, or twice the roundings must not hide under the bound."""
+    shape = DepthwiseConv2dShape.parse(f"1x4x20x20_k3_p1_{dtype}_{layout}")
+    data, weight = real_tensors(shape, Epilogue(), 0).values()
+    expected = reference.depthwise_conv2d(shape, data, weight)
+    bound = reference.error_bound(shape, data, weight)
+    unit = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    magnitude = reference.depthwise_conv2d(shape, np.abs(data), np.abs(weight))
+    assert (bound <= unit * np.abs(expected) + 12 * 2.0**-24 * magnitude + 1e-6).all()
+
+    # One tap of one channel off by 1 %:
+    place = (1, 0, 1, 1) if layout == "nchw" else (1, 1, 1, 0)
+    wrong = weight.astype(np.float64)
+    wrong[place] *= 1.01
+    off = np.abs(reference.depthwise_conv2d(shape, data, wrong) - expected)
+    assert (off > bound).mean() > 0.15 if dtype != "bfloat16" else (off > bound).any()
+
+    if dtype != "float32":  # Sums rounded to 16 bits after every tap:
+        total = np.zeros(shape.out_shape)
+        for kh, kw in product(range(3), range(3)):
+            alone = np.zeros(shape.weight_shape)
+            tap = (..., kh, kw) if layout == "nchw" else (kh, kw)
+            alone[tap] = weight[tap].astype(np.float64)
+            total = total + reference.depthwise_conv2d(shape, data, alone)
+            total = total.astype(np.float32).astype(data.dtype).astype(np.float64)
+        assert (np.abs(total - expected) > bound).any()
+
+
+@pytest.mark.parametrize(("dtype", "size"), DTYPES.items())
+def test_numpy_has_every_dtype(dtype: str, size: int) -> None:
+    found = reference.numpy_dtype(dtype)
+    assert found.name == dtype
+    assert found.itemsize == size

@@ -1,0 +1,273 @@
+"""What a shape accepts, what it refuses and in which words, and its derived numbers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from dwtir import DepthwiseConv2dShape, InvalidShapeError
+from strategies import invalid_shapes, shapes
+
+
+def make(**parameters: Any) -> DepthwiseConv2dShape:
+    base: dict[str, Any] = {"batch": 1, "in_channels": 4, "height": 9, "width": 9, "kernel": 3}
+    return DepthwiseConv2dShape(**(base | parameters))
+
+
+# Valid shapes
+
+
+@given(shapes())
+def test_the_text_form_names_the_shape_exactly(shape: DepthwiseConv2dShape) -> None:
+    assert DepthwiseConv2dShape.parse(str(shape)) == shape
+    assert DepthwiseConv2dShape.of(str(shape)) == shape
+    assert re.fullmatch(r"[0-9a-z_]{1,150}", str(shape)), "not a file name on every system"
+
+
+@given(shapes(), shapes())
+def test_equal_texts_mean_equal_shapes(
+    one: DepthwiseConv2dShape, other: DepthwiseConv2dShape
+) -> None:
+    assert (str(one) == str(other)) == (one == other)
+    if one == other:
+        assert hash(one) == hash(other)
+
+
+@given(shapes())
+def test_mapping_and_object_mean_the_same(shape: DepthwiseConv2dShape) -> None:
+    assert DepthwiseConv2dShape.of(asdict(shape)) == shape
+    assert DepthwiseConv2dShape.of(shape) is shape
+
+
+def test_short_texts_take_the_defaults() -> None:
+    full = "2x8x16x15_k3x3_s1x1_p0x0x0x0_d1x1_m1_float32_nchw"
+    assert str(DepthwiseConv2dShape.parse("2x8x16x15_k3")) == full
+    assert str(DepthwiseConv2dShape.parse("  k3_pvalid_2X8x16x15_NCHW_Float32 ")) == full
+    assert str(DepthwiseConv2dShape.parse("1x8x16x16_k3x5_p1x2_s2_d3_m4_bfloat16_nhwc")) == (
+        "1x8x16x16_k3x5_s2x2_p1x2x1x2_d3x3_m4_bfloat16_nhwc"
+    )
+    assert DepthwiseConv2dShape.parse("1x8x16x16_k3_p1x2x3x4").padding == (1, 2, 3, 4)
+    assert DepthwiseConv2dShape.parse("1x8x16x16_k3_psame").padding == (1, 1, 1, 1)
+
+
+def test_padding_in_all_forms() -> None:
+    assert make(padding=2).padding == (2, 2, 2, 2)
+    assert make(padding=(1, 2)).padding == (1, 2, 1, 2)
+    assert make(padding=[1, 2, 3, 4]).padding == (1, 2, 3, 4)
+    assert make(padding="valid").padding == (0, 0, 0, 0)
+    assert make(padding="VALID", kernel=9).out_shape == (1, 4, 1, 1)
+
+
+# Worked by hand from https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2:
+# output = ceil(size / stride), total = (output - 1) * stride + reach - size, less half before.
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "dilation", "before", "after", "out"),
+    [
+        (9, 3, 1, 1, 1, 1, 9),
+        (224, 3, 2, 1, 0, 1, 112),  # (111 * 2 + 3) - 224 = 1: all of it at the end
+        (225, 3, 2, 1, 1, 1, 113),  # (112 * 2 + 3) - 225 = 2
+        (112, 5, 2, 1, 1, 2, 56),  # (55 * 2 + 5) - 112 = 3
+        (10, 4, 1, 1, 1, 2, 10),  # (9 + 4) - 10 = 3
+        (10, 3, 1, 4, 4, 4, 10),  # (9 + 9) - 10 = 8
+        (10, 2, 3, 1, 0, 1, 4),  # (3 * 3 + 2) - 10 = 1
+        (9, 2, 3, 1, 0, 0, 3),  # (2 * 3 + 2) - 9 = -1: none
+        (1, 11, 5, 1, 5, 5, 1),
+    ],
+)
+def test_same_is_tensorflows(
+    size: int, kernel: int, stride: int, dilation: int, before: int, after: int, out: int
+) -> None:
+    for other in ({"width": 1, "kernel": (kernel, 1)}, {"height": 1, "kernel": (1, kernel)}):
+        vertical = "width" in other
+        shape = make(
+            **{"height" if vertical else "width": size},
+            **other,
+            stride=(stride, 1) if vertical else (1, stride),
+            dilation=(dilation, 1) if vertical else (1, dilation),
+            padding="same",
+        )
+        wanted = (before, 0, after, 0) if vertical else (0, before, 0, after)
+        assert shape.padding == wanted
+        assert (shape.out_height, shape.out_width) == ((out, 1) if vertical else (1, out))
+
+
+@given(shapes())
+def test_the_last_output_is_the_last_that_fits(shape: DepthwiseConv2dShape) -> None:
+    top, left, bottom, right = shape.padding
+    for size, out, axis in (
+        (shape.height + top + bottom, shape.out_height, 0),
+        (shape.width + left + right, shape.out_width, 1),
+    ):
+        reach = shape.dilation[axis] * (shape.kernel[axis] - 1)
+        assert (out - 1) * shape.stride[axis] + reach < size
+        assert out * shape.stride[axis] + reach >= size
+
+
+def test_tensors_and_counts_of_both_layouts() -> None:
+    parameters = {"batch": 2, "in_channels": 3, "height": 5, "width": 7, "kernel": (3, 2)}
+    nchw = make(**parameters, channel_multiplier=4, dtype="float16")
+    assert nchw.data_shape == (2, 3, 5, 7)
+    assert nchw.weight_shape == (3, 4, 3, 2)
+    assert nchw.out_shape == (2, 12, 3, 6)
+    nhwc = make(**parameters, channel_multiplier=4, dtype="float16", layout="NHWC")
+    assert nhwc.data_shape == (2, 5, 7, 3)
+    assert nhwc.weight_shape == (3, 2, 3, 4)
+    assert nhwc.out_shape == (2, 3, 6, 12)
+    for shape in (nchw, nhwc):
+        assert shape.out_channels == 12
+        # 2 * 12 * 3 * 6 outputs of 3 * 2 taps, a multiplication and an addition each
+        assert shape.flop == 432 * 6 * 2
+        assert shape.itemsize == 2
+        assert shape.least_bytes == 2 * (2 * 3 * 5 * 7 + 3 * 4 * 3 * 2 + 432)
+
+
+def test_numbers_of_numpy_become_plain() -> None:
+    shape = make(
+        batch=np.int64(2),
+        in_channels=np.uint8(4),
+        kernel=(np.int32(3), 3),
+        stride=np.int16(2),
+        padding=(np.int64(1),) * 4,
+        channel_multiplier=np.int64(3),
+    )
+    assert shape == make(batch=2, kernel=3, stride=2, padding=1, channel_multiplier=3)
+    plain = asdict(shape)
+    numbers = [plain["batch"], plain["in_channels"], plain["channel_multiplier"]]
+    numbers += [*plain["kernel"], *plain["stride"], *plain["padding"]]
+    assert all(type(number) is int for number in numbers)
+
+
+def test_a_shape_is_immutable() -> None:
+    with pytest.raises(AttributeError):
+        make().batch = 2  # type: ignore[misc]
+
+
+# Invalid shapes
+
+
+@given(invalid_shapes())
+def test_an_invalid_parameter_is_refused_by_name(case: tuple[dict[str, Any], str]) -> None:
+    parameters, word = case
+    for attempt in (lambda: DepthwiseConv2dShape(**parameters), lambda: make(**parameters)):
+        with pytest.raises(InvalidShapeError) as error:
+            attempt()
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"batch": 0}, "batch must be an integer >= 1, got 0"),
+        ({"batch": True}, "batch must be an integer >= 1, got True"),
+        ({"in_channels": 2.0}, "in_channels must be an integer >= 1, got 2.0"),
+        ({"height": "9"}, "height must be an integer >= 1, got '9'"),
+        ({"width": None}, "width must be an integer >= 1, got None"),
+        ({"stride": (0, 1)}, "stride must be an integer >= 1, got 0"),
+        ({"dilation": (1, 2, 3)}, "dilation must be one value or a pair, got (1, 2, 3)"),
+        ({"kernel": ()}, "kernel must be one value or a pair, got ()"),
+        ({"padding": -1}, "padding must be an integer >= 0, got -1"),
+        ({"padding": "FULL"}, "padding must be 'SAME', 'VALID' or integers, got 'FULL'"),
+        (
+            {"padding": (1, 2, 3)},
+            "padding must be one value, (vertical, horizontal) or (top, left, bottom, right), "
+            "got (1, 2, 3)",
+        ),
+        ({"dtype": "float64"}, "dtype must be one of float32, float16, bfloat16, got 'float64'"),
+        ({"layout": "nchw"}, "layout must be one of NCHW, NHWC, got 'nchw'"),
+        (
+            {"kernel": (1, 5), "dilation": 3},
+            "the output is empty: the kernel reaches over 13 of the padded width, "
+            "which must be at least that, got 9",
+        ),
+        (
+            {"channel_multiplier": 2**28, "kernel": 1},
+            f"the output of shape (1, {2**30}, 9, 9) has {81 * 2**30} elements; "
+            "kernels index with int32 and allow at most 2147483647",
+        ),
+    ],
+)
+def test_errors_say_what_was_given_and_what_is_allowed(
+    parameters: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidShapeError) as error:
+        make(**parameters)
+    assert str(error.value) == message
+    assert isinstance(error.value, ValueError)
+
+
+def test_the_limit_of_indices_is_exact() -> None:
+    most = 2**31 - 1
+    line = {"height": 1, "width": 1, "kernel": 1}
+    assert make(in_channels=most, **line).out_shape == (1, most, 1, 1)
+    with pytest.raises(InvalidShapeError, match=f"input .* {most + 1} elements"):
+        make(in_channels=most + 1, **line)
+    # Padding counts: 46341 ** 2 is just over 2 ** 31.
+    assert make(in_channels=1, height=1, width=1, padding=23169, kernel=46339).out_height == 1
+    with pytest.raises(InvalidShapeError, match="padded input"):
+        make(in_channels=1, height=1, width=1, padding=23170, kernel=46341)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("", "cannot read ''"),
+        ("1x2x3x4", "lacks its sizes or its kernel"),
+        ("k3", "lacks its sizes or its kernel"),
+        ("1x2x3_k1", "cannot read '1x2x3'"),
+        ("1x2x3x4x5_k1", "cannot read '1x2x3x4x5'"),
+        ("1x2x9x9_k3_k3", "kernel is given twice"),
+        ("1x2x9x9_1x2x9x9_k3", "batch is given twice"),
+        ("1x2x9x9_k3_float32_float16", "dtype is given twice"),
+        ("1x2x9x9_k3_p1x2x3", "cannot read 'p1x2x3'"),
+        ("1x2x9x9_k-3", "cannot read 'k-3'"),
+        ("1x2x9x9_k3_m1x2", "cannot read 'm1x2'"),
+        ("1x2x9x9_k3_float64", "cannot read 'float64'"),
+        ("1x2x9x9_k3__s1", "cannot read ''"),
+        ("1x2x9x9_k3/../../etc", "cannot read 'k3/../../etc'"),
+        ("1x2x9x9_k٣", "cannot read 'k٣'"),
+        ("1x2x9x9_k3\n", None),
+        ("0x2x9x9_k3", "batch must be an integer >= 1, got 0"),
+        ("1x2x9x9_k3_p" + "9" * 11, "cannot read"),
+    ],
+)
+def test_texts_that_are_no_shape(text: str, word: str | None) -> None:
+    if word is None:
+        assert DepthwiseConv2dShape.parse(text).kernel == (3, 3)
+        return
+    with pytest.raises(InvalidShapeError) as error:
+        DepthwiseConv2dShape.parse(text)
+    assert word in str(error.value)
+
+
+@given(st.text(max_size=40))
+def test_no_text_does_worse_than_an_error(text: str) -> None:
+    try:
+        shape = DepthwiseConv2dShape.parse(text)
+    except InvalidShapeError:
+        return
+    assert DepthwiseConv2dShape.parse(str(shape)) == shape
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"batch": 1}, r"missing shape parameters \['height', 'in_channels', 'kernel', 'width'\]"),
+        (asdict(make()) | {"groups": 4}, r"unknown shape parameters \['groups'\]"),
+        (asdict(make()) | {3: 4}, r"unknown shape parameters \[3\]"),
+    ],
+)
+def test_mappings_that_are_no_shape(mapping: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidShapeError, match=message):
+        DepthwiseConv2dShape.of(mapping)
+
+
+@pytest.mark.parametrize("value", [None, 3, (1, 2, 3, 4), b"1x2x9x9_k3"])
+def test_objects_that_are_no_shape(value: Any) -> None:
+    with pytest.raises(InvalidShapeError, match=f"got {type(value).__name__}"):
+        DepthwiseConv2dShape.of(value)

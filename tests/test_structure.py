@@ -1,0 +1,206 @@
+"""The schedules of the two articles: their grids, threads, shared memory, and their traces."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import load_json
+from tvm.s_tir import SBlock, Schedule
+from tvm.s_tir.schedule import Trace
+
+import dwtir
+from backends import H200, OPENCL, REPLAY, Backend
+from dwtir import ARTICLE_STEPS, STRATEGIES, DepthwiseConv2dShape, Epilogue, compute, reference
+from dwtir.build import schedule_for
+from dwtir.schedules import Ladder, SharedTile, named
+from dwtir.schedules.ladder import LADDER_STEPS
+from strategies import integer_tensors
+
+ARTICLE_2025 = DepthwiseConv2dShape.parse("3x4x16x32_k7_p3")
+ARTICLE_2017 = DepthwiseConv2dShape.parse("1x256x96x96_k3_p1")
+
+
+def steps_of(article: str) -> list[str]:
+    return list(ARTICLE_STEPS[article])
+
+
+def scopes_and_bindings(shape: DepthwiseConv2dShape, step: str) -> tuple[set[str], dict[str, int]]:
+    """Read the memory scopes and the extents of the thread axes off a schedule."""
+    sch = schedule_for(shape, Epilogue(), named(step, shape, H200))
+    scopes: set[str] = set()
+    extents: dict[str, int] = {}
+
+    def visit_block(block: SBlock) -> None:
+        scopes.update(buffer.scope() for buffer in block.alloc_buffers)
+
+    def visit_loop(loop: tirx.For) -> None:
+        if loop.thread_binding is not None:
+            tag = str(loop.thread_binding.thread_tag)
+            assert extents.setdefault(tag, int(loop.extent)) == int(loop.extent)
+
+    tvm_ffi.structural_walk(sch.mod["main"].body, [(SBlock, visit_block), (tirx.For, visit_loop)])
+    return scopes, extents
+
+
+def test_the_articles_have_their_steps() -> None:
+    assert steps_of("2025") == ["naive", "v1", "v2", "v3", "v4"]
+    assert tuple(steps_of("2025")) == LADDER_STEPS
+    assert steps_of("2017") == [
+        "one_channel",
+        "blocks_32x32",
+        "threads_32x1",
+        "threads_1x32",
+        "threads_8x32",
+        "threads_4x32",
+        "vthreads_1x4",
+        "vthreads_2x2",
+        "vthreads_1x2",
+    ]
+
+
+# 2025: 3x4x16x32 with a 7x7 kernel, blocks of 16x16 threads
+
+
+@pytest.mark.parametrize(
+    ("step", "grid", "block"),
+    [
+        ("naive", (3, 1, 1), (1, 1, 1)),
+        ("v1", (3, 4, 1), (1, 1, 1)),
+        ("v2", (12, 16, 1), (1, 1, 1)),
+        ("v3", (12, 1, 1), (16, 16, 1)),
+        ("v4", (12, 2, 1), (16, 16, 1)),
+    ],
+)
+def test_the_ladder_has_the_articles_grids(
+    step: str, grid: tuple[int, int, int], block: tuple[int, int, int]
+) -> None:
+    kernel = dwtir.build(ARTICLE_2025, step, target="nvidia-h200")
+    resources = kernel.resources()
+    assert kernel.strategy == Ladder(step)
+    assert (resources.grid, resources.block) == (grid, block)
+    assert resources.shared_bytes == 0
+    assert resources.spill_bytes == 0
+    assert resources.registers is not None
+    assert 0 < resources.registers <= 255
+    scopes, _ = scopes_and_bindings(ARTICLE_2025, step)
+    assert scopes == {"local"}, "the padding is inlined, the sum is in a register"
+
+
+# 2017: 1x256x96x96 with a 3x3 kernel, tiles of 32x32 outputs
+
+
+@pytest.mark.parametrize(
+    ("step", "threads", "vthreads"),
+    [
+        ("one_channel", (8, 8), (1, 1)),
+        ("blocks_32x32", (8, 8), (1, 1)),
+        ("threads_32x1", (32, 1), (1, 1)),
+        ("threads_1x32", (1, 32), (1, 1)),
+        ("threads_8x32", (8, 32), (1, 1)),
+        ("threads_4x32", (4, 32), (1, 1)),
+        ("vthreads_1x4", (8, 8), (1, 4)),
+        ("vthreads_2x2", (8, 8), (2, 2)),
+        ("vthreads_1x2", (8, 16), (1, 2)),
+    ],
+)
+def test_shared_tiles_have_the_articles_grids(
+    step: str, threads: tuple[int, int], vthreads: tuple[int, int]
+) -> None:
+    kernel = dwtir.build(ARTICLE_2017, step, target="nvidia-h200")
+    resources = kernel.resources()
+    whole = step == "one_channel"
+    assert resources.grid == (256, 1 if whole else 9, 1)
+    assert resources.block == (threads[1], threads[0], 1)
+    assert resources.threads == threads[0] * threads[1]
+    tile = 98 * 98 if whole else 34 * 34
+    assert resources.shared_bytes == (tile + 3 * 3) * 4
+    assert resources.spill_bytes == 0
+    assert resources.registers is not None
+    assert resources.registers > 0
+
+    scopes, extents = scopes_and_bindings(ARTICLE_2017, step)
+    assert scopes == {"shared", "local"}
+    assert (extents["vthread.y"], extents["vthread.x"]) == vthreads
+    assert "__shared__" in kernel.source()
+
+
+@pytest.mark.parametrize(
+    ("text", "tile"),
+    [
+        ("1x4x96x96_k3_p1", SharedTile()),
+        ("1x4x96x96_k5_s2_p2_float16", SharedTile(block_h=16, block_w=24, thread_x=6)),
+        ("1x4x50x50_k3_d2_p2_bfloat16", SharedTile(block_h=20, block_w=20, thread_y=7)),
+        ("1x4x30x31_k3_p1", SharedTile(padding="inline")),
+    ],
+)
+def test_a_tile_takes_the_shared_memory_that_its_check_counts(text: str, tile: SharedTile) -> None:
+    shape = DepthwiseConv2dShape.parse(text)
+    resources = dwtir.build(shape, tile, target="nvidia-h200").resources()
+    # The compiler aligns one buffer after the other, to at most 16 bytes.
+    assert resources.shared_bytes is not None
+    assert tile._shared_bytes(shape) <= resources.shared_bytes <= tile._shared_bytes(shape) + 16
+
+
+@pytest.mark.parametrize("backend", [REPLAY, OPENCL], ids=lambda backend: backend.name)
+@pytest.mark.parametrize(
+    "text", ["1x3x17x19_k3_p1", "2x2x16x15_k5x3_s2_p0x1x3x2_m2", "1x2x20x12_k3_d3_p4_float16"]
+)
+def test_inlined_padding_computes_the_same(backend: Backend, text: str) -> None:
+    shape = DepthwiseConv2dShape.parse(text)
+    tile = SharedTile(block_h=8, block_w=8, thread_y=4, thread_x=4, padding="inline")
+    epilogue = Epilogue(("bias", "relu"))
+    tensors = integer_tensors(shape, epilogue, 0)
+    (got,) = backend.run(tile, shape, epilogue, tensors)
+    data, weight, *_ = tensors.values()
+    expected = reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
+    np.testing.assert_array_equal(got, expected)
+
+
+# Every strategy
+
+
+@pytest.mark.parametrize("epilogue", ["", "bias+relu", "scale_shift+residual"])
+@pytest.mark.parametrize("target", ["cpu", "opencl", "nvidia-h200"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_the_trace_makes_the_script(target: str, layout: str, epilogue: str) -> None:
+    shape = DepthwiseConv2dShape.parse(f"2x6x13x17_k3_s2x1_psame_m2_{layout}")
+    names = [
+        name
+        for name, strategy in STRATEGIES.items()
+        if strategy.claims(shape, dwtir.build(shape, target=target).target)
+    ]
+    assert names
+    for name in names:
+        kernel = dwtir.build(shape, name, epilogue=epilogue, target=target)
+        fresh = Schedule(compute.depthwise_conv2d(shape, Epilogue.of(epilogue)))
+        Trace.apply_json_to_schedule(load_json(kernel.trace), fresh)
+        expected = schedule_for(shape, Epilogue.of(epilogue), kernel.strategy).mod
+        tvm.ir.assert_structural_equal(fresh.mod, expected)
+        assert fresh.mod["main"].script() == kernel.script()
+
+
+@pytest.mark.parametrize("name", [name for name, s in STRATEGIES.items() if s.on_gpu])
+def test_a_gpu_schedule_is_one_kernel_with_its_sums_in_registers(name: str) -> None:
+    strategy = STRATEGIES[name]
+    shape = DepthwiseConv2dShape.parse(f"2x8x28x28_k3_p1_{strategy.layouts[0].lower()}")
+    source = dwtir.build(shape, name, epilogue="relu", target="nvidia-h200").source()
+    assert len(set(re.findall(r"__global__ void.* (\w+)\(", source))) == 1
+    scopes, extents = scopes_and_bindings(shape, name)
+    assert "global" not in scopes
+    assert "" not in scopes
+    assert "local" in scopes
+    assert extents["threadIdx.x"] > 1
+
+
+@pytest.mark.parametrize("name", ["register_window", "channel_vector"])
+def test_the_window_kernels_use_no_shared_memory(name: str) -> None:
+    layout = STRATEGIES[name].layouts[0].lower()
+    for dtype in ("float32", "float16", "bfloat16"):
+        kernel = dwtir.build(f"1x32x28x28_k3_p1_{dtype}_{layout}", name, target="nvidia-h200")
+        assert kernel.resources().shared_bytes == 0
+        assert kernel.resources().spill_bytes == 0
