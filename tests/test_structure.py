@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import numpy as np
@@ -17,8 +18,9 @@ import dwtir
 from backends import H200, OPENCL, REPLAY, Backend
 from dwtir import ARTICLE_STEPS, STRATEGIES, DepthwiseConv2dShape, Epilogue, compute, reference
 from dwtir.build import schedule_for
-from dwtir.schedules import Ladder, SharedTile, named
+from dwtir.schedules import ChannelVector, Ladder, RegisterWindow, SharedTile, named
 from dwtir.schedules.ladder import LADDER_STEPS
+from dwtir.target import resolve
 from strategies import integer_tensors
 
 ARTICLE_2025 = DepthwiseConv2dShape.parse("3x4x16x32_k7_p3")
@@ -159,6 +161,57 @@ def test_inlined_padding_computes_the_same(backend: Backend, text: str) -> None:
     data, weight, *_ = tensors.values()
     expected = reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
     np.testing.assert_array_equal(got, expected)
+
+
+# Windows: what the two better strategies keep in registers
+
+
+@pytest.mark.parametrize(
+    ("text", "window"),
+    [
+        ("8x64x56x56_k3_p1", "tile"),
+        ("8x64x56x56_k7_p3", "tile"),
+        ("8x64x56x56_k31_p15", "row"),
+        ("1x2x200x200_k3_d60", "row"),
+        ("1x2x3x3000_k1x1500", "tap"),
+    ],
+)
+@pytest.mark.parametrize("strategy", [RegisterWindow, ChannelVector])
+def test_the_window_shrinks_before_the_code_explodes(
+    strategy: type[RegisterWindow] | type[ChannelVector], text: str, window: str
+) -> None:
+    shape = DepthwiseConv2dShape.parse(f"{text}_{strategy.layouts[0]}")
+    kernel = dwtir.build(shape, strategy.name, target="nvidia-h200")
+    assert kernel.strategy.parameters["window"] == window
+    assert len(kernel.source()) < 500_000
+    assert kernel.resources().spill_bytes == 0
+
+
+@pytest.mark.parametrize("backend", [REPLAY, OPENCL], ids=lambda backend: backend.name)
+@pytest.mark.parametrize("window", ["tile", "row", "tap"])
+@pytest.mark.parametrize(
+    "text", ["1x4x17x18_k3_p1", "2x2x16x15_k5x3_s2_p0x1x3x2_m2", "1x2x20x12_k3_d3_p4_float16"]
+)
+@pytest.mark.parametrize("strategy", [RegisterWindow, ChannelVector])
+def test_every_window_computes_the_same(
+    strategy: type[RegisterWindow] | type[ChannelVector], text: str, window: str, backend: Backend
+) -> None:
+    shape = DepthwiseConv2dShape.parse(f"{text}_{strategy.layouts[0]}")
+    tile = dataclasses.replace(strategy.choose(shape, resolve("nvidia-h200")), window=window)
+    epilogue = Epilogue(("bias", "relu"))
+    tensors = integer_tensors(shape, epilogue, 0)
+    (got,) = backend.run(tile, shape, epilogue, tensors)
+    data, weight, *_ = tensors.values()
+    expected = reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_a_window_larger_than_shared_memory_is_not_claimed() -> None:
+    shape = DepthwiseConv2dShape.parse("1x1x400x400_k200")
+    gpu = resolve("nvidia-h200")
+    assert not SharedTile.claims(shape, gpu)
+    with pytest.raises(dwtir.InvalidScheduleError, match="shared bytes per block must be at most"):
+        dwtir.build(shape, "shared_tile", target=gpu)
 
 
 # Every strategy

@@ -47,7 +47,11 @@ class Strategy(ABC):
 
     @classmethod
     def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
-        """Tell whether the strategy schedules this layout on this kind of device."""
+        """Tell whether the strategy schedules the shape on the device, in some tile."""
+        return cls._is_for(shape, target)
+
+    @classmethod
+    def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
         return shape.layout in cls.layouts and cls.on_gpu == target.is_gpu
 
     @classmethod
@@ -60,8 +64,9 @@ class Strategy(ABC):
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
         """List the values of each numeric field that are worth trying.
 
-        Combinations may still fail `check`. The fields left out keep the
-        values that `choose` gives them.
+        The values that `choose` gives are among them, so that a search can start
+        there. Combinations may still fail `check`. The fields left out keep the
+        values of `choose`.
         """
 
     @abstractmethod
@@ -77,7 +82,7 @@ class Strategy(ABC):
     def check_use(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         """Refuse a shape or device that the strategy is not for, then `check` the tile."""
         self._require(
-            self.claims(shape, target),
+            self._is_for(shape, target),
             "shape and target",
             f"{shape} on {target.name}",
             f"{' or '.join(self.layouts)} on a {'GPU' if self.on_gpu else 'CPU'}",

@@ -8,7 +8,9 @@ Loop nest, for a thread's rows x cols outputs of `vector` channels::
         window[(rows-1)*SH + (KH-1)*DH + 1, same for w, vector] = data or 0
         for kh:
           weight_local[KW, vector], window[rows, ..., vector]            "row"
-          for kw: for oh, ow: for lanes: acc += window * weight_local
+          for kw:
+            weight_local[vector], window[rows, cols, vector]             "tap"
+            for oh, ow: for lanes: acc += window * weight_local
         out_local = epilogue(acc)
         out = out_local
 
@@ -28,7 +30,18 @@ from typing import TYPE_CHECKING, ClassVar
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, get_blocks, stage_operands, stage_output, unroll_in_source
-from .tiles import MAX_UNROLLED, even_split, occupy, reach, threads_over, with_value
+from .tiles import (
+    MAX_LOADS,
+    MAX_UNROLLED,
+    WINDOWS,
+    even_split,
+    loads_of,
+    occupy,
+    reach,
+    threads_over,
+    unrolled_of,
+    with_value,
+)
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -53,8 +66,8 @@ class ChannelVector(Strategy):
         divides the channel multiplier or is a multiple of it.
     thread_x, thread_y, thread_z : int
         Threads of a block over channel vectors, columns and rows of tiles.
-    window : {"tile", "row"}
-        Whether registers hold the whole input window or that of one kernel row.
+    window : {"tile", "row", "tap"}
+        Whether registers hold the whole input window, that of one kernel row or of one tap.
     """
 
     name: ClassVar[str] = "channel_vector"
@@ -77,7 +90,8 @@ class ChannelVector(Strategy):
         Vector: the widest whose window and sums fit, if need be with half the rows.
         The larger the kernel, the fewer channels: reusing a window of 7x7 taps is
         worth more than a wide load. Eight halves become eight floats, so that only
-        a 1x1 kernel has the registers for them.
+        a 1x1 kernel has the registers for them. Where no window fits, the kernel's
+        rows come one by one.
         """
         halo = max(2, shape.kernel[1] - 1)
         cols = min(
@@ -87,20 +101,21 @@ class ChannelVector(Strategy):
         tall = even_split(shape.out_height, max(1, 8 // shape.stride[0]))
         taps = shape.kernel[0] * shape.kernel[1]
         vectors = tuple(n for n in _vectors(shape) if n <= 4 or taps == 1)
-        vector, rows = next(
-            (
-                (n, rows)
-                for n in reversed(vectors)
-                for rows in (tall, -(-tall // 2))
-                if cls(rows, cols, n, 1, 1, 1)._registers(shape) <= _REGISTERS
-            ),
-            (vectors[0], -(-tall // 2)),
+        tiles = (
+            (rows, cols, n, "tile") for n in reversed(vectors) for rows in (tall, -(-tall // 2))
         )
-        while rows > 1 and rows * cols * vector * taps > MAX_UNROLLED:
-            rows = -(-rows // 2)
-        window = "tile" if cols * vector * taps <= MAX_UNROLLED else "row"
-        if window == "row":
-            vector = max(n for n in vectors if n <= max(2, vectors[0]))
+        narrow = max(n for n in vectors if n <= max(2, vectors[0]))
+        rest = ((1, cols, narrow, window) for window in ("row", "tap"))
+
+        def fits(rows: int, cols: int, vector: int, window: str) -> bool:
+            tile = cls(rows, cols, vector, 1, 1, 1, window)
+            return (
+                (window != "tile" or tile._registers(shape) <= _REGISTERS)
+                and loads_of(shape, rows, cols, window) <= MAX_LOADS
+                and unrolled_of(shape, rows * cols * vector, window) <= MAX_UNROLLED
+            )
+
+        rows, cols, vector, window = next(tile for tile in (*tiles, *rest) if fits(*tile))
         rows, cols, vector = occupy(shape, target, rows, cols, vector)
         vector = max(n for n in vectors if n <= max(vector, vectors[0]))
 
@@ -125,7 +140,9 @@ class ChannelVector(Strategy):
         }
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
-        self._require(self.window in ("tile", "row"), "window", self.window, "'tile' or 'row'")
+        self._require(self.window in WINDOWS, "window", self.window, f"one of {WINDOWS}")
+        loads = loads_of(shape, self.rows, self.cols, self.window)
+        self._require(loads <= MAX_LOADS, "unrolled loads", loads, f"at most {MAX_LOADS}")
         self._require(self.vector in _vectors(shape), "vector", self.vector, f"{_vectors(shape)}")
         self._require(self.thread_z <= 64, "thread_z", self.thread_z, "at most 64")
         sums = self.rows * self.cols * self.vector
@@ -173,7 +190,7 @@ class ChannelVector(Strategy):
 
         # 4. Window and weights in registers, loaded as vectors. Unrolled here, because
         #    TVM proves most tests for padding away once an index is a number.
-        at = tx if self.window == "tile" else kh
+        at, unrolled = {"tile": (tx, conv_n), "row": (kh, kw), "tap": (kw, conv_oh)}[self.window]
         sch.set_scope(pad, 0, "local")
         for load in (pad, weight_local):
             sch.compute_at(load, at, preserve_unit_loops=True)
@@ -185,7 +202,7 @@ class ChannelVector(Strategy):
         for loop in outer:
             sch.unroll(loop)
         sch.vectorize(sch.fuse(channels, filters))
-        unroll_in_source(sch, conv_n if self.window == "tile" else kw)
+        unroll_in_source(sch, unrolled)
 
 
 def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:

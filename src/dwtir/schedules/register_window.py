@@ -7,12 +7,15 @@ Loop nest, for a thread's rows x cols outputs of one channel::
         window[(rows-1)*SH + (KH-1)*DH + 1, same for w] = data or 0   "tile"
         for kh:
           window[rows, (cols-1)*SW + (KW-1)*DW + 1] = data or 0       "row"
-          for kw: for oh, ow: acc += window * weight
+          for kw:
+            window[rows, cols] = data or 0                            "tap"
+            for oh, ow: acc += window * weight
         out = epilogue(acc)
 
 With ``window="tile"`` all taps are unrolled and each input of the window is
-loaded once. ``window="row"`` is for kernels whose window does not fit: the
-loop over kernel rows stays, and each of them loads the inputs it needs.
+loaded once. Kernels too large for that keep the loop over their rows, and each
+of those loads its own inputs: ``"row"``. With hundreds of columns, or a dilation
+that leaves most of a window unused, each tap loads its own: ``"tap"``.
 
 Registers: KH rows of the window (in "row": `rows` of them) + rows*cols sums, and
 as many weights as are left room for: they are the same for a whole warp, or nearly.
@@ -28,12 +31,16 @@ from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, get_blocks, stage_operands, stage_output, unroll_in_source
 from .tiles import (
+    MAX_LOADS,
     MAX_UNROLLED,
+    WINDOWS,
     even_split,
     largest_divisor,
+    loads_of,
     occupy,
     reach,
     threads_over,
+    unrolled_of,
     with_value,
 )
 
@@ -58,8 +65,8 @@ class RegisterWindow(Strategy):
         even, for then the outputs of a row are stored as one vector.
     thread_x, thread_y, thread_z : int
         Threads of a block over columns, rows and channels.
-    window : {"tile", "row"}
-        Whether registers hold the whole input window or that of one kernel row.
+    window : {"tile", "row", "tap"}
+        Whether registers hold the whole input window, that of one kernel row or of one tap.
     """
 
     name: ClassVar[str] = "register_window"
@@ -83,23 +90,19 @@ class RegisterWindow(Strategy):
         Rows: every thread loads the halo of KH-1 rows anew, so the taller the
         better, up to 8, where the halo of a 3x3 kernel costs a quarter.
         """
-        taps = shape.kernel[0] * shape.kernel[1]
         widest = 1 if shape.stride[1] > 1 else 2 if shape.out_width % 2 else 4
         allowed = [n for n in _allowed_columns(shape) if n <= min(widest, shape.out_width)]
 
         def fits(rows: int, cols: int, window: str) -> bool:
-            unrolled = rows * cols * (taps if window == "tile" else shape.kernel[1])
-            registers = cls(rows, cols, 1, 1, 1, window)._registers(shape)
-            return registers <= _REGISTERS and unrolled <= MAX_UNROLLED
+            tile = cls(rows, cols, 1, 1, 1, window)
+            return (
+                tile._registers(shape) <= _REGISTERS
+                and loads_of(shape, rows, cols, window) <= MAX_LOADS
+                and unrolled_of(shape, rows * cols, window) <= MAX_UNROLLED
+            )
 
-        window, cols = next(
-            ((w, n) for w in ("tile", "row") for n in reversed(allowed) if fits(1, n, w)),
-            ("row", 1),
-        )
-        tallest = max(
-            (rows for rows in range(1, 9) if fits(rows, cols, window)),
-            default=1,
-        )
+        window, cols = next((w, n) for w in WINDOWS for n in reversed(allowed) if fits(1, n, w))
+        tallest = max(rows for rows in range(1, 9) if fits(rows, cols, window))
         rows = even_split(shape.out_height, tallest)
         rows, cols, _ = occupy(shape, target, rows, cols)
         cols = max(n for n in allowed if n <= cols)
@@ -126,7 +129,7 @@ class RegisterWindow(Strategy):
         }
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
-        self._require(self.window in ("tile", "row"), "window", self.window, "'tile' or 'row'")
+        self._require(self.window in WINDOWS, "window", self.window, f"one of {WINDOWS}")
         self._require(
             self.cols in _allowed_columns(shape),
             "cols",
@@ -136,6 +139,8 @@ class RegisterWindow(Strategy):
         self._require(self.thread_z <= 64, "thread_z", self.thread_z, "at most 64")
         sums = self.rows * self.cols
         self._require(sums <= 128, "sums of a thread", sums, "at most 128")
+        loads = loads_of(shape, self.rows, self.cols, self.window)
+        self._require(loads <= MAX_LOADS, "unrolled loads", loads, f"at most {MAX_LOADS}")
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
 
     def _registers(self, shape: DepthwiseConv2dShape) -> int:
@@ -145,6 +150,8 @@ class RegisterWindow(Strategy):
         than the rows under one output are needed at a time. The weights
         are loaded again sooner than anything spills.
         """
+        if self.window == "tap":
+            return 2 * self.rows * self.cols
         rows = min(shape.kernel[0], reach(shape, 0, self.rows))
         rows = rows if self.window == "tile" else self.rows
         return rows * reach(shape, 1, self.cols) + self.rows * self.cols
@@ -185,10 +192,11 @@ class RegisterWindow(Strategy):
         # 4. The input window in registers. Unrolled here and not by the CUDA compiler,
         #    because TVM proves most tests for padding away once an index is a number.
         sch.set_scope(pad, 0, "local")
-        sch.compute_at(pad, tx if self.window == "tile" else kh, preserve_unit_loops=True)
+        at, unrolled = {"tile": (tx, conv_n), "row": (kh, kw), "tap": (kw, conv_oh)}[self.window]
+        sch.compute_at(pad, at, preserve_unit_loops=True)
         for loop in sch.get_loops(pad)[-2:]:
             sch.unroll(loop)
-        unroll_in_source(sch, conv_n if self.window == "tile" else kw)
+        unroll_in_source(sch, unrolled)
 
 
 def _allowed_columns(shape: DepthwiseConv2dShape) -> tuple[int, ...]:

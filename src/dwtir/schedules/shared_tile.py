@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, get_blocks, share_among_threads
+from .tiles import with_value
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -64,6 +65,12 @@ class SharedTile(Strategy):
     padding: str = "staged"
 
     @classmethod
+    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether shared memory holds at least the window of one output."""
+        smallest = cls(1, 1, 1, 1)._shared_bytes(shape)
+        return super().claims(shape, target) and smallest <= target.shared_bytes_per_block
+
+    @classmethod
     def one_channel(cls, shape: DepthwiseConv2dShape, target: Target) -> SharedTile:
         """Make the article's first version: a block computes a whole channel."""
         return cls(block_h=shape.out_height, block_w=shape.out_width)
@@ -86,11 +93,12 @@ class SharedTile(Strategy):
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+        chosen = cls.choose(shape, target)
         return {
-            "block_h": (4, 8, 16, 32, 64),
-            "block_w": (8, 16, 32, 64),
-            "thread_y": (1, 2, 4, 8, 16, 32),
-            "thread_x": (1, 2, 4, 8, 16, 32),
+            "block_h": with_value(chosen.block_h, (4, 8, 16, 32, 64)),
+            "block_w": with_value(chosen.block_w, (8, 16, 32, 64)),
+            "thread_y": with_value(chosen.thread_y, (1, 2, 4, 8, 16, 32)),
+            "thread_x": with_value(chosen.thread_x, (1, 2, 4, 8, 16, 32)),
             "vthread_y": (1, 2, 4),
             "vthread_x": (1, 2, 4),
         }

@@ -8,18 +8,29 @@ from ..shape import DepthwiseConv2dShape
 from ..target import Target
 
 __all__ = [
+    "MAX_LOADS",
     "MAX_UNROLLED",
+    "WINDOWS",
     "even_split",
     "largest_divisor",
+    "loads_of",
     "occupy",
     "reach",
     "threads_over",
+    "unrolled_of",
     "with_value",
 ]
 
 MAX_UNROLLED = 4096
 """Multiply-adds of one thread in straight line: a second of compilation, and what the
 instruction cache of an SM holds (128 KiB at 16 bytes each, with the rest of the code)."""
+
+MAX_LOADS = 1024
+"""Loads of a window, unrolled with their tests for padding: about a second of compilation."""
+
+WINDOWS = ("tile", "row", "tap")
+"""What a thread keeps in registers: the input window of its tile, of one kernel row of it,
+or of one tap; from the most reuse to the least code."""
 
 _BUSY_THREADS = 512
 """Threads per SM below which its schedulers run out of warps while loads are under way."""
@@ -28,6 +39,19 @@ _BUSY_THREADS = 512
 def reach(shape: DepthwiseConv2dShape, axis: int, outputs: int) -> int:
     """Count the input rows (axis 0) or columns (axis 1) that neighbouring outputs touch."""
     return (outputs - 1) * shape.stride[axis] + (shape.kernel[axis] - 1) * shape.dilation[axis] + 1
+
+
+def loads_of(shape: DepthwiseConv2dShape, rows: int, cols: int, window: str) -> int:
+    """Count the inputs that are loaded at a time, for one channel of a tile."""
+    if window == "tap":
+        return rows * cols
+    return (reach(shape, 0, rows) if window == "tile" else rows) * reach(shape, 1, cols)
+
+
+def unrolled_of(shape: DepthwiseConv2dShape, sums: int, window: str) -> int:
+    """Count the multiply-adds in straight line for a tile of so many sums."""
+    kernel_h, kernel_w = shape.kernel
+    return sums * {"tile": kernel_h * kernel_w, "row": kernel_w, "tap": 1}[window]
 
 
 def even_split(count: int, most: int) -> int:
