@@ -42,7 +42,6 @@ class _Facts:
     device: str
     contiguous: bool
     address: int
-    nbytes: int
 
 
 class Signature:
@@ -61,7 +60,7 @@ class Signature:
         self.names = ("data", "weight", *operands, "out")
         self.shapes = (shape.data_shape, shape.weight_shape, *operands.values(), shape.out_shape)
         self.dtype = shape.dtype
-        self.itemsize = shape.itemsize
+        self.nbytes = tuple(prod(extents) * shape.itemsize for extents in self.shapes)
         self.device = device
         # torch's weight is the same memory as ours in NCHW.
         self._torch_weight = (
@@ -108,24 +107,26 @@ class Signature:
             inputs = (inputs[0], weight.view(self.shapes[1]), *inputs[2:])
         given = inputs if out is None else (*inputs, out)
         device = inputs[0].device
-        recording = torch.is_grad_enabled()
+        dtype, recording = self._torch_dtype, torch.is_grad_enabled()
+        addresses = []
         for name, shape, tensor in zip(self.names, self.shapes, given, strict=False):
             if (
                 not isinstance(tensor, torch.Tensor)
                 or tensor.shape != shape
-                or tensor.dtype is not self._torch_dtype
+                or tensor.dtype is not dtype
                 or tensor.device != device
-                or device.type != self.device
                 or tensor.layout is not torch.strided
                 or not tensor.is_contiguous()
-                or tensor.data_ptr() % ALIGNMENT
+                or (address := tensor.data_ptr()) % ALIGNMENT
                 or (recording and tensor.requires_grad)
+                or device.type != self.device
             ):
                 self._explain_torch(torch, name, shape, tensor, device)
+            addresses.append(address)
         if out is None:
             out = inputs[0].new_empty(self.shapes[-1])
         else:
-            self._check_overlap([_torch_facts(tensor) for tensor in given])
+            self._check_overlap(addresses)
         return Bound((*inputs, out), out)
 
     def _explain_torch(
@@ -157,7 +158,6 @@ class Signature:
                     "cpu",
                     array.flags.c_contiguous,
                     array.__array_interface__["data"][0],
-                    array.nbytes,
                 )
             )
             self._check(name, shape, facts[-1], "cpu")
@@ -166,7 +166,7 @@ class Signature:
         else:
             if not out.flags.writeable:
                 raise ArgumentError("out must be writeable, got a read-only array")
-            self._check_overlap(facts)
+            self._check_overlap([fact.address for fact in facts])
         arrays = (*inputs, out)
         if self.device == "cpu":
             arrays = tuple(_tensor_of_array(array) for array in arrays)
@@ -193,12 +193,11 @@ class Signature:
                     str(tensor.device),
                     tensor.is_contiguous(),
                     tensor.data_ptr(),
-                    prod(extents) * self.itemsize,
                 )
             )
             self._check(name, shape, facts[-1], facts[0].device)
         if out is not None:
-            self._check_overlap(facts)
+            self._check_overlap([fact.address for fact in facts])
             return Bound(tuple(tensors), out)
         import tvm
 
@@ -224,12 +223,12 @@ class Signature:
                 f"{facts.address % ALIGNMENT} bytes past it; make a copy of the view"
             )
 
-    def _check_overlap(self, facts: list[_Facts]) -> None:
-        out = facts[-1]
-        for name, other in zip(self.names, facts[:-1], strict=False):
-            if out.address < other.address + other.nbytes and other.address < (
-                out.address + out.nbytes
-            ):
+    def _check_overlap(self, addresses: list[int]) -> None:
+        """Compare where the tensors lie; the last one is the output."""
+        *inputs, out = addresses
+        end = out + self.nbytes[-1]
+        for name, address, nbytes in zip(self.names, inputs, self.nbytes, strict=False):
+            if address < end and out < address + nbytes:
                 raise ArgumentError(f"out must not overlap {name} in memory")
 
 
@@ -244,7 +243,6 @@ def _torch_facts(tensor: Any) -> _Facts:
         str(tensor.device),
         tensor.is_contiguous(),
         tensor.data_ptr(),
-        tensor.numel() * tensor.element_size(),
     )
 
 
