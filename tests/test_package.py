@@ -165,7 +165,7 @@ ALLOWED = {
     "dwtir.tune": {"tune", "__main__.py"},
     "dwtir.bench": {"bench", "__main__.py"},
     "dwtir.nn": {"nn.py", "bench", "__main__.py"},
-    "dwtir.build": {"__init__.py", "first_look.py", "tune", "bench", "nn.py"},
+    "dwtir.build": {"__init__.py", "first_look.py", "verify.py", "tune", "bench", "nn.py"},
 }
 
 

@@ -19,7 +19,9 @@ from .target import Target, TargetLike, resolve
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-__all__ = ["NotTunedWarning", "build", "schedule_for"]
+    from .compiler import Compiled
+
+__all__ = ["NotTunedWarning", "build", "compile_kernel", "schedule_for"]
 
 
 class NotTunedWarning(UserWarning):
@@ -75,7 +77,7 @@ def build(
     checked = DepthwiseConv2dShape.of(shape)
     steps = Epilogue.of(epilogue)
     device = resolve(target)
-    strategy, provenance = _find_strategy(checked, schedule, device, on_miss)
+    strategy, provenance = _find_strategy(checked, steps, schedule, device, on_miss)
     strategy.check_use(checked, device)
     if device.kind == "opencl":
         return _build_opencl(checked, steps, device, strategy, provenance)
@@ -87,17 +89,36 @@ def build(
     if cached is not None:
         return cached
 
+    kernel, compiled = _compile(checked, steps, device, strategy, provenance)
+    if _keeps_code(device):
+        cache.store(name, compiled.library, kernel.info.to_json())
+    return kernel
+
+
+def compile_kernel(
+    shape: DepthwiseConv2dShape, epilogue: Epilogue, target: Target, strategy: Strategy
+) -> Kernel:
+    """Compile one candidate for CUDA or the CPU, past the cache: most are never used again."""
+    strategy.check_use(shape, target)
+    return _compile(shape, epilogue, target, strategy, {"chosen": "candidate"})[0]
+
+
+def _compile(
+    shape: DepthwiseConv2dShape,
+    epilogue: Epilogue,
+    target: Target,
+    strategy: Strategy,
+    provenance: dict[str, str],
+) -> tuple[Kernel, Compiled]:
     from .compiler import compile_module
 
-    sch = schedule_for(checked, steps, strategy)
-    compiled = compile_module(sch.mod, device)
-    resources = _launch(sch) if device.is_gpu else Resources()
+    sch = schedule_for(shape, epilogue, strategy)
+    compiled = compile_module(sch.mod, target)
+    resources = _launch(sch) if target.is_gpu else Resources()
     if compiled.cubin is not None:
         resources = with_cubin_resources(resources, compiled.cubin)
-    info = _describe(checked, steps, device, strategy, provenance, sch, compiled.source, resources)
-    if _keeps_code(device):
-        cache.store(name, compiled.library, info.to_json())
-    return from_library(info, compiled.library)
+    info = _describe(shape, epilogue, target, strategy, provenance, sch, compiled.source, resources)
+    return from_library(info, compiled.library), compiled
 
 
 def schedule_for(shape: DepthwiseConv2dShape, epilogue: Epilogue, strategy: Strategy) -> Schedule:
@@ -112,7 +133,11 @@ def schedule_for(shape: DepthwiseConv2dShape, epilogue: Epilogue, strategy: Stra
 
 
 def _find_strategy(
-    shape: DepthwiseConv2dShape, schedule: str | Strategy, target: Target, on_miss: str
+    shape: DepthwiseConv2dShape,
+    epilogue: Epilogue,
+    schedule: str | Strategy,
+    target: Target,
+    on_miss: str,
 ) -> tuple[Strategy, dict[str, str]]:
     """Turn what the caller asked for into a strategy, and say where it came from."""
     if on_miss not in ("warn", "error"):
@@ -126,7 +151,7 @@ def _find_strategy(
             f"a schedule is a name or a Strategy, got {type(schedule).__name__}"
         )
     if schedule == "tuned":
-        found = database.find(shape, target)
+        found = database.find(shape, target, epilogue)
         if found is not None:
             return found[0], provenance | {"chosen": "tuned", "record": str(found[1])}
         missing = (

@@ -32,7 +32,10 @@ from .arguments import ALIGNMENT
 from .epilogue import Epilogue
 from .shape import DepthwiseConv2dShape
 
-__all__ = ["SLACK", "depthwise_conv2d"]
+__all__ = ["EPILOGUE_ATTR", "SHAPE_ATTR", "SLACK", "depthwise_conv2d"]
+
+SHAPE_ATTR, EPILOGUE_ATTR = "dwtir.shape", "dwtir.epilogue"
+"""Attributes of the function: what it computes, as text. A tuning database finds it by them."""
 
 SLACK = 63
 """Rows and columns that a tile may hang over the edge without costing predicates."""
@@ -45,10 +48,12 @@ def depthwise_conv2d(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.Pr
     -------
     tvm.tirx.PrimFunc
         ``main(data, weight, *epilogue.operands, out)`` on buffers of the
-        shape's layout and dtype.
+        shape's layout and dtype. Its attributes `SHAPE_ATTR` and
+        `EPILOGUE_ATTR` say what it is; no compiler looks at them.
     """
     factory = _nchw if shape.layout == "NCHW" else _nhwc
-    return factory(shape, epilogue)
+    func = factory(shape, epilogue)
+    return func.with_attr(SHAPE_ATTR, str(shape)).with_attr(EPILOGUE_ATTR, str(epilogue))
 
 
 # The factories close over plain integers and call helpers at parse time:

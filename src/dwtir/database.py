@@ -1,32 +1,55 @@
-"""Tuning records: for a shape on a device, the strategy and parameters that were fastest.
+"""Where tuning records are looked for, and which of them is used.
 
-A record is one JSON file, ``<folder>/<device>/<shape>.json``. It is input from
-outside: what it says is checked against our own strategies before anything is
-built from it, and a file that fails the check is a miss with a warning.
+Records are input from outside: `records` checks what they say, and a file that
+fails the check is a miss with a warning.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .epilogue import Epilogue
 from .errors import DwtirError, RecordError
-from .schedules import STRATEGIES, Strategy
+from .records import Record, file_name
+from .schedules import Strategy
 from .shape import DepthwiseConv2dShape
 from .target import Target
 
-__all__ = ["RecordWarning", "find", "folders", "shipped_folder"]
+if TYPE_CHECKING:
+    from .tvm_database import TuneDB
 
-_SCHEMA = 1
-_MAX_BYTES = 64 * 1024
+__all__ = [
+    "RecordWarning",
+    "TuneDB",
+    "find",
+    "find_record",
+    "folders",
+    "record_paths",
+    "records_of",
+    "shipped_folder",
+    "user_folder",
+]
+
+_warned: set[str] = set()
 
 
 class RecordWarning(UserWarning):
     """A tuning record was not used; the message names the file and the reason."""
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        # TuneDB derives from a class of TVM, which takes its time to import.
+        if name == "TuneDB":
+            from .tvm_database import TuneDB
+
+            return TuneDB
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def shipped_folder() -> Path:
@@ -36,61 +59,98 @@ def shipped_folder() -> Path:
     return inside if inside.is_dir() else package.parents[1] / "tune_db"
 
 
+def user_folder() -> Path:
+    """Return the user's own records, in the user's data folder."""
+    data = os.environ.get("XDG_DATA_HOME")
+    return (Path(data) if data else Path.home() / ".local" / "share") / "dwtir" / "tune_db"
+
+
 def folders() -> Iterator[Path]:
     """Yield where records are looked for: ``$DWTIR_TUNE_DB``, the user's, the shipped ones."""
     if chosen := os.environ.get("DWTIR_TUNE_DB"):
         yield Path(chosen).expanduser()
-    data = os.environ.get("XDG_DATA_HOME")
-    yield (Path(data) if data else Path.home() / ".local" / "share") / "dwtir" / "tune_db"
+    yield user_folder()
     yield shipped_folder()
 
 
-def find(shape: DepthwiseConv2dShape, target: Target) -> tuple[Strategy, Path] | None:
-    """Look up the record of exactly this shape on exactly this device.
+def find(
+    shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue | None = None
+) -> tuple[Strategy, Path] | None:
+    """Look up the record of exactly this shape on exactly this device; see `find_record`.
 
     Returns
     -------
     (Strategy, Path) or None
         The recorded strategy and the file it comes from.
     """
-    for folder in folders():
-        path = folder / target.name / f"{shape}.json"
-        if path.is_file():
-            try:
-                return _strategy(path, shape, target), path
-            except RecordError as error:
-                warnings.warn(str(error), RecordWarning, stacklevel=3)
+    found = find_record(shape, target, epilogue)
+    return None if found is None else (found[0].strategy, found[1])
+
+
+def find_record(
+    shape: DepthwiseConv2dShape,
+    target: Target,
+    epilogue: Epilogue | None = None,
+    *,
+    within: Iterable[Path] | None = None,
+) -> tuple[Record, Path] | None:
+    """Look up the record of a shape on a device.
+
+    Parameters
+    ----------
+    epilogue : Epilogue, optional
+        A record that was tuned with these steps comes before one without any.
+    within : iterable of Path, optional
+        Databases to look in, in order; by default `folders`.
+
+    Returns
+    -------
+    (Record, Path) or None
+        The first good record and its file.
+    """
+    names = dict.fromkeys(file_name(shape, steps) for steps in (epilogue or Epilogue(), Epilogue()))
+    for folder in folders() if within is None else within:
+        for name in names:
+            path = folder / target.name / name
+            if path.is_file():
+                record = _usable(path, target)
+                if record is not None:
+                    return record, path
     return None
 
 
-def _strategy(path: Path, shape: DepthwiseConv2dShape, target: Target) -> Strategy:
-    record = _read(path)
-    for field, wanted in (("schema", _SCHEMA), ("shape", str(shape)), ("device", target.name)):
-        if record.get(field) != wanted:
-            raise RecordError(f"{path}: {field} must be {wanted!r}, got {record.get(field)!r}")
-    strategy = record.get("strategy")
-    if not isinstance(strategy, str) or strategy not in STRATEGIES:
-        raise RecordError(f"{path}: unknown strategy {strategy!r}")
-    parameters = record.get("parameters")
-    if not isinstance(parameters, dict):
-        raise RecordError(f"{path}: parameters must be an object, got {parameters!r}")
-    try:
-        found = STRATEGIES[strategy].from_parameters(parameters)
-        found.check_use(shape, target)
-    except DwtirError as error:
-        raise RecordError(f"{path}: {error}") from error
-    return found
+def record_paths(folder: Path) -> list[Path]:
+    """List the files of a database that claim to be records."""
+    return sorted(path for path in folder.glob("*/*.json") if not path.name.startswith("."))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def records_of(target: Target, within: Iterable[Path] | None = None) -> Iterator[Record]:
+    """Yield the good records of a device, for each shape and epilogue the first one."""
+    seen: set[str] = set()
+    for folder in folders() if within is None else within:
+        for path in record_paths(folder):
+            if path.parent.name == target.name and path.name not in seen:
+                record = _usable(path, target)
+                if record is not None:
+                    seen.add(path.name)
+                    yield record
+
+
+def _usable(path: Path, target: Target) -> Record | None:
+    """Read a record for a device, or warn why it is not used."""
     try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_BYTES + 1)
-        if len(text) > _MAX_BYTES:
-            raise RecordError(f"{path}: larger than {_MAX_BYTES} bytes")
-        record = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecordError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise RecordError(f"{path}: a record is a JSON object")
+        record = Record.read(path)
+        for name in ("kind", "arch"):
+            wanted, got = getattr(target, name), getattr(record.target, name)
+            if got != wanted:
+                raise RecordError(f"{path}: target: {name} must be {wanted!r}, got {got!r}")
+        try:
+            record.strategy.check_use(record.shape, target)
+        except DwtirError as error:
+            raise RecordError(f"{path}: {error}") from error
+    except RecordError as error:
+        if str(error) not in _warned:
+            _warned.add(str(error))
+            warnings.warn(str(error), RecordWarning, stacklevel=4)
+        return None
     return record

@@ -154,7 +154,7 @@ class Kernel:
         library: tvm.runtime.Module | None = None,
         code: bytes | None = None,
     ) -> None:
-        self._info = info
+        self.info = info
         self._run = run
         self._library = library
         self._code = code
@@ -211,11 +211,11 @@ class Kernel:
 
     def script(self) -> str:
         """Return the scheduled TensorIR as TVMScript."""
-        return self._info.script
+        return self.info.script
 
     def source(self) -> str:
         """Return the generated CUDA C++ or OpenCL C, or the CPU's assembly."""
-        return self._info.source
+        return self.info.source
 
     def resources(self) -> Resources:
         """Return grid, block, shared memory, registers and spills.
@@ -231,18 +231,21 @@ class Kernel:
 
     @cached_property
     def _resources(self) -> Resources:
-        known = self._info.resources
+        known = self.info.resources
         if self.target.kind != "cuda" or known.registers is not None:
             return known
         from .nvrtc import compile_cubin
 
-        return with_cubin_resources(known, compile_cubin(self._info.source, self.target.arch))
+        return with_cubin_resources(known, compile_cubin(self.info.source, self.target.arch))
 
-    def time(self, *, repeats: int = 20, min_repeat_ms: int = 5) -> Timing:
-        """Measure the kernel on random data that stays in the caches.
+    def time(self, *tensors: Any, repeats: int = 20, min_repeat_ms: int = 5) -> Timing:
+        """Measure the kernel on data that stays in the caches.
 
         Parameters
         ----------
+        *tensors : NumPy array, torch.Tensor or DLPack object
+            What the kernel would be called with, on its device; random data if
+            there are none.
         repeats : int
             Measurements; each runs the kernel until `min_repeat_ms` have passed.
 
@@ -253,6 +256,8 @@ class Kernel:
 
         Raises
         ------
+        ArgumentError
+            If a tensor is not what the kernel was built for.
         ToolchainError
             If the device is not here, or is an OpenCL device, whose time on a
             CPU would say nothing about a GPU.
@@ -264,24 +269,29 @@ class Kernel:
         import tvm
 
         device = tvm.cuda(0) if self.target.kind == "cuda" else tvm.cpu(0)
-        rng = np.random.default_rng(0)
-        arguments = []
-        for shape in self._signature.shapes:
-            tensor = tvm.runtime.empty(shape, self.shape.dtype, device)
-            values = rng.standard_normal(shape, np.float32)
-            source = tvm.runtime.empty(shape, self.shape.dtype, tvm.cpu(0))
-            if self.shape.dtype == "bfloat16":
-                bits = (values.view(np.uint32) >> 16).astype(np.uint16)
-                source._create_view(shape, "uint16").copyfrom(bits)
-            else:
-                source.copyfrom(values.astype(self.shape.dtype))
-            source.copyto(tensor)
-            arguments.append(tensor)
+        bound = self._signature.bind(tensors or self._random_tensors(device))
         evaluator = self._library.time_evaluator(
             "main", device, number=1, repeat=repeats, min_repeat_ms=min_repeat_ms
         )
-        p20, median, p80 = np.quantile(evaluator(*arguments).results, (0.2, 0.5, 0.8))
+        p20, median, p80 = np.quantile(evaluator(*bound.arguments).results, (0.2, 0.5, 0.8))
         return Timing(float(median), float(p20), float(p80), repeats)
+
+    def _random_tensors(self, device: Any) -> tuple[Any, ...]:
+        """Make TVM tensors of normal values, repeated where a tensor has more than a million."""
+        import tvm
+
+        rng = np.random.default_rng(0)
+        tensors = []
+        for shape in self._signature.shapes[:-1]:
+            values = np.resize(rng.standard_normal(min(prod(shape), 2**20), np.float32), shape)
+            tensor = tvm.runtime.empty(shape, self.shape.dtype, device)
+            if self.shape.dtype == "bfloat16":
+                bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+                tensor._create_view(shape, "uint16").copyfrom(bits)
+            else:
+                tensor.copyfrom(values.astype(self.shape.dtype))
+            tensors.append(tensor)
+        return tuple(tensors)
 
     def export(self, path: str | Path) -> None:
         """Save the kernel as a shared library that `load` reads.
@@ -296,7 +306,7 @@ class Kernel:
             self._cannot_run()
         if self._library is None:
             raise ToolchainError(f"kernels for {self.target.name} cannot be exported")
-        info = replace(self._info, resources=self.resources())
+        info = replace(self.info, resources=self.resources())
         saved.write(Path(path), self._code or self._library, info.to_json())
 
     def _cannot_run(self) -> Callable[..., None]:

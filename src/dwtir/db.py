@@ -1,0 +1,228 @@
+"""``python -m dwtir.db``: look at tuning records, verify them, and exchange them with TVM."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from . import database
+from .errors import DwtirError, RecordError
+from .records import Record
+from .target import resolve
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Returns
+    -------
+    int
+        The exit status: 0, or 1 where a record is bad or something failed. (2
+        is argparse's, for wrong arguments.)
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except (DwtirError, OSError) as error:
+        print(f"dwtir.db: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dwtir.db", description="Look after the tuning records of dwtir."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--db",
+        type=Path,
+        metavar="DIR",
+        help="the database; by default all that are looked in: $DWTIR_TUNE_DB, the user's, and "
+        "the shipped one",
+    )
+
+    listing = commands.add_parser("list", parents=[common], help="list the records")
+    listing.add_argument("--json", action="store_true", help="as one JSON array")
+    listing.set_defaults(run=_list)
+
+    show = commands.add_parser("show", parents=[common], help="show the records of a shape")
+    show.add_argument("record", help="a file, or the text of a shape")
+    show.set_defaults(run=_show)
+
+    verify = commands.add_parser(
+        "verify", parents=[common], help="build every record, and run those of a present device"
+    )
+    verify.set_defaults(run=_verify)
+
+    export = commands.add_parser(
+        "export", parents=[common], help="write records as a MetaSchedule JSONDatabase"
+    )
+    export.add_argument("folder", type=Path, help="where its two files go; they must not be there")
+    export.add_argument("--device", help="only the records of this device")
+    export.set_defaults(run=_export)
+
+    load = commands.add_parser(
+        "import", parents=[common], help="take records from a MetaSchedule JSONDatabase"
+    )
+    load.add_argument("folder", type=Path, help="where its two files are")
+    load.add_argument("--target", help="the device they are of; by default the present one")
+    load.add_argument("--force", action="store_true", help="replace better records too")
+    load.set_defaults(run=_import)
+
+    prune = commands.add_parser("prune", parents=[common], help="remove files that are no records")
+    prune.add_argument("--yes", action="store_true", help="remove; otherwise only say what")
+    prune.set_defaults(run=_prune)
+    return parser
+
+
+def _folders(options: argparse.Namespace) -> list[Path]:
+    folder: Path | None = options.db
+    if folder is None:
+        return list(database.folders())
+    if not folder.is_dir():
+        raise RecordError(f"--db must be a folder, got {folder}")
+    return [folder]
+
+
+def _read_all(options: argparse.Namespace) -> Iterator[tuple[Path, Record | RecordError]]:
+    """Yield every file, with its record or what is wrong with it."""
+    for folder in _folders(options):
+        for path in database.record_paths(folder):
+            try:
+                yield path, Record.read(path)
+            except RecordError as error:
+                yield path, error
+
+
+def _good(options: argparse.Namespace) -> Iterator[tuple[Path, Record]]:
+    """Yield the good records, and say on stderr what the others are."""
+    for path, record in _read_all(options):
+        if isinstance(record, Record):
+            yield path, record
+        else:
+            print(f"not used: {record}", file=sys.stderr)
+
+
+def _list(options: argparse.Namespace) -> int:
+    found = list(_good(options))
+    if options.json:
+        rows = [record.as_json() | {"path": str(path)} for path, record in found]
+        for row in rows:
+            del row["trace"]
+        print(json.dumps(rows, indent=2))
+        return 0
+    head = ("device", "shape", "epilogue", "strategy", "best us", "manual us", "gain", "path")
+    table = [head]
+    for path, record in found:
+        manual, gain = record.manual_median_secs, record.gain
+        table.append(
+            (
+                record.device,
+                str(record.shape),
+                str(record.epilogue),
+                record.strategy.name,
+                f"{record.median_secs * 1e6:.2f}",
+                "-" if manual is None else f"{manual * 1e6:.2f}",
+                "-" if gain is None else f"{gain:.2f}x",
+                str(path),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for cells in table:
+        padded = (
+            cell.rjust(width) if name in head[4:7] else cell.ljust(width)
+            for name, cell, width in zip(head, cells, widths, strict=True)
+        )
+        print("  ".join(padded).rstrip())
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    file = Path(options.record)
+    if file.is_file():
+        found = [(file, Record.read(file.resolve()))]
+    else:
+        from .shape import DepthwiseConv2dShape
+
+        shape = DepthwiseConv2dShape.parse(options.record)
+        found = [(path, record) for path, record in _good(options) if record.shape == shape]
+        if not found:
+            raise RecordError(f"no record of {shape} in {', '.join(map(str, _folders(options)))}")
+    for path, record in found:
+        values = record.as_json()
+        instructions, decisions = values["trace"] if len(values["trace"]) == 2 else ([], [])
+        values["trace"] = f"{len(instructions)} instructions, decisions {decisions}"
+        values["gain"] = "-" if record.gain is None else f"{record.gain:.3f}"
+        print(path)
+        for name, value in values.items():
+            if isinstance(value, dict):
+                value = ", ".join(f"{key}={entry}" for key, entry in value.items())
+            print(f"  {name:<20}{value}")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from .verify import verify_record
+
+    good = bad = 0
+    for path, record in _read_all(options):
+        try:
+            if isinstance(record, RecordError):
+                raise record
+            print(f"good: {path}: {verify_record(record)}", flush=True)
+            good += 1
+        except DwtirError as error:
+            bad += 1
+            reason = str(error) if str(path) in str(error) else f"{path}: {error}"
+            print(f"BAD:  {reason}", flush=True)
+    print(f"{good} good, {bad} bad")
+    return 1 if bad else 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from .exchange import export_records
+
+    wanted: dict[str, Record] = {}
+    for path, record in _good(options):
+        if options.device in (None, record.device):
+            wanted.setdefault(f"{path.parent.name}/{path.name}", record)
+    export_records(wanted.values(), options.folder)
+    print(f"{len(wanted)} records written to {options.folder}")
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from .exchange import import_records
+
+    into = options.db or next(database.folders())
+    records, problems = import_records(options.folder, resolve(options.target))
+    written = sum(record.write(into, force=options.force) for record in records)
+    for problem in problems:
+        print(f"not imported: {problem}", file=sys.stderr)
+    kept = len(records) - written
+    print(f"{written} records written to {into}, {kept} not better, {len(problems)} refused")
+    return 1 if problems else 0
+
+
+def _prune(options: argparse.Namespace) -> int:
+    invalid = [record for record in _read_all(options) if isinstance(record[1], RecordError)]
+    for path, error in invalid:
+        print(f"{'removed' if options.yes else 'would be removed'}: {error}")
+        if options.yes:
+            path.unlink(missing_ok=True)
+    if invalid and not options.yes:
+        print(f"{len(invalid)} files; run again with --yes to remove them")
+        return 1
+    if not invalid:
+        print("nothing to remove")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

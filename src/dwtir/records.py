@@ -1,0 +1,367 @@
+"""Tuning records: for a shape on a device, the strategy and parameters that were fastest.
+
+A record is one JSON file, ``<folder>/<device>/<shape>.json``. It is input from
+outside: what it says is checked against our own strategies, in plain Python,
+before anything is built from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from . import files, traces
+from ._version import __version__
+from .epilogue import Epilogue
+from .errors import DwtirError, RecordError
+from .schedules import STRATEGIES, Strategy
+from .shape import DepthwiseConv2dShape
+from .target import Target
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["MAX_BYTES", "SCHEMA", "Record", "file_name"]
+
+SCHEMA = 1
+MAX_BYTES = 8 * 1024
+_SAME = (
+    *("median_secs", "p20_secs", "p80_secs", "manual_median_secs", "trials", "seed"),
+    *("trace", "versions"),
+)
+"""Fields that are in the file what they are in `Record`."""
+_FIELDS = (
+    *("schema", "shape", "epilogue", "device", "target", "strategy", "parameters", "run_secs"),
+    *_SAME,
+)
+# Far above any device; they keep the arithmetic on a hostile target short.
+_TARGET_LIMITS = {
+    "units": (1, 1 << 16),
+    "max_threads_per_block": (1, 1 << 12),
+    "shared_bytes_per_block": (1, 1 << 20),
+    "warp_size": (1, 128),
+    "vector_bytes": (0, 1024),
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What tuning found for one shape on one device.
+
+    Parameters
+    ----------
+    shape, target, strategy, epilogue
+        What was tuned, where, the result, and the steps it was measured with.
+    run_secs : tuple of float
+        Times of the strategy, in seconds.
+    median_secs, p20_secs, p80_secs : float
+        Median and spread of the strategy, in seconds.
+    manual_median_secs : float or None
+        Median of the manual schedule, where it was measured.
+    trials : int
+        Candidates that were measured.
+    seed : int or None
+        Seed of the search.
+    versions : mapping of str to str
+        ``apache-tvm`` and ``dwtir``, and for a GPU ``gpu``, ``driver`` and ``cuda``.
+    trace : list or None
+        The strategy's MetaSchedule trace; None makes it.
+
+    Raises
+    ------
+    RecordError
+        If a field is not what a record allows.
+    """
+
+    shape: DepthwiseConv2dShape
+    target: Target
+    strategy: Strategy
+    epilogue: Epilogue
+    run_secs: tuple[float, ...]
+    median_secs: float
+    p20_secs: float
+    p80_secs: float
+    manual_median_secs: float | None
+    trials: int
+    seed: int | None
+    versions: Mapping[str, str] = field(hash=False)
+    trace: traces.TraceJson = field(hash=False, repr=False)
+
+    @classmethod
+    def measured(
+        cls,
+        strategy: Strategy,
+        shape: DepthwiseConv2dShape,
+        target: Target,
+        run_secs: Sequence[float],
+        *,
+        epilogue: Epilogue | None = None,
+        manual_median_secs: float | None = None,
+        trials: int = 1,
+        seed: int | None = None,
+        versions: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Make the record of a measurement of this process.
+
+        Parameters
+        ----------
+        run_secs : sequence of float
+            All times of the strategy. Median and spread are of all, the first
+            64 are kept.
+        versions : mapping, optional
+            What to add to the versions of TVM and dwtir.
+        """
+        steps = epilogue or Epilogue()
+        strategy.check_use(shape, target)
+        times = sorted(map(float, run_secs))
+        if not times:
+            raise RecordError("run_secs must have at least one time, got none")
+        own = {"apache-tvm": version("apache-tvm"), "dwtir": __version__}
+        found = cls(
+            shape=shape,
+            target=target,
+            strategy=strategy,
+            epilogue=steps,
+            run_secs=tuple(map(float, run_secs))[:64],
+            median_secs=median(times),
+            p20_secs=times[(len(times) - 1) // 5],
+            p80_secs=times[-1 - (len(times) - 1) // 5],
+            manual_median_secs=manual_median_secs,
+            trials=trials,
+            seed=seed,
+            versions={**own, **(versions or {})},
+            trace=json.loads(traces.expected_trace(strategy, shape, target, steps)),
+        )
+        found._check()
+        return found
+
+    @property
+    def device(self) -> str:
+        """Name of the device."""
+        return self.target.name
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The strategy's tile."""
+        return self.strategy.parameters
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster than the manual schedule."""
+        manual = self.manual_median_secs
+        return None if manual is None else manual / self.median_secs
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the record as JSON values, in the order of the file."""
+        target = asdict(self.target) | {"features": list(self.target.features)}
+        del target["name"]
+        return {
+            "schema": SCHEMA,
+            "shape": str(self.shape),
+            "epilogue": str(self.epilogue),
+            "device": self.device,
+            "target": target,
+            "strategy": self.strategy.name,
+            "parameters": self.parameters,
+            "run_secs": list(self.run_secs),
+            **{name: getattr(self, name) for name in _SAME},
+        }
+
+    def path_in(self, folder: Path) -> Path:
+        """Return the record's place in a database."""
+        return folder / self.device / file_name(self.shape, self.epilogue)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a record, and check all that it says.
+
+        Raises
+        ------
+        RecordError
+            With the file and the reason.
+        """
+        try:
+            found = cls.from_json(files.read_json(path, MAX_BYTES))
+            for name, wanted, got in (
+                ("device", path.parent.name, found.device),
+                ("shape", path.name, file_name(found.shape, found.epilogue)),
+            ):
+                if got != wanted:
+                    raise RecordError(f"{name} must be {wanted!r}, got {got!r}")
+        except DwtirError as error:
+            raise RecordError(f"{path}: {error}") from error
+        return found
+
+    @classmethod
+    def from_json(cls, record: object) -> Self:
+        """Make a record of JSON values, which may be anybody's.
+
+        Raises
+        ------
+        RecordError, InvalidShapeError, InvalidEpilogueError, InvalidScheduleError
+            With the field, its value and what is allowed.
+        """
+        if not isinstance(record, dict):
+            raise RecordError(f"a record is a JSON object, got {traces.brief(record)}")
+        if type(record.get("schema")) is not int or record["schema"] != SCHEMA:
+            got = traces.brief(record.get("schema"))
+            raise RecordError(f"schema must be {SCHEMA}, got {got}")
+        if set(record) != set(_FIELDS):
+            extra = traces.brief(sorted(set(record) - set(_FIELDS)))
+            missing = sorted(set(_FIELDS) - set(record))
+            raise RecordError(
+                f"a record has the fields {', '.join(_FIELDS)}; missing {missing}, unknown {extra}"
+            )
+        shape = DepthwiseConv2dShape.parse(_text("shape", record["shape"]))
+        steps = _text("epilogue", record["epilogue"])
+        epilogue = Epilogue.of(None if steps == "none" else steps)
+        for name, canonical in (("shape", str(shape)), ("epilogue", str(epilogue))):
+            if record[name] != canonical:
+                raise RecordError(f"{name} must be written {canonical!r}, got {record[name]!r}")
+        target = _target(_text("device", record["device"]), record["target"])
+        kind = record["strategy"]
+        if not isinstance(kind, str) or kind not in STRATEGIES:
+            got, allowed = traces.brief(kind), ", ".join(STRATEGIES)
+            raise RecordError(f"unknown strategy {got}; allowed are {allowed}")
+        parameters = record["parameters"]
+        if not isinstance(parameters, dict):
+            raise RecordError(f"parameters must be an object, got {traces.brief(parameters)}")
+        strategy = STRATEGIES[kind].from_parameters(parameters)
+        strategy.check_use(shape, target)
+        if not isinstance(record["run_secs"], list):
+            raise RecordError(f"run_secs must be a list, got {traces.brief(record['run_secs'])}")
+        found = cls(
+            **{name: record[name] for name in _SAME},
+            shape=shape,
+            target=target,
+            strategy=strategy,
+            epilogue=epilogue,
+            run_secs=tuple(record["run_secs"]),
+        )
+        found._check()
+        found._check_trace()
+        return found
+
+    def _check(self) -> None:
+        """Check the measurements."""
+        if not 1 <= len(self.run_secs) <= 256:
+            raise RecordError(f"run_secs must be 1 to 256 times, got {len(self.run_secs)}")
+        spread = {name: getattr(self, name) for name in ("p20_secs", "median_secs", "p80_secs")}
+        times = [("run_secs", seconds) for seconds in self.run_secs] + list(spread.items())
+        if self.manual_median_secs is not None:
+            times.append(("manual_median_secs", self.manual_median_secs))
+        for name, seconds in times:
+            if type(seconds) not in (int, float) or not (0 < seconds < 1e6):
+                got = traces.brief(seconds)
+                raise RecordError(f"{name} must be seconds above 0 and below a million, got {got}")
+        if sorted(spread.values()) != list(spread.values()):
+            raise RecordError(f"p20_secs, median_secs and p80_secs must ascend, got {spread}")
+        _integer("trials", self.trials, 0, 2**31)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**63)
+        if not isinstance(self.versions, Mapping) or not {"apache-tvm", "dwtir"} <= set(
+            self.versions
+        ):
+            got = traces.brief(self.versions)
+            raise RecordError(f"versions must have apache-tvm and dwtir, got {got}")
+        for name, text in self.versions.items():
+            _text("versions", name)
+            _text(f"versions: {name}", text)
+
+    def _check_trace(self) -> None:
+        """Compare the trace with our own, if it was made by the same versions."""
+        own = {"apache-tvm": version("apache-tvm"), "dwtir": __version__}
+        if any(self.versions[name] != present for name, present in own.items()):
+            return  # the parameters are what counts
+        traces.check_trace(self.trace)
+        expected = traces.expected_trace(self.strategy, self.shape, self.target, self.epilogue)
+        if traces.dump(self.trace) != expected:
+            raise RecordError(f"the trace must be the one that {self.strategy} makes, got another")
+
+    def write(self, folder: Path, *, force: bool = False) -> bool:
+        """Put the record into a database, unless a better one is there.
+
+        Parameters
+        ----------
+        folder : Path
+            The database.
+        force : bool
+            Whether to replace a better record.
+
+        Returns
+        -------
+        bool
+            Whether the record was written.
+
+        Raises
+        ------
+        RecordError
+            If the record is larger than `MAX_BYTES`.
+        OSError
+            If the folder cannot be written.
+        """
+        self._check()
+        path = self.path_in(folder)
+        text = _pretty(self.as_json()).encode()
+        if len(text) > MAX_BYTES:
+            raise RecordError(f"{path}: a record is at most {MAX_BYTES} bytes, got {len(text)}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.locked(path):
+            if not force and path.exists():
+                with contextlib.suppress(RecordError):
+                    if Record.read(path).median_secs <= self.median_secs:
+                        return False
+            files.replace(path, text)
+        return True
+
+
+def file_name(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> str:
+    """Name the file of a record: the shape, and the epilogue it was tuned with if any."""
+    return f"{shape}{'+' if epilogue.steps else ''}{'+'.join(epilogue.steps)}.json"
+
+
+def _pretty(record: dict[str, Any]) -> str:
+    """Write a field a line: readable, and a quarter of what json.dumps(indent=2) takes."""
+    lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in record.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[ -~]{1,200}", value):
+        raise RecordError(f"{name} must be 1 to 200 printable ASCII characters, got {value!r:.200}")
+    return value
+
+
+def _integer(name: str, value: object, least: int, bound: int) -> int:
+    if type(value) is not int or not least <= value < bound:
+        raise RecordError(f"{name} must be an int from {least}, got {traces.brief(value)}")
+    return value
+
+
+def _target(name: str, value: object) -> Target:
+    """Read the target of a record."""
+    wanted = {entry.name for entry in fields(Target)} - {"name"}
+    if not isinstance(value, dict) or set(value) != wanted:
+        raise RecordError(f"target must have {sorted(wanted)}, got {traces.brief(value)}")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,99}", name):
+        raise RecordError(f"device must be lower case with hyphens, got {name!r}")
+    if value["kind"] not in ("cuda", "cpu", "opencl"):
+        got = traces.brief(value["kind"])
+        raise RecordError(f"target: kind must be cuda, cpu or opencl, got {got}")
+    for key, (least, most) in _TARGET_LIMITS.items():
+        _integer(f"target: {key}", value[key], least, most + 1)
+    features = value["features"]
+    if not isinstance(features, list) or len(features) > 64:
+        raise RecordError(f"target: features must be a list, got {traces.brief(features)}")
+    for key in ("bandwidth", "fp32_rate"):
+        if value[key] is not None and type(value[key]) not in (int, float):
+            raise RecordError(f"target: {key} must be a number, got {traces.brief(value[key])}")
+    names = tuple(_text("target: features", feature) for feature in features)
+    return Target(**value | {"name": name, "arch": _text("arch", value["arch"]), "features": names})

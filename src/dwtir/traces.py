@@ -1,0 +1,298 @@
+"""MetaSchedule traces of our own strategies, and plain checks of traces from outside.
+
+A trace from outside never reaches TVM, whose loader does not check what it
+reads. It is looked at as JSON here, and then has to be, to the letter, the
+trace that our strategy makes; that one is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from .epilogue import Epilogue
+from .errors import DwtirError, InvalidScheduleError, RecordError
+from .schedules import STRATEGIES, Strategy
+from .shape import DepthwiseConv2dShape
+from .target import Target
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+
+__all__ = [
+    "TraceJson",
+    "check_trace",
+    "expected_trace",
+    "plain",
+    "recognise",
+    "space_trace",
+    "without_postprocs",
+]
+
+TraceJson: TypeAlias = list[Any]
+"""``[instructions, decisions]``, as `tvm.s_tir.schedule.Trace.as_json` gives it."""
+
+_INSTRUCTIONS = frozenset(
+    [
+        "Annotate",
+        "Bind",
+        "CacheRead",
+        "CacheWrite",
+        "ComputeAt",
+        "ComputeInline",
+        "DecomposeReduction",
+        "Fuse",
+        "GetLoops",
+        "GetSBlock",
+        "Parallel",
+        "Reorder",
+        "SampleCategorical",
+        "SetScope",
+        "Split",
+        "Unroll",
+        "Vectorize",
+    ]
+)
+_BLOCKS = ("pad", "depthwise_conv2d", "epilogue")
+_MAX_INSTRUCTIONS = 512
+
+
+def space_trace(
+    strategy: Strategy,
+    shape: DepthwiseConv2dShape,
+    target: Target,
+    epilogue: Epilogue | None = None,
+) -> tuple[Schedule, TraceJson]:
+    """Schedule the convolution with the tile as random variables, decided as in `strategy`.
+
+    Fields outside the strategy's space, or with a value that the space does
+    not list, are constants of the schedule; the others are drawn as by
+    `Strategy.draw`.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        The tile. It has passed `Strategy.check_use`.
+
+    Returns
+    -------
+    (tvm.s_tir.Schedule, list)
+        The schedule, and its trace as plain JSON values.
+    """
+    from tvm.s_tir import Schedule
+
+    from . import compute
+
+    sch = Schedule(compute.depthwise_conv2d(shape, epilogue or Epilogue()))
+    variables = strategy.parameters
+    for field, candidates in strategy.space(shape, target).items():
+        if variables[field] in candidates:
+            weights = [1 / len(candidates)] * len(candidates)
+            decision = candidates.index(variables[field])
+            variables[field] = sch.sample_categorical(list(candidates), weights, decision)
+    type(strategy)(**variables).apply(sch, shape)
+    return sch, plain(sch.trace.as_json())
+
+
+def expected_trace(
+    strategy: Strategy, shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue
+) -> str:
+    """Return the JSON text of `space_trace`.
+
+    Raises
+    ------
+    InvalidScheduleError
+        If the tile cannot be applied after all.
+    """
+    try:
+        return _expected_trace(strategy, shape, target, epilogue)
+    except DwtirError:
+        raise
+    except Exception as error:  # whatever TVM raises on a shape at the edge of its arithmetic
+        reason = next(iter(str(error).strip().splitlines()[-1:]), type(error).__name__)
+        raise InvalidScheduleError(f"{strategy} cannot be applied to {shape}: {reason}") from error
+
+
+@lru_cache(maxsize=256)
+def _expected_trace(
+    strategy: Strategy, shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue
+) -> str:
+    return dump(space_trace(strategy, shape, target, epilogue)[1])
+
+
+def recognise(
+    trace: TraceJson, shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue
+) -> Strategy:
+    """Find the strategy and parameters that make a trace.
+
+    Raises
+    ------
+    RecordError
+        If none of our strategies makes it.
+    """
+    check_trace(trace)
+    text = dump(plain(trace))
+    for strategy in STRATEGIES.values():
+        if strategy.claims(shape, target):
+            for found in _readings(strategy, trace, shape, target):
+                try:
+                    found.check_use(shape, target)
+                    if expected_trace(found, shape, target, epilogue) == text:
+                        return found
+                except DwtirError:
+                    continue
+    raise RecordError(f"the trace must be one of dwtir's strategies for {shape}, got another")
+
+
+def _readings(
+    strategy: type[Strategy], trace: TraceJson, shape: DepthwiseConv2dShape, target: Target
+) -> Iterator[Strategy]:
+    """Yield what a trace's decisions mean if it is one of `strategy` with all fields drawn."""
+    instructions, decisions = trace
+    space = strategy.space(shape, target)
+    drawn = {index: inst[2][0] for index, inst in enumerate(instructions) if _samples(inst)}
+    if list(drawn.values()) == list(map(list, space.values())):
+        chosen = dict(decisions)
+        values = [drawn[index][chosen[index]] for index in drawn if index in chosen]
+        if len(values) == len(space):
+            parameters = strategy.choose(shape, target).parameters
+            yield strategy.from_parameters(parameters | dict(zip(space, values, strict=True)))
+
+
+def _samples(instruction: Sequence[Any]) -> bool:
+    return bool(instruction[0] == "SampleCategorical")
+
+
+def check_trace(trace: object) -> None:
+    """Refuse what is not a trace of instructions, blocks and decisions like ours.
+
+    Parameters
+    ----------
+    trace : object
+        A JSON value.
+
+    Raises
+    ------
+    RecordError
+        With the instruction or decision, and what is allowed.
+    """
+    if not (
+        isinstance(trace, list) and len(trace) == 2 and all(isinstance(p, list) for p in trace)
+    ):
+        raise RecordError(f"the trace must be [instructions, decisions], got {brief(trace)}")
+    instructions, decisions = trace
+    if len(instructions) > _MAX_INSTRUCTIONS:
+        raise RecordError(
+            f"the trace may have {_MAX_INSTRUCTIONS} instructions, got {len(instructions)}"
+        )
+    choices = {}
+    for index, instruction in enumerate(instructions):
+        count = _check_instruction(index, instruction)
+        if count is not None:
+            choices[index] = count
+    seen = set()
+    for decision in decisions:
+        if not (
+            isinstance(decision, list)
+            and len(decision) == 2
+            and all(type(number) is int for number in decision)
+        ):
+            raise RecordError(
+                f"a decision of the trace must be [instruction, choice], got {brief(decision)}"
+            )
+        index, choice = decision
+        if index not in choices or index in seen:
+            raise RecordError(
+                f"a decision must be for one of the instructions {sorted(choices)}, each once, "
+                f"got {index}"
+            )
+        if not 0 <= choice < choices[index]:
+            raise RecordError(
+                f"the decision for instruction {index} must be 0 to {choices[index] - 1}, "
+                f"got {choice}"
+            )
+        seen.add(index)
+
+
+def _check_instruction(index: int, instruction: object) -> int | None:
+    """Check one instruction; return the number of its choices if it is a random draw."""
+    if not (
+        isinstance(instruction, list)
+        and len(instruction) == 4
+        and all(isinstance(part, list) for part in instruction[1:])
+    ):
+        raise RecordError(
+            f"instruction {index} of the trace must be [name, inputs, attributes, outputs], "
+            f"got {brief(instruction)}"
+        )
+    name, _, attributes, _ = instruction
+    if not isinstance(name, str) or name not in _INSTRUCTIONS:
+        raise RecordError(
+            f"instruction {index} of the trace must be one of those that strategies use, "
+            f"got {brief(name)}"
+        )
+    if name == "GetSBlock" and not (
+        len(attributes) == 2 and attributes[0] in _BLOCKS and attributes[1] == "main"
+    ):
+        raise RecordError(
+            f"instruction {index} of the trace must get one of the blocks {', '.join(_BLOCKS)} "
+            f"of main, got {brief(attributes)}"
+        )
+    if not _samples(instruction):
+        return None
+    if not (
+        len(attributes) == 2
+        and all(isinstance(part, list) and part for part in attributes)
+        and len(attributes[0]) == len(attributes[1])
+        and all(type(value) is int and 0 < value < 2**31 for value in attributes[0])
+        and all(type(weight) in (int, float) for weight in attributes[1])
+    ):
+        raise RecordError(
+            f"instruction {index} of the trace must draw one of some positive ints, each with "
+            f"its probability, got {brief(attributes)}"
+        )
+    return len(attributes[0])
+
+
+def without_postprocs(trace: Any) -> Any:
+    """Leave out of a trace, which may be any JSON, what MetaSchedule does after our schedule."""
+    try:
+        instructions, decisions = trace
+        names = [instruction[0] for instruction in instructions]
+        end = names.index("EnterPostproc")
+        return [instructions[:end], [decision for decision in decisions if decision[0] < end]]
+    except (LookupError, TypeError, ValueError):
+        return trace
+
+
+def plain(value: Any) -> Any:
+    """Turn TVM's containers and numbers into JSON values, and bools into ints as its files do."""
+    if value is None or type(value) in (int, float, str):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if type(value).__name__ in ("IntImm", "FloatImm"):
+        return value.value
+    if isinstance(value, Mapping) or hasattr(value, "items"):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    return [plain(entry) for entry in value]
+
+
+def dump(value: Any) -> str:
+    """Write JSON compactly; equal texts are equal values of equal types."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def brief(value: object) -> str:
+    """Show a value of any size in a message."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # ints of thousands of digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 120 else f"{text[:117]}..."

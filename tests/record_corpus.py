@@ -1,0 +1,150 @@
+"""Damaged and hostile tuning records; as a program, reads files and says what came of each."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HUGE = (2**31 - 1, 2**31, 2**63, 2**64, 10**30, -1, 0)
+WRONG: tuple[Any, ...] = (None, True, -1, 0, 1.5, "", "x", [], {}, [[]], "\ud800", 10**400)
+
+
+def corpus(record: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and bytes of each mutation of a good record's JSON."""
+    good = json.dumps(record).encode()
+    yield from _bytes(good)
+    for name, changed in _values(record):
+        yield name, json.dumps(changed).encode()
+
+
+def hostile_names(cases: dict[str, bytes]) -> set[str]:
+    """Name the cases that nobody may accept; in the others a digit may have changed."""
+    return {name for name in cases if not name.startswith("flip ")}
+
+
+def _bytes(good: bytes) -> Iterator[tuple[str, bytes]]:
+    generator = random.Random(0)
+    for cut in range(0, len(good), max(1, len(good) // 40)):
+        yield f"cut at {cut}", good[:cut]
+    for number in range(80):
+        damaged = bytearray(good)
+        damaged[generator.randrange(len(good))] ^= 1 << generator.randrange(8)
+        yield f"flip {number}", bytes(damaged)
+    yield "zeros", bytes(len(good))
+    yield "noise", generator.randbytes(2000)
+    yield "utf-16", good.decode().encode("utf-16")
+    yield "twice", good + good
+    yield "large", good + b" " * 10_000
+    yield "deep", b"[" * 8000
+    yield "deep object", b'{"a":' * 1500 + b"1" + b"}" * 1500
+    yield "digits", b'{"schema":' + b"1" * 8000 + b"}"
+    yield "repeated name", good[:-1] + b',"schema": 1}'
+    for constant in (b"NaN", b"Infinity", b"-Infinity", b"1e999"):
+        yield (
+            f"median {constant!r}",
+            good.replace(b'"median_secs": ', b'"median_secs": ' + constant),
+        )
+        yield f"whole {constant!r}", constant
+
+
+def _values(record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    def changed(*path: Any, value: Any) -> tuple[str, Any]:
+        found = copy.deepcopy(record)
+        place = found
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+        return f"{path} = {str(value)[:40]}", found
+
+    for value in (None, 1, "record", [record], {"record": record}):
+        yield f"instead: {type(value).__name__}", value
+    nullable = {"seed", "manual_median_secs"}
+    for name in record:
+        without = copy.deepcopy(record)
+        del without[name]
+        yield f"without {name}", without
+        for number, value in enumerate(WRONG):
+            if name in ("trials", "seed") and type(value) is int and abs(value) < 2:
+                continue  # may be meant
+            if (name in nullable and value is None) or (name.endswith("80_secs") and value == 1.5):
+                continue
+            if name == "manual_median_secs" and value == 1.5:
+                continue
+            yield f"{name} wrong {number}", changed(name, value=value)[1]
+    yield "extra", record | {"code": "__import__('os').system('false')"}
+    for text in ("1x8x9x9_k3_psame", "1x8x9x10_k3x3", "0x0x0x0_k0", "../../etc/passwd", "9" * 190):
+        yield f"shape {text}", record | {"shape": text}
+    large = "2147483647x1x1x1_k1x1_s1x1_p0x0x0x0_d1x1_m1_float32_nchw"
+    yield "shape large", record | {"shape": large}
+    for schema in (0, 2, "1", 1.0, True):
+        yield f"schema {schema!r}", record | {"schema": schema}
+    for device in ("nvidia-h200", "cpu-other", "../cpu", "CPU", "a/b"):
+        yield f"device {device}", record | {"device": device}
+    for name in record["parameters"]:
+        for value in (*HUGE, 4097, True, 1.0, "1", None, [1]):
+            yield f"{name} {value!r}", changed("parameters", name, value=value)[1]
+    yield "no parameters", record | {"parameters": {}}
+    yield "more parameters", record | {"parameters": record["parameters"] | {"x": 1}}
+    for strategy in ("shared_tile", "magic", "__class__"):
+        yield f"strategy {strategy}", record | {"strategy": strategy}
+    for name in record["target"]:
+        if name not in ("bandwidth", "fp32_rate"):
+            for value in (10**9, -5, "x" * 300, None, {}):
+                yield f"target {name} {str(value)[:9]}", changed("target", name, value=value)[1]
+    yield from _traces(record)
+
+
+def _traces(record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    instructions, decisions = record["trace"]
+
+    def trace(name: str, *parts: Any) -> tuple[str, Any]:
+        return f"trace {name}", record | {"trace": list(parts)}
+
+    for foreign in ("EnterPostproc", "TransformLayout", "Tensorize", "UnsafeSetDType", "", 7, None):
+        yield trace(f"foreign {foreign}", [[foreign, [], [], []], *instructions], decisions)
+    for choice in (-1, 7, 99, 2**31, 2**63, -(2**63), 2**64, 10**30, 0.0, "0", True, None):
+        yield trace(f"choice {choice!r}", instructions, [[0, choice], *decisions[1:]])
+    for index in (-1, 5, len(instructions), 2**40, "0", None, 1):
+        yield trace(f"of {index!r}", instructions, [[index, 0], *decisions[1:]])
+    yield trace("other choice", instructions, [[0, (decisions[0][1] + 1) % 2], *decisions[1:]])
+    yield trace("no decisions", instructions, [])
+    yield trace("repeated decision", instructions, [decisions[0], *decisions])
+    yield trace("nothing", [], [])
+    yield trace("three", instructions, decisions, [])
+    yield trace("reversed", instructions[::-1], decisions)
+    yield trace("long", [["GetLoops", [], [], []]] * 600, [])
+    for number, instruction in enumerate(instructions[:12]):
+        yield trace(
+            f"without {number}", instructions[:number] + instructions[number + 1 :], decisions
+        )
+        short = [*instructions[:number], instruction[:3], *instructions[number + 1 :]]
+        yield trace(f"short {number}", short, decisions)
+    for block in ("root", "other", 3, None):
+        inst = ["GetSBlock", [], [block, "main"], ["b9"]]
+        yield trace(f"block {block}", [*instructions, inst], decisions)
+    for factors in ([10**12], [2**31], [0], [-1], [], ["x"], [1.5]):
+        inst = ["SampleCategorical", [], [factors, [1.0] * len(factors)], ["v0"]]
+        yield trace(f"factors {factors}", [inst, *instructions[1:]], decisions)
+
+
+def main(listing: str) -> None:
+    """Read the files that a list names."""
+    from dwtir import RecordError
+    from dwtir.records import Record
+
+    for line in Path(listing).read_text(encoding="utf-8").splitlines():
+        try:
+            Record.read(Path(line))
+        except RecordError as error:
+            print(json.dumps([line, str(error)]))
+        else:
+            print(json.dumps([line, None]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,289 @@
+"""The tuning database as MetaSchedule sees it, and ``python -m dwtir.db`` as a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+
+import dwtir
+from dwtir import DepthwiseConv2dShape, Epilogue, compute, database, traces
+from dwtir.build import schedule_for
+from dwtir.database import TuneDB
+from dwtir.records import Record
+from dwtir.schedules import Cpu, Ladder
+from dwtir.target import KNOWN_GPUS, resolve
+from dwtir.verify import verify_record
+
+SHAPE = DepthwiseConv2dShape.parse("2x6x9x11_k3_s2x1_psame_m2")
+NHWC = DepthwiseConv2dShape.parse("1x32x14x14_k5_psame_float16_nhwc")
+CPU, H200 = resolve("cpu"), KNOWN_GPUS["nvidia-h200"]
+TILE = Cpu(rows=3, cols=1, lanes=2)
+NAME = f"{SHAPE}.json"
+
+
+def module(shape: DepthwiseConv2dShape = SHAPE, *steps: str) -> tvm.IRModule:
+    return tvm.IRModule({"main": compute.depthwise_conv2d(shape, Epilogue(steps))})
+
+
+def script(shape: DepthwiseConv2dShape, tile: Any, *steps: str) -> str:
+    return str(schedule_for(shape, Epilogue(steps), tile).mod.script())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A database of two CPU records and one for a GPU."""
+    found = tmp_path / "db"
+    Record.measured(TILE, SHAPE, CPU, [2e-6], manual_median_secs=3e-6).write(found)
+    Record.measured(Cpu.choose(NHWC, CPU), NHWC, CPU, [5e-6, 4e-6]).write(found)
+    Record.measured(Ladder(), SHAPE, H200, [1e-6], manual_median_secs=1e-6).write(found)
+    return found
+
+
+# As a MetaSchedule database
+
+
+def test_metaschedule_compiles_with_our_records(folder: Path) -> None:
+    with TuneDB(folder, "cpu"):
+        found = ms.tir_integration.compile_tir(
+            ms.database.Database.current(), compute.depthwise_conv2d(SHAPE, Epilogue()), CPU.tvm()
+        )
+    assert found.mod.script() == script(SHAPE, TILE)
+    function = tvm.compile(found.mod, target=CPU.tvm())["main"]
+    data, weight = np.ones(SHAPE.data_shape, "float32"), np.ones(SHAPE.weight_shape, "float32")
+    out = tvm.runtime.tensor(np.zeros(SHAPE.out_shape, "float32"))
+    function(tvm.runtime.tensor(data), tvm.runtime.tensor(weight), out)
+    np.testing.assert_array_equal(
+        out.numpy(), dwtir.reference.depthwise_conv2d(SHAPE, data, weight)
+    )
+
+
+def test_it_answers_as_a_database(folder: Path) -> None:
+    db = TuneDB(folder, "cpu")
+    assert len(db) == 2
+    assert len(TuneDB([folder], "nvidia-h200")) == 1
+    assert len(TuneDB(folder / "none", "cpu")) == 0
+    assert db.has_workload(module())
+    assert not db.has_workload(module(DepthwiseConv2dShape.parse("1x8x9x9_k3")))
+    work = db.commit_workload(module())
+    assert [list(map(float, r.run_secs)) for r in db.get_top_k(work, 5)] == [[2e-6]]
+    assert list(db.get_top_k(work, 0)) == []
+    assert len(db.get_all_tuning_records()) == 2
+    record = db.query_tuning_record(module(), CPU.tvm(), "main")
+    replayed = Schedule(module())
+    record.trace.apply_to_schedule(replayed, remove_postproc=False)
+    assert replayed.mod.script() == script(SHAPE, TILE)
+    assert db.query_ir_module(module(), CPU.tvm(), "main").script() == script(SHAPE, TILE)
+    assert db.query(module(), CPU.tvm(), kind="schedule").mod.script() == script(SHAPE, TILE)
+
+
+def test_another_epilogue_takes_the_record_without_one(folder: Path) -> None:
+    db = TuneDB(folder, "cpu")
+    steps = ("bias", "relu")
+    found = db.query_schedule(module(SHAPE, *steps), CPU.tvm(), "main")
+    assert found.mod.script() == script(SHAPE, TILE, *steps)
+    own = Record.measured(Cpu(1, 1, 1), SHAPE, CPU, [1e-6], epilogue=Epilogue(steps))
+    own.write(folder)
+    found = db.query_schedule(module(SHAPE, *steps), CPU.tvm(), "main")
+    assert found.mod.script() == script(SHAPE, Cpu(1, 1, 1), *steps)
+    found = db.query_schedule(module(), CPU.tvm(), "main")
+    assert found.mod.script() == script(SHAPE, TILE)
+
+
+def test_another_device_is_a_miss(folder: Path) -> None:
+    db = TuneDB(folder, "cpu")
+    assert db.query_schedule(module(), H200.tvm(), "main") is None
+    other = tvm.target.Target({"kind": "llvm", "mcpu": "nocona"})
+    assert db.query_tuning_record(module(), other, "main") is None
+    gpu = TuneDB(folder, H200)
+    assert gpu.query_schedule(module(), H200.tvm(), "main") is not None
+    assert gpu.query_schedule(module(), CPU.tvm(), "main") is None
+    small = tvm.target.Target(
+        {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 128}, host={"kind": "llvm"}
+    )
+    assert gpu.query_schedule(module(), small, "main") is None, "256 threads"
+
+
+def test_what_only_says_that_it_is_ours_is_unknown(folder: Path) -> None:
+    db = TuneDB(folder, "cpu")
+    ours = compute.depthwise_conv2d(SHAPE, Epilogue())
+    liar = compute.depthwise_conv2d(NHWC, Epilogue()).with_attr("dwtir.shape", str(SHAPE))
+    scheduled = schedule_for(SHAPE, Epilogue(), TILE).mod
+    garbled = ours.with_attr("dwtir.shape", "../../etc/passwd")
+    nameless = ours.without_attr("dwtir.shape")
+    for other in (
+        *(tvm.IRModule({"main": func}) for func in (liar, garbled, nameless)),
+        tvm.IRModule({"f": ours}),
+        tvm.IRModule({}),
+        scheduled,
+    ):
+        assert not db.has_workload(other)
+        assert db.query_schedule(other, CPU.tvm(), "main") is None
+        workload = db.commit_workload(other)
+        assert list(db.get_top_k(workload, 1)) == []
+        db.commit_tuning_record(
+            ms.database.TuningRecord(Schedule(module()).trace, workload, [1.0], CPU.tvm())
+        )
+    assert len(db) == 2
+
+
+def test_what_is_committed_is_a_record_if_it_is_better(tmp_path: Path) -> None:
+    db = TuneDB(tmp_path, "cpu")
+    work = db.commit_workload(module())
+
+    def commit(sch: Schedule, *times: float) -> None:
+        record = ms.database.TuningRecord(sch.trace, work, list(times), CPU.tvm())
+        db.commit_tuning_record(record)
+
+    drawn, _ = traces.space_trace(TILE, SHAPE, CPU)
+    commit(drawn, 2e-6, 3e-6)
+    path = tmp_path / CPU.name / NAME
+    assert Record.read(path).strategy == TILE
+    better, _ = traces.space_trace(Cpu(2, 1, 2), SHAPE, CPU)
+    better.enter_postproc()
+    commit(better, 1e-6)
+    assert Record.read(path).strategy == Cpu(2, 1, 2)
+    commit(drawn, 4e-6)
+    commit(drawn, 1e10)
+    assert (Record.read(path).strategy, Record.read(path).trials) == (Cpu(2, 1, 2), 2)
+    foreign = Schedule(module())
+    foreign.parallel(foreign.get_loops("epilogue")[0])
+    with pytest.warns(database.RecordWarning, match="one of dwtir's strategies"):
+        commit(foreign, 1e-9)
+    assert Record.read(path).strategy == Cpu(2, 1, 2)
+
+
+def test_build_takes_good_records_and_names_bad_ones(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DWTIR_TUNE_DB", str(folder))
+    assert dwtir.build(SHAPE, "tuned", target="cpu", on_miss="error").strategy == TILE
+    own = Record.measured(Cpu(1, 1, 1), SHAPE, CPU, [1e-6], epilogue=Epilogue(("relu",)))
+    own.write(folder)
+    assert dwtir.build(SHAPE, "tuned", epilogue="relu", target="cpu").strategy == Cpu(1, 1, 1)
+    assert dwtir.build(SHAPE, "tuned", epilogue="bias", target="cpu").strategy == TILE
+    path = folder / CPU.name / NAME
+    path.write_bytes(path.read_bytes()[:-20])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert dwtir.build(SHAPE, "tuned", target="cpu").strategy == Cpu.choose(SHAPE, CPU)
+            assert not TuneDB(folder, "cpu").has_workload(module())
+    kinds = [warning.category for warning in caught]
+    assert kinds.count(database.RecordWarning) == 1, "once a file"
+    assert str(path) in str(caught[0].message)
+
+
+# As a command
+
+
+def run(*arguments: str | Path, status: int = 0) -> tuple[str, str]:
+    child = subprocess.run(
+        [sys.executable, "-m", "dwtir.db", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert child.returncode == status, child.stderr
+    assert "Traceback" not in child.stderr
+    return child.stdout, child.stderr
+
+
+def test_list_and_show(folder: Path) -> None:
+    out, _ = run("list", "--db", folder)
+    head, *rows = out.splitlines()
+    assert head.split()[:4] == ["device", "shape", "epilogue", "strategy"]
+    assert len(rows) == 3
+    assert rows[1].split() == [
+        *(CPU.name, str(SHAPE), "none", "cpu", "2.00", "3.00", "1.50x"),
+        str(folder / CPU.name / NAME),
+    ]
+    (folder / CPU.name / "bad.json").write_text("{")
+    out, errors = run("list", "--db", folder, "--json")
+    assert {row["device"] for row in json.loads(out)} == {CPU.name, "nvidia-h200"}
+    assert "bad.json: not readable as JSON" in errors
+    out, _ = run("show", folder / CPU.name / NAME)
+    assert "rows=3, cols=1, lanes=2" in out
+    out, _ = run("show", "--db", folder, "2x6x9x11_k3_s2x1_psame_m2")
+    assert out.count(NAME) == 2
+    _, errors = run("show", "--db", folder, "1x1x1x1_k1", status=1)
+    assert "no record of 1x1x1x1" in errors
+    _, errors = run("list", "--db", folder / "none", status=1)
+    assert "--db must be a folder" in errors
+    run("list", "--what", status=2)
+
+
+def test_verify_and_prune(folder: Path) -> None:
+    out, _ = run("verify", "--db", folder)
+    assert "3 good, 0 bad" in out
+    assert out.count("built and right on") == 2
+    path = folder / "nvidia-h200" / NAME
+    path.write_text(path.read_text().replace('"thread_x": 16', '"thread_x": 128'))
+    out, _ = run("verify", "--db", folder, status=1)
+    assert "2 good, 1 bad" in out
+    assert f"BAD:  {path}: ladder" in out
+    out, _ = run("prune", "--db", folder, status=1)
+    assert "would be removed" in out
+    assert path.exists()
+    out, _ = run("prune", "--db", folder, "--yes")
+    assert str(path) in out
+    assert not path.exists()
+    assert len(database.record_paths(folder)) == 2
+    assert run("prune", "--db", folder)[0] == "nothing to remove\n"
+
+
+def test_verify_notices_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Record.measured(TILE, SHAPE, CPU, [1e-6], epilogue=Epilogue(("bias",)))
+    assert "built and right" in verify_record(record)
+    exact = dwtir.reference.depthwise_conv2d
+    monkeypatch.setattr(dwtir.reference, "depthwise_conv2d", lambda *a, **k: exact(*a, **k) + 1e-2)
+    with pytest.raises(dwtir.RecordError, match="is wrong on"):
+        verify_record(record)
+
+
+def test_metaschedule_exchange(folder: Path, tmp_path: Path) -> None:
+    out, _ = run("export", "--db", folder, "--device", CPU.name, tmp_path / "ms")
+    assert out.startswith("2 records")
+    theirs = ms.database.JSONDatabase(work_dir=str(tmp_path / "ms"))
+    assert theirs.query_schedule(module(), CPU.tvm(), "main").mod.script() == script(SHAPE, TILE)
+    _, errors = run("export", "--db", folder, tmp_path / "ms", status=1)
+    assert "is there already" in errors
+    out, _ = run("import", "--db", tmp_path / "new", "--target", "cpu", tmp_path / "ms")
+    assert out.startswith("2 records written")
+    assert Record.read(tmp_path / "new" / CPU.name / NAME).strategy == TILE
+    out, _ = run("import", "--db", tmp_path / "new", "--target", "cpu", tmp_path / "ms")
+    assert out.startswith("0 records written")
+    assert "2 not better" in out
+
+
+def test_damaged_exports_are_refused_line_by_line(folder: Path, tmp_path: Path) -> None:
+    run("export", "--db", folder, "--device", CPU.name, tmp_path / "ms")
+    path = tmp_path / "ms" / "database_tuning_record.json"
+    first, second = path.read_text().splitlines()
+    lines = [
+        *("", "{", "[]", "null", '[0,[[],[1.0],{"kind":"llvm"},[]]]', second[:-40], "[" * 5000),
+        first.replace("SampleCategorical", "Tensorize"),
+        first.replace("[[0,", "[[-1,"),
+        first.replace("[0,[", "[9,[", 1),
+        first.replace('"mcpu"', '"cpu"'),
+        second,
+    ]
+    path.write_text("\n".join(lines))
+    works = tmp_path / "ms" / "database_workload.json"
+    works.write_text(works.read_text() + '["1", "AAAA"]\n["1"]\n\n["1", "AAAAAAAAAAB7fQ=="]\n')
+    out, errors = run(
+        "import", "--db", tmp_path / "new", "--target", "cpu", tmp_path / "ms", status=1
+    )
+    assert out.startswith("1 records written")
+    assert errors.count("not imported: ") == len(lines) - 1 + 4
+    _, errors = run("import", "--db", tmp_path / "new", tmp_path / "nowhere", status=1)
+    assert "No such file" in errors

@@ -1,0 +1,287 @@
+"""Tuning records: read and written, damaged and hostile, by many processes at once."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dwtir
+from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, RecordError, Target, database, traces
+from dwtir.build import schedule_for
+from dwtir.records import MAX_BYTES, Record
+from dwtir.schedules import Cpu, Ladder
+from dwtir.target import KNOWN_GPUS, resolve
+from record_corpus import corpus, hostile_names
+
+SHAPE = DepthwiseConv2dShape.parse("2x6x9x11_k3_s2x1_psame_m2")
+H200 = KNOWN_GPUS["nvidia-h200"]
+TILE = Cpu(rows=3, cols=1, lanes=2)
+
+
+def cpu_record(seconds: float = 1e-6, **about: Any) -> Record:
+    return Record.measured(TILE, SHAPE, resolve("cpu"), [seconds, seconds * 2], **about)
+
+
+def all_records() -> list[Record]:
+    found = []
+    for text in ("2x6x9x11_k3_s2x1_psame_m2", "1x32x14x14_k7_psame_float16_nhwc"):
+        shape = DepthwiseConv2dShape.parse(text)
+        for target in (resolve("cpu"), H200):
+            for strategy in STRATEGIES.values():
+                if strategy.claims(shape, target):
+                    tile = strategy.choose(shape, target)
+                    found.append(Record.measured(tile, shape, target, [1e-5] * 64, seed=1))
+    return found
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    records = all_records()
+    assert {record.strategy.name for record in records} == set(STRATEGIES)
+    for number, record in enumerate(records):
+        assert record.write(tmp_path / str(number))
+        path = record.path_in(tmp_path / str(number))
+        assert Record.read(path) == record
+        assert path.stat().st_size < MAX_BYTES / 2
+        assert [file.name for file in path.parent.iterdir()] == [path.name]
+        assert traces.recognise(record.trace, record.shape, record.target, Epilogue()) == (
+            record.strategy
+        )
+
+
+def test_the_trace_is_the_one_of_drawn_values() -> None:
+    from tvm.s_tir import Schedule
+
+    from dwtir import compute
+
+    target = resolve("cpu")
+    sch, trace = traces.space_trace(TILE, SHAPE, target)
+    drawn = Schedule(compute.depthwise_conv2d(SHAPE, Epilogue()))
+    variables, values = Cpu.draw(drawn, SHAPE, target, TILE.parameters)
+    variables.apply(drawn, SHAPE)
+    assert values == TILE
+    assert traces.plain(drawn.trace.as_json()) == trace
+    assert sch.mod.script() == schedule_for(SHAPE, Epilogue(), TILE).mod.script()
+
+
+def test_strategies_use_only_the_allowed_instructions() -> None:
+    used = {inst[0] for record in all_records() for inst in record.trace[0]}
+    assert used <= traces._INSTRUCTIONS
+    for record in all_records():
+        traces.check_trace(record.trace)
+
+
+def test_a_tile_outside_the_space_is_a_record_too(tmp_path: Path) -> None:
+    for tile in (Ladder("v3", 16, 16), Ladder("v4", 5, 7)):
+        record = Record.measured(tile, SHAPE, H200, [1e-6])
+        record.write(tmp_path, force=True)
+        assert Record.read(record.path_in(tmp_path)).strategy == tile
+
+
+def test_the_better_record_is_kept(tmp_path: Path) -> None:
+    path = cpu_record().path_in(tmp_path)
+    assert cpu_record(2e-6).write(tmp_path)
+    assert not cpu_record(3e-6).write(tmp_path)
+    assert Record.read(path).run_secs[0] == 2e-6
+    assert cpu_record(1e-6).write(tmp_path)
+    assert Record.read(path).run_secs[0] == 1e-6
+    assert not cpu_record(1e-6).write(tmp_path)
+    assert cpu_record(3e-6).write(tmp_path, force=True)
+    assert Record.read(path).run_secs[0] == 3e-6
+    path.write_text("{")
+    assert cpu_record(9e-6).write(tmp_path), "an unreadable one is no better"
+    with_steps = cpu_record(epilogue=Epilogue(("bias", "relu")))
+    assert with_steps.write(tmp_path)
+    assert with_steps.path_in(tmp_path) != path
+
+
+@pytest.mark.parametrize("package", ["apache-tvm", "dwtir"])
+def test_a_record_survives_other_versions(package: str, tmp_path: Path) -> None:
+    record = cpu_record(versions={package: "99.0"})
+    values = record.as_json() | {"trace": ["whatever a later version writes"]}
+    path = record.path_in(tmp_path)
+    path.parent.mkdir()
+    path.write_text(json.dumps(values))
+    assert Record.read(path).strategy == TILE
+    values["versions"] = cpu_record().as_json()["versions"]
+    path.write_text(json.dumps(values))
+    with pytest.raises(RecordError, match="the trace must be"):
+        Record.read(path)
+
+
+def test_what_is_not_a_measurement_is_refused() -> None:
+    for times in ([], [0.0], [-1.0], [float("nan")], [float("inf")]):
+        with pytest.raises(RecordError, match="run_secs"):
+            Record.measured(TILE, SHAPE, resolve("cpu"), times)
+    with pytest.raises(dwtir.InvalidScheduleError, match="at most 64"):
+        Record.measured(Cpu(64, 64, 1), SHAPE, resolve("cpu"), [1.0])
+    with pytest.raises(RecordError, match="trials must be an int"):
+        cpu_record(trials=-1)
+
+
+def test_no_mutation_is_accepted_or_crashes(tmp_path: Path) -> None:
+    record = cpu_record()
+    cases = dict(corpus(record.as_json()))
+    assert len(cases) >= 200
+    paths = {}
+    for number, (name, content) in enumerate(cases.items()):
+        path = record.path_in(tmp_path / str(number))
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+        paths[str(path)] = name
+    listing = tmp_path / "list"
+    listing.write_text("\n".join(paths))
+    program = Path(__file__).with_name("record_corpus.py")
+    child = subprocess.run(
+        [sys.executable, "-X", "faulthandler", str(program), str(listing)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert child.returncode == 0, child.stderr[-3000:]
+    results = dict(json.loads(line) for line in child.stdout.splitlines())
+    assert results.keys() == paths.keys()
+    for path, error in results.items():
+        assert error is None or (path in error and len(error) < 2500), "a name and a short reason"
+    accepted = {paths[path] for path, error in results.items() if error is None}
+    assert not accepted & hostile_names(cases)
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "pipe", "unreadable"])
+def test_what_is_no_file(kind: str, tmp_path: Path) -> None:
+    path = cpu_record().path_in(tmp_path)
+    path.parent.mkdir()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(path)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(RecordError, match=r"\.json: not (a file|readable)"):
+        Record.read(path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inside: st.lists(inside) | st.dictionaries(st.text(), inside),
+    max_leaves=20,
+)
+
+
+@given(st.data())
+def test_any_json_is_refused_in_plain_words(data: st.DataObject) -> None:
+    values = cpu_record().as_json()
+    name = data.draw(st.sampled_from([*values, "all"]))
+    changed = data.draw(JSON)
+    part = values.get(name)
+    if isinstance(part, dict) and data.draw(st.booleans()):
+        changed = part | {data.draw(st.sampled_from(sorted(part))): changed}
+    if name == "trace" and data.draw(st.booleans()):
+        changed = json.loads(json.dumps(part))
+        changed[0][data.draw(st.integers(0, len(changed[0]) - 1))] = data.draw(JSON)
+    try:
+        found = Record.from_json(changed if name == "all" else values | {name: changed})
+    except dwtir.DwtirError:
+        return
+    found.strategy.check_use(found.shape, found.target)
+
+
+def _write_for_ever(folder: str, seed: int, records: list[Record]) -> None:
+    generator = random.Random(seed)
+    log = os.open(Path(folder, f"done-{seed}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    while True:
+        seconds = generator.uniform(1e-6, 1e-3)
+        record = generator.choice(records)
+        record = replace(
+            record,
+            run_secs=(seconds,),
+            **dict.fromkeys(("median_secs", "p20_secs", "p80_secs"), seconds),
+        )
+        record.write(Path(folder))
+        os.write(log, f"{record.path_in(Path(folder))} {seconds!r}\n".encode())
+
+
+def test_eight_writers_that_are_killed_lose_nothing(tmp_path: Path) -> None:
+    # Forked, the writers find the traces in the parent's memory and leave TVM alone.
+    shapes = [replace(SHAPE, batch=n) for n in (2, 3, 4)]
+    records = [Record.measured(TILE, shape, resolve("cpu"), [1.0]) for shape in shapes]
+    context = multiprocessing.get_context("fork")
+    generator = random.Random(1)
+
+    def start(seed: int) -> Any:
+        child = context.Process(
+            target=_write_for_ever, args=(str(tmp_path), seed, records), daemon=True
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads
+            child.start()
+        return child
+
+    writers = [start(seed) for seed in range(8)]
+    end = time.monotonic() + 6
+    while time.monotonic() < end:
+        time.sleep(generator.uniform(0.02, 0.3))
+        victim = generator.randrange(8)
+        os.kill(writers[victim].pid, signal.SIGKILL)
+        writers[victim].join()
+        writers[victim] = start(len(list(tmp_path.glob("done-*"))) + 100)
+    for writer in writers:
+        writer.kill()
+        writer.join()
+
+    finished: dict[str, float] = {}
+    for log in tmp_path.glob("done-*"):
+        for line in log.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                path, seconds = line.split()
+                finished[path] = min(finished.get(path, 1.0), float(seconds))
+    assert len(finished) == 3
+    for path, seconds in finished.items():
+        assert Record.read(Path(path)).median_secs <= seconds, "no finished record is lost"
+    assert len(database.record_paths(tmp_path)) == 3
+    for record in map(Record.read, database.record_paths(tmp_path)):
+        assert record.write(tmp_path, force=True), "no lock is left held"
+    left = {path.suffix for path in tmp_path.glob("cpu-*/*")}
+    assert left == {".json"}, "the next writer clears up"
+
+
+def test_a_record_of_another_architecture_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
+    Record.measured(Ladder(), SHAPE, H200, [1e-6]).write(tmp_path)
+    other = replace(H200, arch="sm_80")
+    assert database.find(SHAPE, H200) is not None
+    with pytest.warns(database.RecordWarning, match="arch must be 'sm_80', got 'sm_90'"):
+        assert database.find(SHAPE, other) is None
+    assert database.find(SHAPE, other) is None, "and warns once"
+    small = replace(H200, max_threads_per_block=64)
+    with pytest.warns(database.RecordWarning, match="at most 64 on nvidia-h200"):
+        assert database.find(SHAPE, small) is None
+    assert database.find(SHAPE, Target("nvidia-l4", "cuda", "sm_89", 58)) is None
+    assert database.find(replace(SHAPE, batch=3), H200) is None
+
+
+def test_reading_costs_less_than_50_ms(tmp_path: Path) -> None:
+    for record in all_records():
+        record.write(tmp_path, force=True)
+        seconds = []
+        for _ in range(3):
+            traces._expected_trace.cache_clear()
+            start = time.process_time()  # other processes have the core too
+            Record.read(record.path_in(tmp_path))
+            seconds.append(time.process_time() - start)
+        assert min(seconds) < 0.05
