@@ -16,7 +16,15 @@ from tvm.s_tir.schedule import Trace
 
 import dwtir
 from backends import H200, OPENCL, REPLAY, Backend
-from dwtir import ARTICLE_STEPS, STRATEGIES, DepthwiseConv2dShape, Epilogue, compute, reference
+from dwtir import (
+    ARTICLE_STEPS,
+    STRATEGIES,
+    DepthwiseConv2dShape,
+    Epilogue,
+    Strategy,
+    compute,
+    reference,
+)
 from dwtir.build import schedule_for
 from dwtir.schedules import ChannelVector, Ladder, RegisterWindow, SharedTile, named
 from dwtir.schedules.ladder import LADDER_STEPS
@@ -148,6 +156,16 @@ def test_a_tile_takes_the_shared_memory_that_its_check_counts(text: str, tile: S
     assert tile._shared_bytes(shape) <= resources.shared_bytes <= tile._shared_bytes(shape) + 16
 
 
+def assert_exact(backend: Backend, tile: Strategy, shape: DepthwiseConv2dShape) -> None:
+    """Run a tile with an epilogue on small integers, where every sum is exact."""
+    epilogue = Epilogue(("bias", "relu"))
+    tensors = integer_tensors(shape, epilogue, 0)
+    (got,) = backend.run(tile, shape, epilogue, tensors)
+    data, weight, *_ = tensors.values()
+    expected = reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
+    np.testing.assert_array_equal(got, expected)
+
+
 @pytest.mark.parametrize("backend", [REPLAY, OPENCL], ids=lambda backend: backend.name)
 @pytest.mark.parametrize(
     "text", ["1x3x17x19_k3_p1", "2x2x16x15_k5x3_s2_p0x1x3x2_m2", "1x2x20x12_k3_d3_p4_float16"]
@@ -155,12 +173,7 @@ def test_a_tile_takes_the_shared_memory_that_its_check_counts(text: str, tile: S
 def test_inlined_padding_computes_the_same(backend: Backend, text: str) -> None:
     shape = DepthwiseConv2dShape.parse(text)
     tile = SharedTile(block_h=8, block_w=8, thread_y=4, thread_x=4, padding="inline")
-    epilogue = Epilogue(("bias", "relu"))
-    tensors = integer_tensors(shape, epilogue, 0)
-    (got,) = backend.run(tile, shape, epilogue, tensors)
-    data, weight, *_ = tensors.values()
-    expected = reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
-    np.testing.assert_array_equal(got, expected)
+    assert_exact(backend, tile, shape)
 
 
 # Windows: what the two better strategies keep in registers
@@ -198,12 +211,7 @@ def test_every_window_computes_the_same(
 ) -> None:
     shape = DepthwiseConv2dShape.parse(f"{text}_{strategy.layouts[0]}")
     tile = dataclasses.replace(strategy.choose(shape, resolve("nvidia-h200")), window=window)
-    epilogue = Epilogue(("bias", "relu"))
-    tensors = integer_tensors(shape, epilogue, 0)
-    (got,) = backend.run(tile, shape, epilogue, tensors)
-    data, weight, *_ = tensors.values()
-    expected = reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
-    np.testing.assert_array_equal(got, expected)
+    assert_exact(backend, tile, shape)
 
 
 def test_a_window_larger_than_shared_memory_is_not_claimed() -> None:
