@@ -3,6 +3,9 @@
 #
 #   ci/gpu.sh [SEED]      SEED replays the random shapes of an earlier run
 #
+# The tests check results and never times, so that several processes share the GPU;
+# $WORKERS (8) says how many. pytest-benchmark, where it is installed, warns about that.
+#
 # Runs on dwtir as it is installed, or else on src/. $PYTHON names another interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -20,8 +23,10 @@ sanitizer=$(command -v compute-sanitizer || command -v /usr/local/cuda/bin/compu
 "$python" -m dwtir doctor --target cuda
 
 echo "Hypothesis seed $seed; to replay: ci/gpu.sh $seed"
-DWTIR_REQUIRE_GPU=1 "$python" -m pytest -m gpu --hypothesis-profile=gpu --hypothesis-seed="$seed"
+DWTIR_REQUIRE_GPU=1 "$python" -m pytest -n "${WORKERS:-8}" -p no:benchmark -m gpu \
+  --hypothesis-profile=gpu --hypothesis-seed="$seed"
 
 for tool in memcheck racecheck; do
+  echo "compute-sanitizer --tool $tool"
   "$sanitizer" --tool "$tool" --error-exitcode 1 "$python" ci/sanitize.py
 done

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
 
 import dwtir
-from dwtir import DepthwiseConv2dShape
+from dwtir import DepthwiseConv2dShape, suite
+from dwtir.shape import LAYOUTS
 
 # Layers of the networks that the project is measured on, spread over kernels, strides,
 # batches, dtypes and layouts; and four with 9x9 and 11x11 kernels, which they do not have.
@@ -98,33 +96,13 @@ def test_the_layers_are_a_spread() -> None:
 
 
 if NIGHTLY:
-    PACKAGE = Path(dwtir.__file__).parent
-    SUITES = [
-        PACKAGE / "data" / "suite.json",
-        PACKAGE.parents[2] / "shared" / "suite" / "suite.json",
-    ]
-    SUITE: dict[str, Any] = next(
-        (json.loads(path.read_text()) for path in SUITES if path.is_file()), {}
-    )
 
-    def test_there_is_a_suite() -> None:
-        assert SUITE.get("networks"), f"no suite in any of {[str(path) for path in SUITES]}"
-
-    @pytest.mark.parametrize("layout", SUITE.get("layouts", []))
-    @pytest.mark.parametrize("dtype", SUITE.get("dtypes", []))
-    @pytest.mark.parametrize("batch", SUITE.get("batches", []))
-    @pytest.mark.parametrize("network", SUITE.get("networks", {}))
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize("dtype", suite.DTYPES)
+    @pytest.mark.parametrize("batch", suite.BATCHES)
+    @pytest.mark.parametrize("network", suite.networks())
     def test_no_layer_of_the_suite_spills(
         network: str, batch: int, dtype: str, layout: str
     ) -> None:
-        wrong = []
-        for row in SUITE["networks"][network]:
-            sizes = {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in row.items()
-                if name != "layers"
-            }
-            shape = DepthwiseConv2dShape(batch=batch, dtype=dtype, layout=layout, **sizes)
-            if message := check(shape):
-                wrong.append(message)
-        assert wrong == []
+        layers = suite.network(network, batch=batch, dtype=dtype, layout=layout)
+        assert [message for layer in layers if (message := check(layer.shape))] == []

@@ -265,6 +265,18 @@ def test_metaschedule_exchange(folder: Path, tmp_path: Path) -> None:
     assert "2 not better" in out
 
 
+def test_an_index_map_survives_the_exchange(tmp_path: Path) -> None:
+    """MetaSchedule writes the one of a strided layer's trace in another form than TVM's traces."""
+    shape = DepthwiseConv2dShape.parse("1x8x15x17_k3_s2_psame")
+    record = Record.measured(Cpu.choose(shape, CPU), shape, CPU, [2e-6])
+    assert any(instruction[0] == "TransformLayout" for instruction in record.trace[0])
+    record.write(tmp_path / "db")
+    run("export", "--db", tmp_path / "db", tmp_path / "ms")
+    out, _ = run("import", "--db", tmp_path / "new", "--target", "cpu", tmp_path / "ms")
+    assert out.startswith("1 records written")
+    assert Record.read(record.path_in(tmp_path / "new")).strategy == record.strategy
+
+
 def test_damaged_exports_are_refused_line_by_line(folder: Path, tmp_path: Path) -> None:
     run("export", "--db", folder, "--device", CPU.name, tmp_path / "ms")
     path = tmp_path / "ms" / "database_tuning_record.json"

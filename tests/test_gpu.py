@@ -161,15 +161,11 @@ def test_resources_and_time_are_the_devices() -> None:
 
 
 _BUILD_AGAIN = """
-import time, torch, tvm, dwtir
-from dwtir import cuda
-cuda.load_runtime(); torch.ones(1, device="cuda")
-start = time.perf_counter()
+import sys, torch, dwtir
 kernel = dwtir.build("2x24x19x23_k3_psame")
-seconds = time.perf_counter() - start
 data = torch.ones(2, 24, 19, 23, device="cuda")
 print(kernel(data, torch.ones(24, 1, 3, 3, device="cuda")).sum().item())
-print(kernel.resources().registers, seconds)
+print(kernel.resources().registers, "dwtir.compiler" in sys.modules)
 """
 
 
@@ -183,7 +179,7 @@ def test_a_second_process_takes_the_code_from_the_cache(tmp_path: Path) -> None:
         assert child.returncode == 0, child.stderr
         outputs.append(child.stdout.split())
     assert outputs[0][:2] == outputs[1][:2]
-    assert float(outputs[1][2]) < 0.1
+    assert [output[2] for output in outputs] == ["True", "False"]
     assert len(list(tmp_path.glob("*.so"))) == 1
 
 

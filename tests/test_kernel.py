@@ -48,6 +48,7 @@ from dwtir.kernel import KernelInfo
 from dwtir.records import Record
 from dwtir.schedules import Cpu, RegisterWindow, SharedTile
 from dwtir.target import KNOWN_GPUS, resolve
+from dwtir.threads import physical_cores
 from strategies import Array, integer_tensors
 
 SHAPE = DepthwiseConv2dShape.parse("2x6x9x11_k3_s2x1_psame_m2")
@@ -692,22 +693,20 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 BUILD = """
-import time, tvm, numpy as np, dwtir
-start = time.perf_counter()
+import sys, numpy as np, dwtir
 kernel = dwtir.build("1x8x16x16_k3_psame", target="cpu")
-print(time.perf_counter() - start)
+print("compiled" if "dwtir.compiler" in sys.modules else "found")
 assert kernel(np.ones((1, 8, 16, 16), "float32"), np.ones((8, 1, 3, 3), "float32")).sum() == 16928
 """
 
 
 def test_a_kernel_of_an_earlier_process_is_there_at_once(cache_dir: Path) -> None:
-    python(BUILD)
+    assert python(BUILD) == "compiled"
     (file,) = cache_dir.iterdir()
     assert stat.S_IMODE(cache_dir.stat().st_mode) == 0o700
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     before = file.stat()
-    # The best of three, for the machine may be busy with other things.
-    assert min(float(python(BUILD)) for _ in range(3)) < 0.1
+    assert python(BUILD) == "found"
     after = file.stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
@@ -1094,3 +1093,23 @@ def test_a_target_is_a_value() -> None:
     target = resolve("cpu")
     assert Target(**asdict(target)) == target
     assert hash(target) == hash(resolve("cpu"))
+
+
+def test_the_cpu_uses_the_cores_it_may() -> None:
+    """In a new process, since TVM looks at the setting only once; the user's own setting stays."""
+    code = (
+        "import dwtir, numpy as np, tvm\n"
+        "kernel = dwtir.build('1x8x16x16_k3_psame', target='cpu')\n"
+        "kernel(np.ones((1, 8, 16, 16), 'float32'), np.ones((8, 1, 3, 3), 'float32'))\n"
+        "print(tvm.get_global_func('runtime.NumThreads')())"
+    )
+
+    def threads(**environment: str) -> int:
+        own = {k: v for k, v in os.environ.items() if not k.endswith("NUM_THREADS")}
+        return int(
+            subprocess.check_output([sys.executable, "-c", code], env={**own, **environment})
+        )
+
+    assert threads() == physical_cores()
+    assert threads(TVM_NUM_THREADS="1") == 1
+    assert threads(OMP_NUM_THREADS="1") == 1

@@ -161,8 +161,8 @@ def imports(path: Path) -> Iterator[str]:
 ALLOWED = {
     "torch": {"nn.py", "bench"},
     "pyopencl": {"opencl.py", "pocl.py"},
-    "cuda": {"nvrtc.py"},
-    "dwtir.tune": {"tune", "__main__.py"},
+    "cuda": {"nvrtc.py", "timing.py"},
+    "dwtir.tune": {"tune", "bench", "__main__.py"},
     "dwtir.bench": {"bench", "__main__.py"},
     "dwtir.nn": {"nn.py", "bench", "__main__.py"},
     "dwtir.build": {"__init__.py", "first_look.py", "verify.py", "tune", "bench", "nn.py"},

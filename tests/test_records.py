@@ -20,7 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dwtir
-from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, RecordError, Target, database, traces
+from dwtir import (
+    STRATEGIES,
+    DepthwiseConv2dShape,
+    Epilogue,
+    RecordError,
+    Target,
+    database,
+    traces,
+)
 from dwtir.build import schedule_for
 from dwtir.records import MAX_BYTES, Record
 from dwtir.schedules import Cpu, Ladder
@@ -275,13 +283,13 @@ def test_a_record_of_another_architecture_is_not_used(
     assert database.find(replace(SHAPE, batch=3), H200) is None
 
 
-def test_reading_costs_less_than_50_ms(tmp_path: Path) -> None:
-    for record in all_records():
-        record.write(tmp_path, force=True)
-        seconds = []
-        for _ in range(3):
-            traces._expected_trace.cache_clear()
-            start = time.process_time()  # other processes have the core too
-            Record.read(record.path_in(tmp_path))
-            seconds.append(time.process_time() - start)
-        assert min(seconds) < 0.05
+def test_the_shipped_records_are_good() -> None:
+    """They are what the strategies make now, few bytes, and not slower than the manual schedule."""
+    paths = database.record_paths(database.shipped_folder())
+    assert len(paths) >= 90
+    assert sum(path.stat().st_size for path in paths) < 2**20
+    for path in paths:
+        record = Record.read(path)
+        assert record.trials >= 32
+        assert record.gain is not None
+        assert record.gain >= 1

@@ -4,137 +4,343 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import dwtir
 from dwtir import DepthwiseConv2dShape
-from dwtir.schedules import Cpu, SharedTile
+from dwtir.records import Record
+from dwtir.schedules import Cpu, SharedTile, Strategy
 from dwtir.target import resolve
-from dwtir.tune import Trial, tune
-from dwtir.tune.search import SEARCHES, GridSearch, RandomSearch
+from dwtir.tune import Outcome, Settings, Task, Trial, tune
+from dwtir.tune.display import PlainDisplay
+from dwtir.tune.journal import Journal
+from dwtir.tune.search import SEARCHES, GridSearch, Search, open_search
 
 LAYER = "1x8x15x17_k3_psame"
 GPU = resolve("nvidia-h200")
 
 
+def task(text: str) -> Task:
+    return Task(DepthwiseConv2dShape.parse(text))
+
+
 @pytest.mark.parametrize("text", [LAYER, f"{LAYER}_nhwc", "2x6x9x9_k5_s2_p2_m2_float16_nhwc"])
 @pytest.mark.parametrize("target", ["cpu", "nvidia-h200"])
-def test_random_proposals_are_valid_new_and_repeatable(text: str, target: str) -> None:
-    shape, device = DepthwiseConv2dShape.parse(text), resolve(target)
-    first = RandomSearch(shape, device, seed=3).propose(40)
+@pytest.mark.parametrize("search", ["random", "evolutionary"])
+def test_proposals_are_valid_new_and_repeatable(text: str, target: str, search: str) -> None:
+    device = resolve(target)
+
+    def propose(seed: int) -> list[Strategy]:
+        found = open_search(search, task(text), device, seed)
+        return found.propose(16) + found.propose(16)
+
+    first = propose(3)
     for strategy in first:
-        strategy.check_use(shape, device)
-    assert len(first) == len(set(first)) == 40 if target != "cpu" else len(set(first)) == len(first)
-    assert RandomSearch(shape, device, seed=3).propose(40) == first
-    assert RandomSearch(shape, device, seed=4).propose(40) != first
+        strategy.check_use(task(text).shape, device)
+    assert len(first) == len(set(first)) >= 8
+    assert propose(3) == first
+    assert propose(4) != first
 
 
-def test_a_small_space_ends() -> None:
-    shape, device = DepthwiseConv2dShape.parse("1x1x1x1_k1"), resolve("cpu")
-    search = RandomSearch(shape, device, seed=0)
-    found = [strategy for _ in range(30) for strategy in search.propose(16)]
-    assert search.propose(16) == []
-    assert len(set(found)) == len(found)
+@pytest.mark.parametrize("search", ["random", "evolutionary"])
+def test_a_small_space_ends(search: str) -> None:
+    found = open_search(search, task("1x1x1x1_k1"), resolve("cpu"), seed=0)
+    proposed = [strategy for _ in range(30) for strategy in found.propose(16)]
+    assert found.propose(16) == []
+    assert len(set(proposed)) == len(proposed)
+
+
+@pytest.mark.parametrize("search", ["random", "evolutionary"])
+def test_what_was_told_is_not_proposed(search: str) -> None:
+    first = open_search(search, task(LAYER), GPU, seed=0).propose(8)
+    again = open_search(search, task(LAYER), GPU, seed=0)
+    for strategy in first:
+        again.tell(strategy, 1e-6)
+    assert not set(again.propose(48)) & set(first)
+
+
+def test_evolution_finds_more_than_chance() -> None:
+    """On a known landscape, whose best tile is none of the first ones, in 96 trials."""
+    work = task("128x384x14x14_k7_psame")
+    goal = {"rows": 2, "cols": 7, "thread_x": 2, "thread_y": 2, "thread_z": 32}
+
+    def cost(strategy: Strategy) -> float:
+        own = strategy.parameters
+        return 1e-6 * (1 + sum(abs(np.log2(own.get(k, 1e3) / v)) for k, v in goal.items()))
+
+    def best(search: Search) -> float:
+        costs: list[float] = []
+        while len(costs) < 96:
+            for strategy in search.propose(16):
+                costs.append(cost(strategy))
+                search.tell(strategy, costs[-1])
+        return min(costs)
+
+    bests = {
+        name: [best(open_search(name, work, GPU, seed)) for seed in range(5)]
+        for name in ("random", "evolutionary")
+    }
+    assert np.median(bests["evolutionary"]) < np.median(bests["random"])
+    assert max(bests["evolutionary"]) <= np.median(bests["random"])
 
 
 def test_the_grid_is_the_articles() -> None:
     """Every number of threads in y and x, as far as one block may have so many."""
-    shape = DepthwiseConv2dShape.parse("1x256x96x96_k3_p1")
-    found = GridSearch(shape, GPU, seed=0).propose(100)
+    found = GridSearch(task("1x256x96x96_k3_p1"), GPU, seed=0).propose(100)
     threads = {(tile.thread_y, tile.thread_x) for tile in found if isinstance(tile, SharedTile)}
     assert threads == {(y, x) for y in (1, 2, 4, 8, 16, 32) for x in (1, 2, 4, 8, 16, 32)}
     with pytest.raises(dwtir.InvalidScheduleError, match="grid search is the article's, for NCHW"):
-        GridSearch(DepthwiseConv2dShape.parse(f"{LAYER}_nhwc"), GPU, seed=0)
+        GridSearch(task(f"{LAYER}_nhwc"), GPU, seed=0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "search", "epilogue"),
+    [("float32", "evolutionary", None), ("bfloat16", "random", "bias+silu")],
+)
 def test_a_session_records_what_build_then_uses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    search: str,
+    epilogue: str | None,
 ) -> None:
-    seen: list[tuple[Trial, Trial]] = []
     outcome = tune(
         f"{LAYER}_{dtype}",
         target="cpu",
-        trials=8,
+        epilogue=epilogue,
+        settings=Settings(search=search, trials=8),
         folder=tmp_path,
-        report=lambda trial, best: seen.append((trial, best)),
     )
     assert outcome.written
     assert [trial.number for trial in outcome.trials] == list(range(8))
     assert outcome.trials[0].strategy == Cpu.choose(outcome.record.shape, resolve("cpu"))
     assert not any(trial.error for trial in outcome.trials)
-    bests = [best.seconds for _, best in seen]
-    assert bests == sorted(bests, key=lambda seconds: -(seconds or 0.0))
-    manual = outcome.record.manual_median_secs
-    assert manual is not None
-    assert outcome.record.median_secs <= manual
+    assert outcome.record.gain is not None
+    assert outcome.record.gain >= 1
 
     monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
-    kernel = dwtir.build(f"{LAYER}_{dtype}", "tuned", target="cpu", on_miss="error")
+    kernel = dwtir.build(
+        f"{LAYER}_{dtype}", "tuned", target="cpu", epilogue=epilogue, on_miss="error"
+    )
     assert kernel.strategy == outcome.record.strategy
     assert kernel.provenance["record"] == str(outcome.path)
 
 
+def test_a_session_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    def run(trials: int, *, resume: bool = True) -> Outcome:
+        settings = Settings(search="random", trials=trials, resume=resume)
+        return tune(LAYER, target="cpu", settings=settings, folder=tmp_path)
+
+    first = run(6)
+    assert run(6).new_trials == 0
+    second = run(10)
+    assert (second.new_trials, len(second.trials)) == (4, 10)
+    measured = [trial.strategy for trial in second.trials]
+    assert len(set(measured)) == len(measured)
+    assert set(measured) >= {trial.strategy for trial in first.trials}
+    assert run(4, resume=False).record.trials == 4
+    assert Record.read(first.path).trials == 4
+
+
 def test_a_session_ends_by_its_budget(tmp_path: Path) -> None:
-    outcome = tune(LAYER, target="cpu", trials=10_000, budget=0.0, folder=tmp_path)
+    settings = Settings(search="random", trials=None, budget=0.0)
+    outcome = tune(LAYER, target="cpu", settings=settings, folder=tmp_path)
     assert len(outcome.trials) == 1
     assert outcome.record.strategy == outcome.trials[0].strategy
 
 
+def test_a_session_ends_by_its_patience(tmp_path: Path) -> None:
+    settings = Settings(search="random", trials=None, patience=5)
+    outcome = tune(LAYER, target="cpu", settings=settings, folder=tmp_path)
+    best = min(range(len(outcome.trials)), key=lambda i: outcome.trials[i].seconds or 1.0)
+    # What was on its way when patience ended is still counted.
+    assert len(outcome.trials) >= best + 5
+
+
+class _KillsWorker(PlainDisplay):
+    """Kills the worker after some trials, as a driver's failure would."""
+
+    def __init__(self, after: Sequence[int]) -> None:
+        super().__init__()
+        self.after = list(after)
+        self.notes: list[str] = []
+
+    def trial(self, trial: Trial, best: Trial | None, manual: Trial | None) -> None:
+        super().trial(trial, best, manual)
+        if trial.number in self.after:
+            for child in psutil.Process().children():
+                if "dwtir.tune.worker" in child.cmdline():
+                    child.kill()
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        self.notes.append(text)
+
+
+def test_a_worker_that_dies_costs_no_session(tmp_path: Path) -> None:
+    with _KillsWorker(after=(2, 7)) as display:
+        settings = Settings(search="random", trials=14)
+        outcome = tune(LAYER, target="cpu", settings=settings, folder=tmp_path, display=display)
+    assert len(display.notes) == 2
+    assert all("signal 9" in note or "gone" in note for note in display.notes)
+    assert [trial.number for trial in outcome.trials] == list(range(14))
+    assert not outcome.failures  # nobody was being measured twice when a worker died
+    assert outcome.written
+
+
+def test_the_journal_passes_over_what_it_cannot_use(tmp_path: Path) -> None:
+    device = resolve("cpu")
+    journal = Journal(tmp_path, task(LAYER), device)
+    assert journal.read() == []
+    manual = Cpu.choose(task(LAYER).shape, device)
+    good = Trial(0, manual, (1e-6, 2e-6), device="cpu")
+    journal.append(good)
+    line = journal.path.read_text()
+    for text in (
+        '{"torn": ',
+        "[]",
+        line.replace('"number": 0', '"number": "0"'),
+        line.replace("1e-06", "-1.0"),
+        line.replace("1e-06", "NaN"),
+        line.replace('"made_by": "dwtir', '"made_by": "other'),
+        line.replace(f'"strategy": "{manual.name}"', '"strategy": "os.system"'),
+        line.replace('"cause": ""', '"cause": 3'),
+    ):
+        assert text != line
+        with journal.path.open("a") as file:
+            file.write(text.rstrip("\n") + "\n")
+    assert journal.read() == [good]
+    journal.clear()
+    assert journal.read() == []
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("settings", "target", "message"),
     [
-        ({"search": "luck"}, f"search must be one of {', '.join(SEARCHES)}, got 'luck'"),
-        ({"trials": 0}, "trials must be at least 1, got 0"),
-        ({"target": "opencl"}, "tuning needs a device with a clock"),
-        ({"epilogue": "tan"}, "unknown epilogue step 'tan'"),
+        ({"search": "luck"}, "cpu", f"search must be one of {', '.join(SEARCHES)}, got 'luck'"),
+        ({"trials": 0}, "cpu", "trials must be at least 1, got 0"),
+        ({"patience": -1}, "cpu", "patience must be at least 1, got -1"),
+        ({"budget": float("nan")}, "cpu", "budget must be at least 0 seconds, got nan"),
+        ({}, "opencl", "tuning needs a device with a clock"),
     ],
 )
-def test_wrong_arguments_are_named(options: dict[str, object], message: str) -> None:
+def test_wrong_arguments_are_named(
+    tmp_path: Path, settings: dict[str, object], target: str, message: str
+) -> None:
     with pytest.raises(dwtir.DwtirError, match=message):
-        tune(LAYER, **{"target": "cpu"} | options)  # type: ignore[arg-type]
+        tune(LAYER, target=target, settings=Settings(**settings), folder=tmp_path)  # type: ignore[arg-type]
 
 
-def test_a_gpu_that_is_not_here_is_refused() -> None:
-    with pytest.raises(dwtir.ToolchainError):
-        tune(LAYER, target="sm_75", trials=1)
+def test_a_gpu_that_is_not_here_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(dwtir.DwtirError):
+        tune(LAYER, target="sm_75", folder=tmp_path)
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "dwtir.tune", "--target", "cpu", *map(str, arguments)]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True)
 
 
 def test_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dwtir.tune", "--target", "cpu", "--db", str(tmp_path)]
-    child = subprocess.run(
-        [*command, "--trials", "4", "--json", "--epilogue", "bias+relu", LAYER, "1x4x8x8_k3"],
-        capture_output=True,
-        text=True,
-    )
+    layers = tmp_path / "layers.json"
+    other = {"batch": 1, "in_channels": 4, "height": 8, "width": 8, "kernel": 3}
+    layers.write_text(json.dumps([LAYER, other]))
+    child = run("--db", tmp_path, "--trials", 4, "--json", "--epilogue", "bias", "--file", layers)
     assert child.returncode == 0, child.stderr
-    lines = [json.loads(line) for line in child.stdout.splitlines()]
-    assert [line["trials"] for line in lines] == [4, 4]
-    for line in lines:
-        assert Path(line["path"]).is_file()
-        assert 0 < line["median_us"] <= line["manual_us"]
-    plain = subprocess.run([*command, "--trials", "2", LAYER], capture_output=True, text=True)
+    events = [json.loads(line) for line in child.stdout.splitlines()]
+    ends = [event for event in events if event["event"] == "end"]
+    assert [end["trials"] for end in ends] == [4, 4]
+    for end in ends:
+        assert Record.read(Path(end["path"])).trials == 4
+        assert 0 < end["median_us"] <= end["manual_us"]
+    assert sum(event["event"] == "trial" for event in events) == 8
+
+    plain = run("--db", tmp_path, "--trials", 2, "--search", "random", LAYER)
     assert plain.returncode == 0, plain.stderr
     assert "manual" in plain.stdout
-    bad = subprocess.run([*command, "1x2x3"], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["1x2x3"], "InvalidShapeError"),
+        ([], "nothing to tune"),
+        (["--network", "no-such-network"], "no-such-network"),
+        ([LAYER, "--search", "grid"], "the grid search is the article's"),
+    ],
+)
+def test_the_command_names_what_is_wrong(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    bad = run("--db", tmp_path, *arguments)
     assert bad.returncode == 1
-    assert "InvalidShapeError" in bad.stderr
+    assert message in bad.stderr + bad.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_was_measured(tmp_path: Path, number: signal.Signals) -> None:
+    child = subprocess.Popen(
+        command("--db", tmp_path, "--trials", 100_000, "--search", "random", "--json", LAYER),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    seen = 0
+    for line in child.stdout:
+        seen += json.loads(line)["event"] == "trial"
+        if seen == 3:
+            child.send_signal(number)
+            break
+    rest, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    assert "Traceback" not in errors
+    (end,) = [event for line in rest.splitlines() if (event := json.loads(line))["event"] == "end"]
+    assert end["interrupted"] is True
+    assert end["trials"] >= 3
+    assert Record.read(Path(end["path"])).trials == end["trials"]
+    deadline = time.monotonic() + 10
+    while any(
+        "dwtir.tune.worker" in " ".join(p.info["cmdline"] or []) and p.info["ppid"] == child.pid
+        for p in psutil.process_iter(["cmdline", "ppid"])
+    ):
+        assert time.monotonic() < deadline, "a worker outlived the session"
+        time.sleep(0.1)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_a_session_on_the_gpu(tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize("search", ["random", "evolutionary"])
+def test_a_session_on_the_gpu(tmp_path: Path, layout: str, search: str) -> None:
     import torch
 
     text = f"2x32x28x28_k3_psame_float16_{layout}"
-    outcome = tune(text, target="cuda", trials=12, folder=tmp_path, epilogue="relu")
-    assert sum(trial.seconds is not None for trial in outcome.trials) >= 6
-    assert not any("wrong result" in trial.error for trial in outcome.trials)
+    settings = Settings(search=search, trials=24)
+    with _KillsWorker(after=(5,)) as display:
+        outcome = tune(
+            text,
+            target="cuda",
+            settings=settings,
+            folder=tmp_path,
+            epilogue="relu",
+            display=display,
+        )
+    assert len(display.notes) == 1
+    assert sum(bool(trial.times) for trial in outcome.trials) >= 20
+    assert "wrong result" not in outcome.failures
+    assert {"gpu", "driver", "cuda"} <= set(outcome.record.versions)
     os.environ["DWTIR_TUNE_DB"] = str(tmp_path)
     try:
         kernel = dwtir.build(text, "tuned", epilogue="relu", on_miss="error")
@@ -144,3 +350,13 @@ def test_a_session_on_the_gpu(tmp_path: Path, layout: str) -> None:
     ones = torch.ones(kernel.shape.data_shape, dtype=torch.float16, device="cuda")
     weight = torch.ones(kernel.shape.weight_shape, dtype=torch.float16, device="cuda")
     assert np.isclose(kernel(ones, weight).float().max().item(), 9.0)
+
+
+@pytest.mark.gpu
+def test_times_are_cold(tmp_path: Path) -> None:
+    """Bytes over time is below what memory gives, on a layer that the L2 cache would hold."""
+    outcome = tune("8x64x56x56_k3_p1", target="cuda", settings=Settings(trials=2), folder=tmp_path)
+    target = outcome.record.target
+    assert target.bandwidth is not None
+    rate = outcome.record.shape.least_bytes / outcome.record.median_secs
+    assert rate < 1.1 * target.bandwidth

@@ -8,6 +8,7 @@ from .epilogue import Epilogue
 from .errors import (
     ArgumentError,
     CompileError,
+    DeviceError,
     DwtirError,
     InvalidEpilogueError,
     InvalidScheduleError,
@@ -28,6 +29,7 @@ __all__ = [
     "ArgumentError",
     "CompileError",
     "DepthwiseConv2dShape",
+    "DeviceError",
     "DwtirError",
     "Epilogue",
     "InvalidEpilogueError",

@@ -67,6 +67,7 @@ class Signature:
             (shape.out_channels, 1, *shape.kernel) if shape.layout == "NCHW" else None
         )
         self._torch_dtype: Any = None
+        self._numpy_dtype = numpy_dtype(shape.dtype)
 
     def bind(self, inputs: tuple[Any, ...], out: Any = None) -> Bound:
         """Check the tensors, allocate the output if there is none, and convert them.
@@ -145,32 +146,42 @@ class Signature:
                 "call it under torch.no_grad() or with .detach()"
             )
 
+    # NumPy: likewise.
+
     def _bind_numpy(self, inputs: tuple[Any, ...], out: Any) -> Bound:
         given = inputs if out is None else (*inputs, out)
-        facts = []
+        dtype, on_host = self._numpy_dtype, self.device != "cuda"
+        tensors, addresses = [], []
         for name, shape, array in zip(self.names, self.shapes, given, strict=False):
-            if not isinstance(array, np.ndarray):
-                raise ArgumentError(f"{name} must be a NumPy array like data, got {_kind(array)}")
-            facts.append(
-                _Facts(
-                    array.shape,
-                    str(array.dtype),
-                    "cpu",
-                    array.flags.c_contiguous,
-                    array.__array_interface__["data"][0],
-                )
-            )
-            self._check(name, shape, facts[-1], "cpu")
+            if (
+                not isinstance(array, np.ndarray)
+                or array.shape != shape
+                or array.dtype != dtype
+                or not array.flags.c_contiguous
+                or not on_host
+            ):
+                self._explain_numpy(name, shape, array)
+            tensor = _tensor_of_array(array, self.dtype)
+            address = tensor.data_ptr() if array.flags.writeable else _address(array)
+            if address % ALIGNMENT:
+                self._explain_numpy(name, shape, array)
+            tensors.append(tensor)
+            addresses.append(address)
         if out is None:
-            out = np.empty(self.shapes[-1], numpy_dtype(self.dtype))
+            out = np.empty(self.shapes[-1], dtype)
+            tensors.append(_tensor_of_array(out, self.dtype))
         else:
             if not out.flags.writeable:
                 raise ArgumentError("out must be writeable, got a read-only array")
-            self._check_overlap([fact.address for fact in facts])
-        arrays = (*inputs, out)
-        if self.device == "cpu":
-            arrays = tuple(_tensor_of_array(array) for array in arrays)
-        return Bound(arrays, out)
+            self._check_overlap(addresses)
+        return Bound((*inputs, out) if self.device == "opencl" else tuple(tensors), out)
+
+    def _explain_numpy(self, name: str, shape: tuple[int, ...], array: Any) -> None:
+        if not isinstance(array, np.ndarray):
+            raise ArgumentError(f"{name} must be a NumPy array like data, got {_kind(array)}")
+        contiguous = array.flags.c_contiguous
+        facts = _Facts(array.shape, str(array.dtype), "cpu", contiguous, _address(array))
+        self._check(name, shape, facts, "cpu")
 
     def _bind_dlpack(self, inputs: tuple[Any, ...], out: Any) -> Bound:
         import tvm_ffi
@@ -246,14 +257,19 @@ def _torch_facts(tensor: Any) -> _Facts:
     )
 
 
-def _tensor_of_array(array: np.ndarray[Any, Any]) -> Any:
+def _address(array: np.ndarray[Any, Any]) -> int:
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
+def _tensor_of_array(array: np.ndarray[Any, Any], dtype: str) -> Any:
     """Wrap an array for TVM; only bfloat16 and read-only arrays need help with DLPack."""
     import tvm  # noqa: F401  # gives tensors their views
     import tvm_ffi
 
     if not array.flags.writeable:
         array = array.copy()  # DLPack cannot say "read-only", and NumPy will not lie
-    if array.dtype.name == "bfloat16":
+    if dtype == "bfloat16":
         bits = tvm_ffi.from_dlpack(array.view(np.uint16))
         return bits._create_view(array.shape, "bfloat16")
     return tvm_ffi.from_dlpack(array)

@@ -23,6 +23,7 @@ the final stores have one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from tvm import tirx
@@ -41,6 +42,7 @@ SLACK = 63
 """Rows and columns that a tile may hang over the edge without costing predicates."""
 
 
+@lru_cache(maxsize=64)  # to parse TVMScript takes 20 ms, and functions do not change
 def depthwise_conv2d(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution with its epilogue.
 

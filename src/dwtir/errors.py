@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = [
     "ArgumentError",
     "CompileError",
+    "DeviceError",
     "DwtirError",
     "InvalidEpilogueError",
     "InvalidScheduleError",
@@ -55,6 +56,10 @@ class RecordError(DwtirError, ValueError):
 
 class ToolchainError(DwtirError, RuntimeError):
     """A library, header or compiler that is needed is missing; the message says how to get it."""
+
+
+class DeviceError(DwtirError, RuntimeError):
+    """The device failed while it ran a kernel, or the process that used it died."""
 
 
 class CompileError(DwtirError, RuntimeError):

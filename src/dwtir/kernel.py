@@ -19,6 +19,7 @@ from .errors import DwtirError, RecordError, ToolchainError
 from .schedules import STRATEGIES, Strategy
 from .shape import DepthwiseConv2dShape
 from .target import Target, resolve
+from .threads import use_all_cores
 
 if TYPE_CHECKING:
     import tvm
@@ -354,6 +355,8 @@ def from_library(
     """
     if info.target.kind == "cuda" and not _is_present(info.target):
         return Kernel(info, None, library, code)
+    if info.target.kind == "cpu":
+        use_all_cores()
     return Kernel(info, library["main"], library, code)
 
 

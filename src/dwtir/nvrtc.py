@@ -18,6 +18,9 @@ from .errors import CompileError, InvalidTargetError, ToolchainError
 
 __all__ = ["Cubin", "KernelResources", "compile_cubin", "nvrtc_version"]
 
+_REGISTERS_OF_SM = 65536
+_LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\)")
+
 
 @dataclass(frozen=True)
 class KernelResources:
@@ -118,8 +121,8 @@ def compile_cubin(source: str, arch: str) -> Cubin:
     nvcc. Thread-safe, and threads run in parallel: NVRTC works without the GIL.
 
     ptxas likes to spill a few bytes to fit one more block on an SM. A kernel that
-    spills is compiled once more with the word that one block is enough, and the
-    better of the two is taken.
+    spills while there are registers left is compiled once more with the word that
+    one block is enough, and the better of the two is taken.
 
     Parameters
     ----------
@@ -155,10 +158,17 @@ def compile_cubin(source: str, arch: str) -> Cubin:
     if "bfloat16" in source:
         source = _BFLOAT16 + source
     cubin = _compile(nvrtc, source, arch, options)
-    if _spills(cubin):
-        unhurried = re.sub(r"__launch_bounds__\((\d+)\)", r"__launch_bounds__(\1, 1)", source)
+    if _spills(cubin) and cubin.kernels[0].registers < _most_registers(source):
+        unhurried = _LAUNCH_BOUNDS.sub(r"__launch_bounds__(\1, 1)", source)
         cubin = min(cubin, _compile(nvrtc, unhurried, arch, options), key=_spills)
     return cubin
+
+
+def _most_registers(source: str) -> int:
+    """Return how many registers a thread can have, with one block on an SM."""
+    bounds = _LAUNCH_BOUNDS.search(source)
+    warps = 1 if bounds is None else -(-int(bounds[1]) // 32)
+    return min(255, _REGISTERS_OF_SM // (32 * warps) // 8 * 8)
 
 
 def _spills(cubin: Cubin) -> int:

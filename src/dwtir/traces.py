@@ -7,11 +7,13 @@ trace that our strategy makes; that one is used.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from . import files
 from .epilogue import Epilogue
 from .errors import DwtirError, InvalidScheduleError, RecordError
 from .schedules import STRATEGIES, Strategy
@@ -51,6 +53,7 @@ _INSTRUCTIONS = frozenset(
         "SampleCategorical",
         "SetScope",
         "Split",
+        "TransformLayout",
         "Unroll",
         "Vectorize",
     ]
@@ -269,10 +272,10 @@ def without_postprocs(trace: Any) -> Any:
 
 def plain(value: Any) -> Any:
     """Turn TVM's containers and numbers into JSON values, and bools into ints as its files do."""
-    if value is None or type(value) in (int, float, str):
+    if value is None or type(value) in (int, float):
         return value
     if isinstance(value, str):
-        return str(value)
+        return _one_line(str(value))
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
@@ -282,6 +285,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping) or hasattr(value, "items"):
         return {str(key): plain(entry) for key, entry in value.items()}
     return [plain(entry) for entry in value]
+
+
+def _one_line(text: str) -> str:
+    """Rewrite an index map, which TVM puts into traces as JSON text with line breaks or without."""
+    if '"root_index"' in text[:32]:
+        with contextlib.suppress(RecordError):
+            return dump(files.parse_json(text.encode()))
+    return text
 
 
 def dump(value: Any) -> str:

@@ -79,6 +79,13 @@ class Strategy(ABC):
             With the field or resource, its value and its limit.
         """
 
+    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+        """Tell whether a search should try a tile that passes `check`.
+
+        What is known to spill or to compile for many seconds is not worth its time.
+        """
+        return True
+
     def check_use(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         """Refuse a shape or device that the strategy is not for, then `check` the tile."""
         self._require(

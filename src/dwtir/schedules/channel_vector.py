@@ -33,8 +33,10 @@ from .base import Strategy, get_blocks, stage_operands, stage_output, unroll_in_
 from .tiles import (
     MAX_LOADS,
     MAX_UNROLLED,
+    REGISTERS,
     WINDOWS,
     even_split,
+    even_splits,
     loads_of,
     occupy,
     reach,
@@ -51,6 +53,9 @@ __all__ = ["ChannelVector"]
 _REGISTERS = 136
 """Registers for the window's rows in use and the sums. The rest of 255 is for weights,
 addresses, and the loads under way; with less of it some shapes spill."""
+
+_MOST_REGISTERS = 200
+"""Registers by the same count, above which every kernel spills."""
 
 
 @dataclass(frozen=True)
@@ -130,14 +135,22 @@ class ChannelVector(Strategy):
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
         chosen = cls.choose(shape, target)
+        counts = [threads_over(shape.out_channels // lanes, 128) for lanes in _vectors(shape)]
         return {
-            "rows": with_value(chosen.rows, (1, 2, 4, 7, 8, 14)),
-            "cols": with_value(chosen.cols, (1, 2, 3, 4, 7, 8)),
+            "rows": with_value(chosen.rows, even_splits(shape.out_height, (1, 2, 4, 7, 8, 14))),
+            "cols": with_value(chosen.cols, even_splits(shape.out_width, (1, 2, 3, 4, 7, 8))),
             "vector": _vectors(shape),
-            "thread_x": with_value(chosen.thread_x, (8, 16, 32, 64)),
-            "thread_y": with_value(chosen.thread_y, (1, 2, 4, 7, 8)),
+            "thread_x": with_value(chosen.thread_x, (8, 16, 32, 64, *counts)),
+            "thread_y": with_value(chosen.thread_y, (1, 2, 4, 7, 8, 16)),
             "thread_z": with_value(chosen.thread_z, (1, 2, 4, 8)),
         }
+
+    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+        sums = self.rows * self.cols * self.vector
+        most = min(_MOST_REGISTERS, REGISTERS // (self.thread_x * self.thread_y * self.thread_z))
+        return unrolled_of(shape, sums, self.window) <= MAX_UNROLLED and (
+            self.window != "tile" or self._registers(shape) <= most
+        )
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         self._require(self.window in WINDOWS, "window", self.window, f"one of {WINDOWS}")

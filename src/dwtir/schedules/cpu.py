@@ -5,6 +5,7 @@ Loop nest::
     NCHW                                     NHWC
     parallel n * c                           parallel n * (oh / rows)
       padded[...] = one channel or 0           padded[...] = the input rows or 0
+      phases[..., w % SW, w / SW] = padded    (strided only)
       for oh / rows, ow / (cols*lanes)         for ow / cols, c / lanes
         for kh: for kw:                          for kh: for kw:
           rows x cols sums of `lanes` columns      rows x cols sums of `lanes` channels
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, get_blocks
-from .tiles import with_value
+from .tiles import even_split, with_value
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Cpu"]
 
 _SUMS = 12
-"""Vector registers for the sums: enough to hide the latency of a multiply-add (4
-cycles, 2 a cycle), and what 16 registers leave beside weight and inputs."""
+"""Vector registers for sums, of 16; AVX-512 has 32."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,21 @@ class Cpu(Strategy):
 
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> Cpu:
-        """Fill the registers with sums, in vectors no wider than what they run over."""
+        """Fill the registers with sums, in vectors no wider than what they run over.
+
+        A tall tile of one vector shares the input rows of its taps. In NHWC those
+        vectors lie apart, so that neighbours share as well where kernels are large
+        or maps small; and cores share the rows, so that a tile leaves some for each.
+        """
         lanes = max(_lanes(shape, target))
         if shape.layout == "NCHW":
-            cols = max(1, min(2, shape.out_width // lanes))
-            rows = max(1, min(_SUMS // cols, 6, shape.out_height))
-        else:
-            cols = max(1, min(6, shape.out_width))
-            rows = max(1, min(_SUMS // cols, shape.out_height))
-        return cls(rows, cols, lanes)
+            return cls(even_split(shape.out_height, 8), 1, lanes)
+        if shape.channel_multiplier > 1:  # a vector of outputs gathers its inputs
+            lanes = max(n for n in _lanes(shape, target) if n <= 4)
+        rows = even_split(shape.out_height, 4)
+        wide = 4 if shape.kernel[1] >= 5 or shape.out_height <= 8 else 2
+        most = _SUMS if target.vector_bytes < 64 else 16
+        return cls(rows, max(1, min(wide, most // rows, shape.out_width)), lanes)
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -104,8 +110,19 @@ class Cpu(Strategy):
             tile = bc
         sch.parallel(core)
 
-        # 2. The padded input of a core, once.
+        # 2. The padded input of a core, once. With a stride, the columns that neighbouring
+        #    outputs read at a tap are put side by side: a vector loads them, not a loop.
         sch.compute_at(conv, tile, preserve_unit_loops=True)
+        stride = shape.stride[1]
+        if shape.layout == "NCHW" and stride > 1:
+            phases = sch.cache_read(conv, 0, "global")
+            sch.transform_layout(
+                phases,
+                ("write", 0),
+                lambda n, c, h, w: [n, c, h, w % stride, w // stride],
+                pad_value=0.0,
+            )
+            sch.compute_at(phases, core, preserve_unit_loops=True)
         sch.compute_at(pad, core, preserve_unit_loops=True)
 
         # 3. The taps around the sums, the sums in registers: unrolled, they are scalars and

@@ -33,8 +33,10 @@ from .base import Strategy, get_blocks, stage_operands, stage_output, unroll_in_
 from .tiles import (
     MAX_LOADS,
     MAX_UNROLLED,
+    REGISTERS,
     WINDOWS,
     even_split,
+    even_splits,
     largest_divisor,
     loads_of,
     occupy,
@@ -52,6 +54,9 @@ __all__ = ["RegisterWindow"]
 _REGISTERS = 200
 """Registers that window and sums may take, of 255; addresses, predicates and the weights
 of the moment take the rest."""
+
+_MOST_REGISTERS = 260
+"""Registers by the same count, above which every kernel spills."""
 
 
 @dataclass(frozen=True)
@@ -118,15 +123,22 @@ class RegisterWindow(Strategy):
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
         chosen = cls.choose(shape, target)
-        widths = [cols for cols in (1, 2, 4, 8) if cols in _allowed_columns(shape)]
-        tiles_x, tiles_y = -(-shape.out_width // chosen.cols), -(-shape.out_height // chosen.rows)
+        widths = _allowed_columns(shape)
+        counts = [threads_over(-(-shape.out_width // cols), 64) for cols in widths]
         return {
-            "rows": with_value(chosen.rows, (1, 2, 4, 7, 8, 14)),
+            "rows": with_value(chosen.rows, even_splits(shape.out_height, (1, 2, 4, 7, 8, 14, 28))),
             "cols": with_value(chosen.cols, widths),
-            "thread_x": with_value(chosen.thread_x, (8, 16, 32, min(64, tiles_x))),
-            "thread_y": with_value(chosen.thread_y, (1, 2, 4, 8, min(32, tiles_y))),
-            "thread_z": with_value(chosen.thread_z, (1, 2, 4, 8)),
+            "thread_x": with_value(chosen.thread_x, (8, 16, 32, *counts)),
+            "thread_y": with_value(chosen.thread_y, (1, 2, 4, 8, 16)),
+            "thread_z": with_value(chosen.thread_z, (1, 2, 4, 8, 16)),
         }
+
+    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+        sums = self.rows * self.cols
+        most = min(_MOST_REGISTERS, REGISTERS // (self.thread_x * self.thread_y * self.thread_z))
+        return (
+            self._registers(shape) <= most and unrolled_of(shape, sums, self.window) <= MAX_UNROLLED
+        )
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         self._require(self.window in WINDOWS, "window", self.window, f"one of {WINDOWS}")

@@ -10,8 +10,10 @@ from ..target import Target
 __all__ = [
     "MAX_LOADS",
     "MAX_UNROLLED",
+    "REGISTERS",
     "WINDOWS",
     "even_split",
+    "even_splits",
     "largest_divisor",
     "loads_of",
     "occupy",
@@ -27,6 +29,9 @@ instruction cache of an SM holds (128 KiB at 16 bytes each, with the rest of the
 
 MAX_LOADS = 1024
 """Loads of a window, unrolled with their tests for padding: about a second of compilation."""
+
+REGISTERS = 65536
+"""Registers of an SM, which the threads of a block share."""
 
 WINDOWS = ("tile", "row", "tap")
 """What a thread keeps in registers: the input window of its tile, of one kernel row of it,
@@ -58,6 +63,11 @@ def even_split(count: int, most: int) -> int:
     """Split `count` into the fewest equal parts of at most `most`; return the size of a part."""
     parts = -(-count // most)
     return -(-count // parts)
+
+
+def even_splits(count: int, sizes: Iterable[int]) -> list[int]:
+    """Split `count` evenly into parts of at most each of `sizes`."""
+    return [even_split(count, most) for most in sizes]
 
 
 def largest_divisor(count: int, most: int) -> int:

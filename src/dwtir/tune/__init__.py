@@ -1,11 +1,14 @@
-"""Tuning: a search over the strategies' own parameters, measured on the device.
+"""Tuning: a search over the strategies' own parameters, measured on the devices.
 
-``search`` proposes tiles, ``session`` builds, checks and times them and writes
-the best to the database, ``python -m dwtir.tune`` is the command.
+``search`` and ``evolutionary`` propose strategies, a ``session`` hands them to a
+``fleet`` of ``devices``, whose ``worker`` processes build, check and time them on a
+``testbed``, and writes the best to the database. ``python -m dwtir.tune`` is the command.
 """
 
 from __future__ import annotations
 
-from .session import Outcome, Trial, tune
+from .outcome import Outcome, Task, Trial
+from .run import tune
+from .session import Settings
 
-__all__ = ["Outcome", "Trial", "tune"]
+__all__ = ["Outcome", "Settings", "Task", "Trial", "tune"]

@@ -3,90 +3,227 @@
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
+import logging
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ..errors import DwtirError
+from .. import database
+from ..errors import DwtirError, InvalidScheduleError, InvalidTargetError
+from ..shape import DTYPES, LAYOUTS
+from ..target import Target
+from . import tasks as layers
+from .display import open_display
+from .fleet import Fleet
+from .outcome import Task
+from .plot import plot, require_matplotlib
+from .remote import gpus_fleet, tracker_fleet
+from .run import local_fleet, present_target, tune_all
 from .search import SEARCHES
-from .session import Outcome, Trial, tune
+from .session import Settings
+
+_EPILOG = """\
+Each layer begins with the manual schedule. Trials of earlier sessions count, and are not
+repeated. Ctrl-C ends the session and keeps what was measured.
+
+examples:
+  python -m dwtir.tune 1x256x96x96_k3_psame 32x96x56x56_k7_psame_float16_nhwc
+  python -m dwtir.tune --network mobilenet_v2 --batch 1,32 --dtype float16 --layout NHWC
+  python -m dwtir.tune --suite seeds --trials 64 --plot best.png
+"""
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Tune the layers that are named; return the process's exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dwtir.tune",
-        description="Search for the fastest schedule of layers on the device that is here, and "
-        "record it for dwtir.build(..., schedule='tuned').",
-    )
-    parser.add_argument("shapes", nargs="+", metavar="SHAPE", help="such as 1x256x96x96_k3_psame")
-    parser.add_argument("--epilogue", help="fused steps, such as bias+relu")
-    parser.add_argument("--target", help="cuda or cpu; the GPU if there is one")
-    parser.add_argument("--search", choices=sorted(SEARCHES), default="random")
-    parser.add_argument("--trials", type=int, default=64, help="strategies to try (default 64)")
-    parser.add_argument("--budget", type=float, help="seconds for each layer")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--db", type=Path, help="folder for the records; the user's by default")
-    parser.add_argument("--json", action="store_true", help="one JSON object a layer on stdout")
-    options = parser.parse_args(arguments)
-
-    failed = 0
-    for text in options.shapes:
-
-        def show(trial: Trial, best: Trial) -> None:
-            if not options.json:
-                print(_line(trial, best), flush=True)
-
-        try:
-            outcome = tune(
-                text,
-                epilogue=options.epilogue,
-                target=options.target,
-                search=options.search,
-                trials=options.trials,
-                budget=options.budget,
-                seed=options.seed,
-                folder=options.db,
-                report=show,
-            )
-        except DwtirError as error:
-            print(f"{text}: {type(error).__name__}: {error}", file=sys.stderr)
-            failed += 1
-            continue
-        print(json.dumps(_summary(outcome)) if options.json else _closing(outcome), flush=True)
+    options = _parser().parse_args(arguments)
+    stop = threading.Event()
+    try:
+        if options.plot is not None:
+            require_matplotlib()
+        tasks = _tasks(options)
+        settings = Settings(
+            search=options.search,
+            trials=options.trials,
+            budget=options.budget,
+            patience=options.patience,
+            seed=options.seed,
+            resume=not options.force,
+        )
+        with (
+            _stopped_by_signals(stop),
+            _logged(options.log) as log,
+            open_display(json=options.json) as display,
+        ):
+            with _devices(options, display.note) as (target, fleet):
+                outcomes, failed = tune_all(
+                    tasks, target, fleet, settings, folder=options.db, display=display, stop=stop
+                )
+            extra = {"log": str(options.log)} if log.stream is not None else {}
+            if options.plot is not None and outcomes:
+                plot(outcomes, options.plot)
+                extra["plot"] = str(options.plot)
+            display.close(outcomes, extra)
+    except (DwtirError, OSError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    if stop.is_set():
+        return 130
     return 1 if failed else 0
 
 
-def _line(trial: Trial, best: Trial) -> str:
-    took = trial.error if trial.seconds is None else f"{trial.seconds * 1e6:10.2f} us"
-    least = (best.seconds or 0.0) * 1e6
-    return f"{trial.number:4} {took}  best {least:10.2f} us  {trial.strategy}"
-
-
-def _summary(outcome: Outcome) -> dict[str, object]:
-    record = outcome.record
-    return {
-        "shape": str(record.shape),
-        "device": record.device,
-        "strategy": str(record.strategy),
-        "median_us": record.median_secs * 1e6,
-        "manual_us": (record.manual_median_secs or 0.0) * 1e6,
-        "trials": len(outcome.trials),
-        "failed": sum(trial.seconds is None for trial in outcome.trials),
-        "seconds": outcome.seconds,
-        "path": str(outcome.path),
-        "written": outcome.written,
-    }
-
-
-def _closing(outcome: Outcome) -> str:
-    facts = _summary(outcome)
-    kept = "written" if outcome.written else "kept as it was, being at least as good"
-    return (
-        f"{facts['shape']}: {facts['median_us']:.2f} us, manual {facts['manual_us']:.2f} us, "
-        f"{facts['trials']} trials ({facts['failed']} failed) in {facts['seconds']:.1f} s\n"
-        f"{facts['strategy']}\n{facts['path']} {kept}"
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dwtir.tune",
+        description="Search for the fastest schedule of layers, and record it for "
+        "dwtir.build(..., schedule='tuned').",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    which = parser.add_argument_group("layers")
+    which.add_argument("shapes", nargs="*", metavar="SHAPE", help="such as 1x256x96x96_k3_psame")
+    which.add_argument("--suite", choices=("seeds", "all"), help="the articles' rows, or all")
+    which.add_argument("--network", action="append", default=[], metavar="NAME")
+    which.add_argument("--file", action="append", default=[], type=Path, metavar="LAYERS.JSON")
+    which.add_argument("--epilogue", help="fused steps, such as bias+relu")
+    for name, kind, allowed, default in (
+        ("batch", int, None, "1"),
+        ("dtype", str, tuple(DTYPES), "float32"),
+        ("layout", str.upper, LAYOUTS, "NCHW"),
+    ):
+        which.add_argument(
+            f"--{name}",
+            type=_list_of(kind, allowed),
+            default=default,
+            metavar="A,B",
+            help=f"of networks and the suite (default {default})",
+        )
+    how = parser.add_argument_group("search")
+    how.add_argument("--search", choices=SEARCHES, default="evolutionary")
+    how.add_argument("--trials", type=int, default=128, help="for each layer (default 128)")
+    how.add_argument("--budget", type=float, metavar="SECONDS", help="for each layer")
+    how.add_argument("--patience", type=int, metavar="TRIALS", help="without a better one")
+    how.add_argument("--seed", type=int, default=0)
+    how.add_argument(
+        "--resume", action="store_true", default=True, help="count earlier trials (the default)"
+    )
+    how.add_argument(
+        "--force", action="store_true", help="forget earlier trials and replace the record"
+    )
+    where = parser.add_argument_group("device")
+    where.add_argument("--target", help="cuda or cpu; the GPU if there is one")
+    where.add_argument("--gpus", metavar="0,1", help="spread candidates over these GPUs")
+    where.add_argument("--tracker", metavar="HOST:PORT", help="or over a TVM tracker's servers")
+    where.add_argument("--key", help="of the servers at the tracker")
+    where.add_argument(
+        "--allow-remote", action="store_true", help="let the tracker and servers be elsewhere"
+    )
+    out = parser.add_argument_group("output")
+    out.add_argument(
+        "--db", type=Path, help="folder for the records (default $DWTIR_TUNE_DB or the user's own)"
+    )
+    out.add_argument("--json", action="store_true", help="JSON lines on standard output")
+    out.add_argument("--plot", type=Path, metavar="PNG", help="best so far against trials")
+    out.add_argument(
+        "--log",
+        type=Path,
+        default=database.user_folder().parent / "tune.log",
+        help="where failures are written in full (default %(default)s)",
+    )
+    return parser
+
+
+def _list_of(
+    kind: Callable[[str], object], allowed: Sequence[object] | None
+) -> Callable[[str], list[object]]:
+    """Make a reader of lists such as ``1,32``."""
+
+    def read(text: str) -> list[object]:
+        values = [kind(part.strip()) for part in text.split(",")]
+        for value in values:
+            if allowed is not None and value not in allowed:
+                choices = ", ".join(map(str, allowed))
+                raise argparse.ArgumentTypeError(f"must be among {choices}, got {value}")
+        return values
+
+    return read
+
+
+def _tasks(options: argparse.Namespace) -> list[Task]:
+    """Collect the layers that the options name."""
+    forms = {"batches": options.batch, "dtypes": options.dtype, "layouts": options.layout}
+    found = layers.from_shapes(options.shapes, options.epilogue)
+    if options.suite:
+        found += layers.from_suite(options.suite, **forms)
+    for name in options.network:
+        found += layers.by_use(layers.from_network(name, **forms, epilogue=options.epilogue))
+    for path in options.file:
+        found += layers.from_file(path, options.epilogue)
+    if not found:
+        raise InvalidScheduleError(
+            "nothing to tune; name layers by SHAPE, --suite, --network or --file"
+        )
+    return list({str(task): task for task in found}.values())
+
+
+@contextlib.contextmanager
+def _devices(
+    options: argparse.Namespace, note: Callable[[str], object]
+) -> Iterator[tuple[Target, Fleet]]:
+    """Take the devices that the options name: this process's, some GPUs, or a tracker's."""
+    if (options.tracker is None) != (options.key is None):
+        raise InvalidTargetError("--tracker and --key go together, got one of them")
+    if options.gpus is not None and options.tracker is not None:
+        raise InvalidTargetError("--gpus starts a tracker of its own, got --tracker as well")
+    if options.gpus is not None:
+        with gpus_fleet(options.gpus.split(","), options.target, note) as found:
+            yield found
+        return
+    if options.tracker is not None:
+        address, remote = options.tracker, options.allow_remote
+        found = tracker_fleet(address, options.key, options.target, allow_remote=remote, note=note)
+    else:
+        target = present_target(options.target)
+        found = target, local_fleet(target, note)
+    try:
+        yield found
+    finally:
+        found[1].close()
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    """End the session in good order at the first Ctrl-C or SIGTERM, at once at the second."""
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Iterator[logging.FileHandler]:
+    """Append what is logged about tuning to a file, which is made when there is something."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, delay=True, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log = logging.getLogger("dwtir.tune")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield handler
+    finally:
+        log.removeHandler(handler)
+        handler.close()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which tiles to try next: at random, or all of the 2017 article's grid."""
+"""Which tiles to try next: evolved, at random, or all of the 2017 article's grid."""
 
 from __future__ import annotations
 
@@ -11,8 +11,17 @@ from ..errors import InvalidScheduleError
 from ..schedules import STRATEGIES, Ladder, SharedTile, Strategy
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
+from .outcome import Task
 
-__all__ = ["SEARCHES", "GridSearch", "RandomSearch", "Search"]
+__all__ = [
+    "SEARCHES",
+    "GridSearch",
+    "RandomSearch",
+    "Search",
+    "is_worth_a_trial",
+    "open_search",
+    "searched_strategies",
+]
 
 
 class Search(ABC):
@@ -20,32 +29,32 @@ class Search(ABC):
 
     Parameters
     ----------
-    shape, target
+    task, target
         What is tuned, and for which device.
     seed : int
         Makes the proposals repeatable.
     """
 
-    def __init__(self, shape: DepthwiseConv2dShape, target: Target, seed: int) -> None:
-        self.shape = shape
+    def __init__(self, task: Task, target: Target, seed: int) -> None:
+        self.shape = task.shape
         self.target = target
-        self._rng = random.Random(f"{shape} {target.name} {seed}")
+        self._rng = random.Random(f"{task} {target.name} {seed}")
         self._seen: set[Strategy] = set()
+
+    def tell(self, strategy: Strategy, seconds: float | None) -> None:
+        """Learn what a strategy took, or that it failed. It is not proposed again."""
+        self._seen.add(strategy)
 
     @abstractmethod
     def propose(self, count: int) -> list[Strategy]:
         """Return up to `count` strategies to measure; none when the space is exhausted."""
 
     def is_new(self, strategy: Strategy) -> bool:
-        """Tell whether a strategy is valid and was not seen before; from now on it was."""
+        """Tell whether a strategy is worth a trial and was not seen before; from now on it was."""
         if strategy in self._seen:
             return False
         self._seen.add(strategy)
-        try:
-            strategy.check_use(self.shape, self.target)
-        except InvalidScheduleError:
-            return False
-        return True
+        return is_worth_a_trial(strategy, self.shape, self.target)
 
 
 class RandomSearch(Search):
@@ -53,13 +62,12 @@ class RandomSearch(Search):
 
     _DRAWS_PER_PROPOSAL = 200  # most of a small space is seen or invalid after a while
 
-    def __init__(self, shape: DepthwiseConv2dShape, target: Target, seed: int) -> None:
-        super().__init__(shape, target, seed)
+    def __init__(self, task: Task, target: Target, seed: int) -> None:
+        super().__init__(task, target, seed)
+        shape = task.shape
         self._spaces = [
             (strategy, strategy.choose(shape, target).parameters, strategy.space(shape, target))
-            for strategy in STRATEGIES.values()
-            # The ladder of 2025 is there to be read: none of its steps reuses a value.
-            if strategy is not Ladder and strategy.claims(shape, target)
+            for strategy in searched_strategies(shape, target)
         ]
 
     def propose(self, count: int) -> list[Strategy]:
@@ -78,11 +86,11 @@ class RandomSearch(Search):
 class GridSearch(Search):
     """The 2017 article's search: every num_thread_y and num_thread_x for its tile."""
 
-    def __init__(self, shape: DepthwiseConv2dShape, target: Target, seed: int) -> None:
-        super().__init__(shape, target, seed)
-        if not SharedTile.claims(shape, target):
+    def __init__(self, task: Task, target: Target, seed: int) -> None:
+        super().__init__(task, target, seed)
+        if not SharedTile.claims(task.shape, target):
             raise InvalidScheduleError(
-                f"the grid search is the article's, for NCHW on a GPU, got {shape} on {target.name}"
+                f"the grid search is the article's, for NCHW on a GPU, got {task} on {target.name}"
             )
         self._tiles = self._all_tiles()
 
@@ -98,5 +106,46 @@ class GridSearch(Search):
         return list(itertools.islice(self._tiles, count))
 
 
-SEARCHES: dict[str, type[Search]] = {"random": RandomSearch, "grid": GridSearch}
+SEARCHES = ("evolutionary", "random", "grid")
 """The searches by name."""
+
+
+def open_search(name: str, task: Task, target: Target, seed: int) -> Search:
+    """Make a search by its name.
+
+    Raises
+    ------
+    InvalidScheduleError
+        If there is none of that name, or it is not for the layer.
+    ToolchainError
+        If the evolutionary search lacks XGBoost.
+    """
+    if name == "evolutionary":
+        from .evolutionary import EvolutionarySearch
+
+        return EvolutionarySearch(task, target, seed)
+    searches: dict[str, type[Search]] = {"random": RandomSearch, "grid": GridSearch}
+    if name not in searches:
+        raise InvalidScheduleError(f"search must be one of {', '.join(SEARCHES)}, got {name!r}")
+    return searches[name](task, target, seed)
+
+
+def is_worth_a_trial(strategy: Strategy, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    """Tell whether a strategy takes the shape, and is not known to be slow there."""
+    try:
+        strategy.check_use(shape, target)
+    except InvalidScheduleError:
+        return False
+    return strategy.is_promising(shape)
+
+
+def searched_strategies(shape: DepthwiseConv2dShape, target: Target) -> list[type[Strategy]]:
+    """Return the strategies whose parameters are searched.
+
+    The ladder of 2025 is there to be read: none of its steps reuses a value.
+    """
+    return [
+        strategy
+        for strategy in STRATEGIES.values()
+        if strategy is not Ladder and strategy.claims(shape, target)
+    ]

@@ -1,258 +1,275 @@
-"""Tuning one layer: propose, build, check, time, and write down what is best.
+"""Tuning one layer: propose, measure, and write down what is best.
 
-Trial 0 is the manual schedule, so that what is recorded is never slower. Kernels
-are built in threads, for NVRTC works without the GIL, and timed one at a time.
+The manual schedule is always measured, so that what is recorded is never slower.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from statistics import median
 
-import numpy as np
-
-from .. import cuda, database, schedules
-from ..build import compile_kernel
-from ..epilogue import Epilogue, EpilogueLike
-from ..errors import DwtirError, InvalidScheduleError, InvalidTargetError
-from ..kernel import Kernel
+from .. import database, schedules
+from ..errors import DeviceError, DwtirError, InvalidScheduleError
 from ..records import Record
-from ..reference import numpy_dtype
 from ..schedules import Strategy
-from ..shape import DepthwiseConv2dShape, ShapeLike
-from ..target import Target, TargetLike, resolve
-from .search import SEARCHES
+from ..target import Target
+from .devices import Job, Result
+from .display import Display
+from .fleet import Fleet
+from .journal import Journal
+from .outcome import Outcome, Task, Trial
+from .search import Search, open_search
 
-__all__ = ["Outcome", "Trial", "tune"]
+__all__ = ["Settings", "tune_task"]
 
-_BATCH = 16
+_log = logging.getLogger(__name__)
+
 _FINALISTS = 5
+_FINAL_ROUNDS = 3
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One strategy that was tried: its median time in seconds, or why it has none."""
-
-    number: int
-    strategy: Strategy
-    seconds: float | None
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a session found.
+class Settings:
+    """How to search.
 
     Parameters
     ----------
-    record : Record
-        The best strategy, with the manual one's time beside its own.
-    path : Path
-        Where the record lies.
-    written : bool
-        False if a record that was there already is at least as good.
-    trials : tuple of Trial
-        Everything that was tried, in order.
-    seconds : float
-        How long it took.
-    """
-
-    record: Record
-    path: Path
-    written: bool
-    trials: tuple[Trial, ...]
-    seconds: float
-
-
-def tune(
-    shape: ShapeLike,
-    *,
-    epilogue: EpilogueLike = None,
-    target: TargetLike = None,
-    search: str = "random",
-    trials: int = 64,
-    budget: float | None = None,
-    seed: int = 0,
-    folder: str | Path | None = None,
-    report: Callable[[Trial, Trial], object] = lambda trial, best: None,
-) -> Outcome:
-    """Search for the fastest strategy of one layer on the device that is here.
-
-    Parameters
-    ----------
-    shape, epilogue, target
-        As for `dwtir.build`; the target is CUDA or the CPU, and present.
-    search : {"random", "grid"}
-        See `dwtir.tune.search`.
-    trials : int
-        How many strategies to try, the manual one included.
-    budget : float, optional
-        Seconds after which no further batch is begun.
+    search : str
+        One of `dwtir.tune.search.SEARCHES`.
+    trials : int or None
+        Strategies to measure, those of earlier sessions included.
+    budget : float or None
+        Seconds for each layer, after which nothing new is begun.
+    patience : int or None
+        Trials without a better one, after which nothing new is begun.
     seed : int
         Makes the proposals repeatable.
-    folder : path, optional
-        Where to write the record; the user's own folder by default.
-    report : callable
-        Called after each trial with it and the best so far.
+    resume : bool
+        Whether to go on from what earlier sessions measured.
 
-    Returns
-    -------
-    Outcome
-        Its times are of data that stays in the caches, as `Kernel.time` measures.
+    Raises
+    ------
+    InvalidScheduleError
+        If a number is out of its range.
+    """
+
+    search: str = "evolutionary"
+    trials: int | None = 128
+    budget: float | None = None
+    patience: int | None = None
+    seed: int = 0
+    resume: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("trials", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidScheduleError(f"{name} must be at least 1, got {value}")
+        if self.budget is not None and not self.budget >= 0:
+            raise InvalidScheduleError(f"budget must be at least 0 seconds, got {self.budget}")
+
+
+def tune_task(
+    task: Task,
+    target: Target,
+    fleet: Fleet,
+    settings: Settings,
+    *,
+    folder: Path | None = None,
+    display: Display,
+    stop: threading.Event,
+    place: tuple[int, int] = (1, 1),
+) -> Outcome:
+    """Search for the fastest strategy of one layer.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        Where to write the record; by default the first of `database.folders`.
+    stop : threading.Event
+        Once set, the session ends and keeps what it has.
+    place : (int, int)
+        Which task this is, of how many; for the display.
 
     Raises
     ------
     DwtirError
-        If an argument is not valid, the device is not usable, or the manual
-        schedule itself fails.
+        If the manual schedule itself fails, or no device is left.
     """
     start = time.monotonic()
-    layer, steps, device = DepthwiseConv2dShape.of(shape), Epilogue.of(epilogue), resolve(target)
-    if device.kind == "opencl":
-        raise InvalidTargetError("tuning needs a device with a clock: CUDA or the CPU, got OpenCL")
-    if device.kind == "cuda":
-        cuda.load_runtime().require()
-    if search not in SEARCHES:
-        raise InvalidScheduleError(f"search must be one of {', '.join(SEARCHES)}, got {search!r}")
-    if trials < 1:
-        raise InvalidScheduleError(f"trials must be at least 1, got {trials}")
-
-    proposals = SEARCHES[search](layer, device, seed)
-    session = _Session(layer, steps, device, report)
-    manual = schedules.choose(layer, device)
-    proposals.is_new(manual)
-    session.run([manual])
-    while len(session.trials) < trials:
-        if budget is not None and time.monotonic() - start > budget:
-            break
-        batch = proposals.propose(min(_BATCH, trials - len(session.trials)))
-        if not batch:
-            break
-        session.run(batch)
-
-    strategy, times, manual_times = session.final()
-    record = Record.measured(
-        strategy,
-        layer,
-        device,
-        times,
-        epilogue=steps,
-        manual_median_secs=float(np.median(manual_times)),
-        trials=len(session.trials),
-        seed=seed,
-    )
-    home = Path(folder) if folder is not None else database.user_folder()
-    written = record.write(home)
-    return Outcome(
-        record, record.path_in(home), written, tuple(session.trials), time.monotonic() - start
-    )
+    session = _Session(task, target, settings, folder or next(database.folders()), display)
+    display.begin(task, *place, target, settings.trials, session.done)
+    if session.record is not None and session.is_done():
+        return session.outcome(session.record, False, time.monotonic() - start)
+    with fleet.working_on(task, target):
+        session.run(fleet, stop)
+        record = session.conclude(fleet, stop)
+    written = record.write(session.folder, force=not settings.resume)
+    kept = record if written else session.record or record
+    outcome = session.outcome(kept, written, time.monotonic() - start)
+    return replace(outcome, interrupted=stop.is_set())
 
 
 class _Session:
-    """Builds and measures; keeps the data, the manual kernel's output, and the best."""
+    """Trials of one task, those of earlier sessions included."""
 
     def __init__(
-        self,
-        shape: DepthwiseConv2dShape,
-        epilogue: Epilogue,
-        target: Target,
-        report: Callable[[Trial, Trial], object],
+        self, task: Task, target: Target, settings: Settings, folder: Path, display: Display
     ) -> None:
-        self.trials: list[Trial] = []
-        self._what = (shape, epilogue, target)
-        self._report = report
-        self._arguments = _integers(shape, epilogue, target)
-        self._expected: np.ndarray[Any, Any] | None = None
-        self._kernels: dict[Strategy, Kernel] = {}
+        self.folder = folder
+        self.record: Record | None = None
+        self._task, self._target, self._settings = task, target, settings
+        self._display = display
+        self._manual = schedules.choose(task.shape, target)
+        self._search: Search = open_search(settings.search, task, target, settings.seed)
+        self._journal = Journal(folder, task, target)
+        self._trials: list[Trial] = []
+        self._start = time.monotonic()
+        if settings.resume:
+            self._trials = self._journal.read()
+            found = database.find_record(task.shape, target, task.epilogue, within=[folder])
+            if found is not None and found[0].epilogue == task.epilogue:
+                self.record = found[0]
+        else:
+            self._journal.clear()
+        for trial in self._trials:
+            self._search.tell(trial.strategy, trial.seconds)
+        earlier = self.record.trials if self.record else 0
+        self.done = self._first = max(len(self._trials), earlier)
+        self._last_gain = self.done
 
-    def run(self, batch: Sequence[Strategy]) -> None:
-        """Build a batch in threads, then check and time its kernels one by one."""
-        with ThreadPoolExecutor() as threads:
-            for strategy, built in zip(batch, threads.map(self._build, batch), strict=True):
-                trial = self._try(strategy, built)
-                self.trials.append(trial)
-                self._report(trial, self._best()[0])
-        kept = {trial.strategy for trial in (self.trials[0], *self._best()[:_FINALISTS])}
-        self._kernels = {strategy: self._kernels[strategy] for strategy in kept}
+    def is_done(self) -> bool:
+        """Tell whether to begin nothing new."""
+        trials, budget, patience = (
+            self._settings.trials,
+            self._settings.budget,
+            self._settings.patience,
+        )
+        return (
+            (trials is not None and self.done >= trials)
+            or (budget is not None and time.monotonic() - self._start >= budget)
+            or (patience is not None and self.done - self._last_gain >= patience)
+        )
 
-    def _build(self, strategy: Strategy) -> Kernel | DwtirError:
-        try:
-            return compile_kernel(*self._what, strategy)
-        except DwtirError as error:
-            return error
+    def run(self, fleet: Fleet, stop: threading.Event) -> None:
+        """Keep the fleet busy until the session is done."""
+        self._submit(fleet, self._first_candidates())
+        exhausted = False
+        while not stop.is_set():
+            if self.is_done() and self._ranked():
+                return  # what is still on its way is dropped
+            if exhausted and not fleet.outstanding:
+                return
+            if not exhausted and fleet.outstanding < fleet.window:
+                wanted = self._wanted(fleet)
+                proposals = self._search.propose(wanted)
+                exhausted = wanted > 0 and not proposals
+                self._submit(fleet, proposals)
+            # What is ready is taken before anything new is proposed.
+            result = fleet.result(_POLL_SECONDS)
+            while result is not None:
+                self._take(result, fleet)
+                result = fleet.result(0.0)
 
-    def _try(self, strategy: Strategy, built: Kernel | DwtirError) -> Trial:
-        number = len(self.trials)
-        if isinstance(built, DwtirError):
-            if number == 0:
-                raise built
-            return Trial(number, strategy, None, f"{type(built).__name__}: {built}")
-        seconds = built.time(*self._arguments, repeats=5).median
+    def _first_candidates(self) -> list[Strategy]:
+        """Begin with the manual strategy, which is measured each time, and the recorded one."""
+        first = [self._manual]
+        if self.record is not None and self.record.strategy not in self._measured():
+            first.append(self.record.strategy)
+        for strategy in first:
+            self._search.is_new(strategy)  # not any more
+        return list(dict.fromkeys(first))
+
+    def _measured(self) -> dict[Strategy, Trial]:
+        return {trial.strategy: trial for trial in self._trials if trial.times}
+
+    def _wanted(self, fleet: Fleet) -> int:
+        trials = self._settings.trials
+        if trials is None:
+            return fleet.window
+        return max(0, min(fleet.window, trials - self.done - fleet.outstanding))
+
+    def _submit(self, fleet: Fleet, strategies: Iterable[Strategy]) -> None:
+        number = self.done + fleet.outstanding
+        fleet.submit([Job(number + i, strategy) for i, strategy in enumerate(strategies)])
+
+    def _take(self, result: Result, fleet: Fleet) -> None:
+        known = {trial.strategy: trial.number for trial in self._trials}
+        trial = Trial(
+            # The manual strategy is measured in each session, and is a trial in the first.
+            known.get(result.job.strategy, self.done),
+            result.job.strategy,
+            result.times,
+            result.cause,
+            result.error,
+            result.device,
+        )
+        if trial.cause:
+            _log.info("%s: %s: %s", self._task, trial.strategy, trial.error)
+        if trial.strategy == self._manual and trial.cause:
+            raise DwtirError(f"{self._task}: the manual schedule failed: {trial.error}")
+        before = self._best()
+        self._journal.append(trial)
+        self._trials = [t for t in self._trials if t.strategy != trial.strategy] + [trial]
+        self._search.tell(trial.strategy, trial.seconds)
+        self.done += trial.strategy not in known
         best = self._best()
-        if (not best or seconds < (best[0].seconds or 0.0)) and not self._is_right(built):
-            return Trial(number, strategy, None, "wrong result")
-        self._kernels[strategy] = built
-        return Trial(number, strategy, seconds)
+        if best is not before:
+            self._last_gain = self.done
+        fleet.limit = best.seconds if best else None
+        self._display.trial(trial, best, self._measured().get(self._manual))
 
-    def _is_right(self, kernel: Kernel) -> bool:
-        """Compare with the manual kernel: on small integers every sum is exact, in any order."""
-        out = _host(kernel(*self._arguments))
-        if self._expected is None:
-            self._expected = out
-        return np.array_equal(out, self._expected)
+    def _best(self) -> Trial | None:
+        ranked = self._ranked()
+        return ranked[0] if ranked else None
 
-    def _best(self) -> list[Trial]:
-        timed = [trial for trial in self.trials if trial.seconds is not None]
+    def _ranked(self) -> list[Trial]:
+        timed = [trial for trial in self._trials if trial.times]
         return sorted(timed, key=lambda trial: trial.seconds or 0.0)
 
-    def final(self) -> tuple[Strategy, list[float], list[float]]:
-        """Time the best five and the manual kernel again, in turns; return the winner."""
-        manual = self.trials[0].strategy
-        finalists = [trial.strategy for trial in self._best()[:_FINALISTS]]
-        times: dict[Strategy, list[float]] = {
-            strategy: []
-            for strategy in (*finalists, manual)
-            if self._is_right(self._kernels[strategy])
-        }
-        for _ in range(5):
-            for strategy, measured in times.items():
-                measured.append(self._kernels[strategy].time(*self._arguments, repeats=5).median)
-        winner = min(times, key=lambda strategy: float(np.median(times[strategy])))
-        return winner, times[winner], times[manual]
+    def conclude(self, fleet: Fleet, stop: threading.Event) -> Record:
+        """Measure the best five and the manual strategy again, in turns; take the best."""
+        ranked = self._ranked()
+        if not ranked:
+            raise DwtirError(f"{self._task}: stopped before anything was measured")
+        times = {trial.strategy: trial.times for trial in ranked}
+        if not stop.is_set():
+            finalists = [trial.strategy for trial in ranked[:_FINALISTS]]
+            finalists = list(dict.fromkeys([*finalists, self._manual]))
+            try:
+                again = zip(finalists, fleet.final(finalists, _FINAL_ROUNDS), strict=True)
+                times = {strategy: measured for strategy, measured in again if measured}
+            except DeviceError as error:
+                self._display.note(f"the best were not measured again: {error}")
+        winner = min(times, key=lambda strategy: median(times[strategy]))
+        manual = times.get(self._manual)
+        return Record.measured(
+            winner,
+            self._task.shape,
+            self._target,
+            times[winner],
+            epilogue=self._task.epilogue,
+            manual_median_secs=median(manual) if manual else None,
+            trials=self.done,
+            seed=self._settings.seed,
+            versions=fleet.versions,
+        )
 
-
-def _integers(shape: DepthwiseConv2dShape, epilogue: Epilogue, target: Target) -> list[Any]:
-    """Make small-integer tensors on the device, in the order of the kernel's parameters."""
-    import tvm
-
-    dtype = numpy_dtype(shape.dtype)
-    values = np.random.default_rng(0).integers(-2, 3, 1_000_003).astype(dtype)
-    extents = (shape.data_shape, shape.weight_shape, *epilogue.operands(shape).values())
-    arrays = [np.resize(values, extent) for extent in extents]
-    if target.kind == "cpu":
-        return arrays
-    return [_on_gpu(array, tvm.cuda(0)) for array in arrays]
-
-
-def _on_gpu(array: np.ndarray[Any, Any], device: Any) -> Any:
-    import tvm
-
-    if array.dtype.name != "bfloat16":
-        return tvm.runtime.tensor(array, device)
-    tensor = tvm.runtime.empty(array.shape, "bfloat16", device)
-    tensor._create_view(array.shape, "uint16").copyfrom(array.view(np.uint16))
-    return tensor
-
-
-def _host(out: Any) -> np.ndarray[Any, Any]:
-    """Bring an output to the host, bfloat16 as its bits."""
-    if isinstance(out, np.ndarray):
-        return out
-    if str(out.dtype) == "bfloat16":
-        out = out._create_view(out.shape, "uint16")
-    array: np.ndarray[Any, Any] = out.numpy()
-    return array
+    def outcome(self, record: Record, written: bool, seconds: float) -> Outcome:
+        """Say what came of it."""
+        return Outcome(
+            self._task,
+            self._settings.search,
+            record,
+            record.path_in(self.folder),
+            written,
+            tuple(sorted(self._trials, key=lambda trial: trial.number)),
+            self.done - self._first,
+            seconds,
+        )

@@ -1,0 +1,75 @@
+"""The float64 reference on a part of a large result: some images and channels, all of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from . import reference
+from .epilogue import Epilogue
+from .shape import DepthwiseConv2dShape
+
+__all__ = ["error_ratio"]
+
+_MAX_PRODUCTS = 30_000_000
+_Array = np.ndarray[Any, Any]
+
+
+def error_ratio(
+    shape: DepthwiseConv2dShape, epilogue: Epilogue, inputs: Sequence[_Array], out: _Array
+) -> float:
+    """Compare a result with the reference, on as much of it as takes about a second.
+
+    Images and channels do not depend on each other, so that a part is computed
+    exactly as in the whole. The first and the last are always in it.
+
+    Parameters
+    ----------
+    inputs : sequence of array
+        Data, weight and the epilogue's operands, of the shape's layout.
+    out : array
+        What a kernel made of them.
+
+    Returns
+    -------
+    float
+        The largest error, in units of what a kernel that sums in float32 may
+        have there; infinite where an output is not finite.
+    """
+    images, channels = _sample(shape)
+    part = replace(shape, batch=len(images), in_channels=len(channels))
+    nhwc = shape.layout == "NHWC"
+    multiplier = shape.channel_multiplier
+    outs = (channels[:, None] * multiplier + np.arange(multiplier)).reshape(-1)
+
+    def cut(array: _Array, indices: _Array) -> _Array:
+        return array[images].take(indices, axis=-1 if nhwc else 1)
+
+    data, weight, *operands = inputs
+    parts = {
+        name: cut(array, outs) if name == "residual" else array.reshape(-1)[outs]
+        for name, array in zip(epilogue.operands(shape), operands, strict=True)
+    }
+    about = (part, cut(data, channels), weight.take(channels, axis=2 if nhwc else 0), parts)
+    right = reference.depthwise_conv2d(*about, epilogue=epilogue)
+    bound = reference.error_bound(*about, epilogue=epilogue)
+    error = np.nan_to_num(np.abs(cut(out, outs).astype(np.float64) - right), nan=np.inf)
+    tiny = np.finfo(np.float64).tiny
+    return float((error / np.maximum(bound, tiny)).max())
+
+
+def _sample(shape: DepthwiseConv2dShape) -> tuple[_Array, _Array]:
+    """Choose images and channels, the first and last among them, for the reference."""
+    per_channel = prod(shape.out_shape[1:]) // shape.in_channels * prod(shape.kernel)
+    pairs = max(1, _MAX_PRODUCTS // max(per_channel, 1))
+    count = min(shape.in_channels, pairs)
+    images = min(shape.batch, max(1, pairs // count), 4)
+    return _spread(shape.batch, images), _spread(shape.in_channels, count)
+
+
+def _spread(extent: int, count: int) -> _Array:
+    return np.unique(np.linspace(0, extent - 1, count).round().astype(np.int64))

@@ -1,0 +1,89 @@
+"""The layers that the project is measured on: the articles' rows, and networks' layers.
+
+The data is ``data/suite.json``: layers of published networks, read off their public
+model code at inference resolution, and the rows of both articles with the times that
+their authors published.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from .errors import InvalidShapeError
+from .shape import DepthwiseConv2dShape
+
+__all__ = ["BATCHES", "DTYPES", "Layer", "network", "networks", "seed_rows"]
+
+BATCHES = (1, 8, 32, 128)
+"""Batch sizes that each layer of a network is measured with."""
+
+DTYPES = ("float32", "float16", "bfloat16")
+"""Types that each layer of a network is measured with, in both layouts."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One distinct layer of a network, and how often the network runs it."""
+
+    shape: DepthwiseConv2dShape
+    count: int = 1
+
+
+@lru_cache(maxsize=1)
+def _data() -> dict[str, Any]:
+    text = (files("dwtir") / "data" / "suite.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def networks() -> tuple[str, ...]:
+    """Name the networks of the suite, such as ``torchvision/mobilenet_v2``."""
+    return tuple(_data()["networks"])
+
+
+def network(
+    name: str, *, batch: int = 1, dtype: str = "float32", layout: str = "NCHW"
+) -> tuple[Layer, ...]:
+    """Return the distinct depthwise layers of one network.
+
+    Parameters
+    ----------
+    name : str
+        One of `networks`, with or without the library in front.
+
+    Raises
+    ------
+    InvalidShapeError
+        If the suite has no such network, or two of that name.
+    """
+    found = [full for full in networks() if name in (full, full.rpartition("/")[2])]
+    if len(found) != 1:
+        raise InvalidShapeError(
+            f"the suite has {'no' if not found else 'more than one'} network {name!r}; "
+            f"allowed are {', '.join(networks())}"
+        )
+    common = {"batch": batch, "dtype": dtype, "layout": layout}
+    return tuple(
+        Layer(_shape(row | common), row["layers"]) for row in _data()["networks"][found[0]]
+    )
+
+
+def seed_rows() -> tuple[tuple[DepthwiseConv2dShape, dict[str, float], str], ...]:
+    """Return the articles' rows: the layer, its published times in microseconds, the source."""
+    return tuple((_shape(row), row["published_us"], row["source"]) for row in _data()["seed_rows"])
+
+
+def _shape(row: Mapping[str, Any]) -> DepthwiseConv2dShape:
+    names = ("published_us", "source", "layers")
+    return DepthwiseConv2dShape.of(
+        {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in row.items()
+            if key not in names
+        }
+    )

@@ -1,0 +1,37 @@
+"""How many threads TVM's pool has on the CPU."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+__all__ = ["physical_cores", "use_all_cores"]
+
+_SETTINGS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+@cache
+def use_all_cores() -> None:
+    """Let TVM use each physical core that this process may run on.
+
+    By itself TVM takes half of the logical CPUs, which is one of two on a machine
+    whose CPUs are cores, and looks at no affinity. What the user has set stays.
+    It takes effect if nothing has run on TVM's pool yet, for that is when TVM looks.
+    """
+    if not any(name in os.environ for name in _SETTINGS):
+        os.environ["TVM_NUM_THREADS"] = str(physical_cores())
+
+
+def physical_cores() -> int:
+    """Count the physical cores that this process may run on; CPUs, where Linux does not say."""
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            cores.add(
+                tuple((topology / name).read_text() for name in ("physical_package_id", "core_id"))
+            )
+        except OSError:
+            cores.add((str(cpu), ""))
+    return len(cores)

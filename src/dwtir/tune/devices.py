@@ -1,0 +1,326 @@
+"""Devices that measure candidates: how a worker is reached, watched, and replaced.
+
+A `Channel` reaches one worker process. A `Device` starts channels, hands them
+candidates and survives their deaths: a candidate that was being measured when a
+worker died twice is given up, all others go to the next worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import DeviceError, DwtirError
+from ..schedules import Strategy
+from ..target import Target
+from .outcome import Task
+from .wire import strategy_to_json
+
+__all__ = ["Channel", "Device", "DeviceLostError", "Job", "JobQueue", "PipeChannel", "Result"]
+
+_TASK_SECONDS = 300.0
+_CANDIDATE_SECONDS = 120.0
+_MAX_ATTEMPTS = 2
+_MAX_DEATHS = 4
+
+
+class DeviceLostError(DeviceError):
+    """A device's workers die one after the other, or none can be started."""
+
+
+class _StickyError(DeviceError):
+    """A candidate left the worker unable to use its device."""
+
+
+@dataclass
+class Job:
+    """A candidate on its way: trial `number`, and how many workers died over it."""
+
+    number: int
+    strategy: Strategy
+    attempts: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a worker said of a candidate: its times, or why it has none."""
+
+    job: Job
+    times: tuple[float, ...] = ()
+    cause: str = ""
+    error: str = ""
+    device: str = ""
+
+
+class JobQueue(ABC):
+    """Candidates that wait for a device."""
+
+    @abstractmethod
+    def take(self) -> Job | None:
+        """Return the next candidate, or None while there is none."""
+
+    @abstractmethod
+    def give_back(self, jobs: Iterable[Job]) -> None:
+        """Put candidates that were taken first in the queue again."""
+
+
+class Channel(ABC):
+    """A way to one worker."""
+
+    @abstractmethod
+    def call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Send a message and wait for the answer.
+
+        Raises
+        ------
+        DeviceError
+            If the worker is dead, or says nothing in time.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the worker."""
+
+
+class PipeChannel(Channel):
+    """A worker process of this machine.
+
+    Parameters
+    ----------
+    environment : mapping of str to str
+        Variables that the worker has besides our own, such as ``CUDA_VISIBLE_DEVICES``.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        # A session of its own: Ctrl-C is for us, who then end the worker in good order.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dwtir.tune.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        self._buffer = b""
+
+    def call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise DeviceError(f"the worker is gone: {self._last_words()}") from error
+        answer: dict[str, Any] = json.loads(self._line(time.monotonic() + seconds, seconds))
+        return answer
+
+    def _line(self, deadline: float, seconds: float) -> bytes:
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise DeviceError(f"the worker said nothing for {seconds:.0f} s")
+            data = os.read(pipe, 1 << 16)
+            if not data:
+                raise DeviceError(f"the worker died: {self._last_words()}")
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _last_words(self) -> str:
+        try:
+            code = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            return "it closed its pipes"
+        return f"signal {-code}" if code < 0 else f"exit status {code}"
+
+    def close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what it did not read is of no use now
+                    pipe.close()
+        self._process.kill()
+        self._process.wait()
+
+
+class Device:
+    """Measures candidates of one task after the other, by one worker at a time.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``gpu 0``.
+    connect : callable
+        Makes a channel to a fresh worker.
+    threads : int
+        Builder threads of the worker.
+    note : callable
+        Told of each worker that died.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], Channel],
+        threads: int,
+        note: Callable[[str], object] = lambda text: None,
+    ) -> None:
+        self.name = name
+        self.versions: dict[str, str] = {}
+        self._connect = connect
+        self._threads = threads
+        self._note = note
+        self._channel: Channel | None = None
+        self._task: tuple[Task, Target] | None = None
+        self._deaths = 0
+
+    def take_up(self, task: Task, target: Target) -> None:
+        """Let the worker prepare for a layer.
+
+        Raises
+        ------
+        DeviceLostError
+            If no worker can be started.
+        DwtirError
+            If the layer's manual kernel fails.
+        """
+        self._task = (task, target)
+        if self._channel is None:
+            self._restart()
+        else:
+            try:
+                self._send_task()
+            except DeviceError as error:
+                self._died(error)
+                self._restart()
+
+    def _restart(self) -> None:
+        while True:
+            try:
+                self._channel = self._connect()
+                self._send_task()
+                return
+            except DeviceError as error:
+                self._died(error)
+
+    def _send_task(self) -> None:
+        assert self._task is not None
+        task, target = self._task
+        message = {
+            "op": "task",
+            "shape": str(task.shape),
+            "epilogue": list(task.epilogue.steps),
+            "target": asdict(target),
+            "threads": self._threads,
+        }
+        answer = self._call(message, _TASK_SECONDS)
+        if answer.get("cause"):
+            raise DwtirError(f"{task} on {self.name}: {answer['error']}")
+        self.versions = answer["versions"]
+
+    def _call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        if self._channel is None:
+            raise DeviceError("no worker")
+        answer = self._channel.call(message, seconds)
+        if answer.get("fatal"):
+            raise _StickyError(answer["error"])
+        return answer
+
+    def _died(self, error: DeviceError) -> None:
+        """Put the worker away; give up when several died with nothing measured between."""
+        self.close()
+        self._deaths += 1
+        self._note(f"{self.name}: {error}")
+        if self._deaths >= _MAX_DEATHS:
+            raise DeviceLostError(
+                f"{self.name}: {self._deaths} workers failed in a row; the last: {error}"
+            ) from error
+
+    def measure(
+        self, queue: JobQueue, limit: Callable[[], float | None], stop: Callable[[], bool]
+    ) -> Iterator[Result]:
+        """Measure candidates, in order, while the next ones are being built.
+
+        Parameters
+        ----------
+        queue : JobQueue
+            Where candidates come from, and go back to if the worker dies.
+        limit : callable
+            Returns the best time so far, in seconds.
+        stop : callable
+            Tells whether to leave the rest.
+
+        Raises
+        ------
+        DeviceLostError
+            If the workers fail one after the other.
+        """
+        waiting: deque[Job] = deque()
+        while not stop():
+            new: list[Job] = []
+            while len(waiting) + len(new) <= self._threads and (job := queue.take()):
+                new.append(job)
+            waiting.extend(new)
+            if not waiting:
+                return
+            try:
+                self._submit(new)
+                answer = self._call({"op": "next", "limit": limit()}, _CANDIDATE_SECONDS)
+            except DeviceError as error:
+                job = waiting[0]
+                job.attempts = (
+                    _MAX_ATTEMPTS if isinstance(error, _StickyError) else job.attempts + 1
+                )
+                if job.attempts >= _MAX_ATTEMPTS:
+                    waiting.popleft()
+                    yield Result(job, cause="device error", error=str(error), device=self.name)
+                queue.give_back(waiting)
+                waiting.clear()
+                self._died(error)
+                if not stop():
+                    self._restart()
+                continue
+            self._deaths = 0
+            cause, text = answer.get("cause", ""), answer.get("error", "")
+            yield Result(waiting.popleft(), tuple(answer.get("times", ())), cause, text, self.name)
+        if waiting:
+            with contextlib.suppress(DeviceError):  # then the next task gets a fresh worker
+                self._call({"op": "drop"}, _CANDIDATE_SECONDS)
+
+    def _submit(self, jobs: Sequence[Job]) -> None:
+        if jobs:
+            message = {"op": "submit", "jobs": [strategy_to_json(job.strategy) for job in jobs]}
+            self._call(message, _CANDIDATE_SECONDS)
+
+    def final(self, strategies: Sequence[Strategy], rounds: int) -> list[tuple[float, ...]]:
+        """Check some strategies and measure them again, in turns; a wrong one has no times.
+
+        Raises
+        ------
+        DeviceError
+            If the worker fails.
+        """
+        message = {
+            "op": "final",
+            "strategies": [strategy_to_json(strategy) for strategy in strategies],
+            "rounds": rounds,
+        }
+        answer = self._call(message, _TASK_SECONDS)
+        if answer.get("cause"):
+            raise DeviceError(answer["error"])
+        return [tuple(result["times"]) for result in answer["results"]]
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None

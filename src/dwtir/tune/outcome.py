@@ -1,0 +1,120 @@
+"""What a tuning session reports: its tasks, each trial, and what came of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..epilogue import Epilogue
+from ..records import Record
+from ..schedules import Strategy
+from ..shape import DepthwiseConv2dShape
+from ..target import Target
+
+__all__ = ["Outcome", "Task", "Trial", "floor_seconds"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One layer to tune, and how often its network runs it."""
+
+    shape: DepthwiseConv2dShape
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.shape}{'+' if self.epilogue.steps else ''}{'+'.join(self.epilogue.steps)}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One strategy that was tried.
+
+    Parameters
+    ----------
+    number : int
+        Counts from 0, the manual schedule, over all sessions of the task.
+    strategy : Strategy
+        What was tried.
+    times : tuple of float
+        Seconds of each measurement; empty if it failed.
+    cause : str
+        Why it failed, in a few words that are the same for failures of a kind; else empty.
+    error : str
+        The full text of the failure.
+    device : str
+        Which worker measured it, such as ``gpu 0``.
+    """
+
+    number: int
+    strategy: Strategy
+    times: tuple[float, ...] = ()
+    cause: str = ""
+    error: str = ""
+    device: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        """Median time; None if the trial failed."""
+        if not self.times:
+            return None
+        ordered = sorted(self.times)
+        middle = len(ordered) // 2
+        return (ordered[middle] + ordered[~middle]) / 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a session found for one task.
+
+    Parameters
+    ----------
+    task : Task
+        What was tuned.
+    search : str
+        How.
+    record : Record
+        The best strategy, with the manual one's time beside its own.
+    path : Path
+        Where the record lies.
+    written : bool
+        False if a record that was there already is at least as good.
+    trials : tuple of Trial
+        Everything that was tried, in order, those of earlier sessions first.
+    new_trials : int
+        How many of them are of this session.
+    seconds : float
+        How long this session took.
+    interrupted : bool
+        Whether it was told to stop before it was done.
+    """
+
+    task: Task
+    search: str
+    record: Record
+    path: Path
+    written: bool
+    trials: tuple[Trial, ...]
+    new_trials: int
+    seconds: float
+    interrupted: bool = False
+
+    @property
+    def failures(self) -> Counter[str]:
+        """How many trials failed, by cause."""
+        return Counter(trial.cause for trial in self.trials if trial.cause)
+
+
+def floor_seconds(
+    shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue | None = None
+) -> float | None:
+    """Return the least time the device could take, or None where its rates are not known.
+
+    The greater of the least bytes at the bandwidth of its memory, and the
+    operations at its float32 rate.
+    """
+    if target.bandwidth is None or target.fp32_rate is None:
+        return None
+    moved = shape.least_bytes + (epilogue or Epilogue()).least_bytes(shape)
+    return max(moved / target.bandwidth, shape.flop / target.fp32_rate)

@@ -1,0 +1,231 @@
+"""Devices behind TVM's RPC: servers of a tracker, and a server for each GPU that is here.
+
+Every wait has a deadline: calls run in threads that are left behind with a
+server that does not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import socket
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import DeviceError, DwtirError, InvalidTargetError
+from ..target import Target, TargetLike, resolve
+from .devices import Channel, Device
+from .fleet import Fleet
+from .local_servers import local_servers
+from .rpc import Lane, RpcChannel
+from .run import WINDOW, builder_threads
+from .server import CALL, WARNING, parse_address, require_loopback
+from .stock import StockChannel
+
+__all__ = ["gpus_fleet", "parse_address", "tracker_fleet"]
+
+
+@dataclass(frozen=True)
+class _Tracker:
+    """A tracker and how its servers are used.
+
+    The target is what a server of TVM's own is taken to have; `wait` seconds
+    may pass until a server is free, `longest` until it answers.
+    """
+
+    address: tuple[str, int]
+    allow_remote: bool
+    target: TargetLike
+    wait: float
+    longest: float
+
+    def ask(self, *message: Any) -> Any:
+        """Send a message of TVM's protocol and wait for the answer."""
+        from tvm.rpc import base
+
+        where = f"the tracker at {self.address[0]}:{self.address[1]}"
+        try:
+            with socket.create_connection(self.address, timeout=self.wait) as connection:
+                connection.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
+                (magic,) = struct.unpack("<i", base.recvall(connection, 4))
+                if magic != base.RPC_TRACKER_MAGIC:
+                    raise DeviceError(f"{where} is something else")
+                base.sendjson(connection, message)
+                return base.recvjson(connection)[1]
+        except TimeoutError:
+            missing = f"no free server of key {message[1]!r}" if message[1:] else "no answer"
+            raise DeviceError(f"{where}: {missing} in {self.wait:g} s") from None
+        except (OSError, ValueError) as error:
+            raise DeviceError(f"{where}: {error}") from error
+
+    def keys(self) -> list[str]:
+        """List the keys of the servers that are there, busy ones included."""
+        from tvm.rpc.base import TrackerCode
+
+        servers = self.ask(TrackerCode.SUMMARY)["server_info"]
+        return sorted(str(server["key"]).removeprefix("server:") for server in servers)
+
+    def connect(self, key: str) -> RpcChannel:
+        """Open a session with the next server of a key that is free."""
+        from tvm.rpc.base import TrackerCode
+
+        host, port, matchkey = self.ask(TrackerCode.REQUEST, key, "", 1)
+        require_loopback("a server's address", host, self.allow_remote)
+        lane = Lane()
+        held: list[Any] = []
+        try:
+            held = lane.do(lambda: _open_session(host, port, matchkey), self.wait)
+            if held[1] is None:
+                return StockChannel(lane, held, self.longest, self.target)
+            return RpcChannel(lane, held, self.longest)
+        except DwtirError:
+            lane.end(held)
+            raise
+
+
+def _open_session(host: str, port: int, matchkey: str) -> list[Any]:
+    from tvm import rpc
+
+    session = rpc.connect(host, port, matchkey)
+    try:
+        return [session, session.get_function(CALL)]
+    except AttributeError:  # it is TVM's own server
+        return [session, None]
+
+
+def tracker_fleet(
+    address: str,
+    key: str,
+    target: TargetLike = None,
+    *,
+    allow_remote: bool = False,
+    note: Callable[[str], object] = lambda text: None,
+    wait: float = 20.0,
+    longest: float = math.inf,
+) -> tuple[Target, Fleet]:
+    """Make a fleet of all servers that a tracker has for a key.
+
+    Parameters
+    ----------
+    address : str
+        The tracker's ``HOST:PORT``.
+    key : str
+        What the servers were started with.
+    target : str, Target or None
+        Which device they should have; by default what the first one has. TVM's
+        own servers, which cannot say what they have, need it.
+    allow_remote : bool
+        Whether tracker and servers may be on other machines.
+    note : callable
+        Told of sessions that died, and of what it means to allow remote ones.
+    wait : float
+        Seconds to wait for a tracker, or for a free server.
+    longest : float
+        Seconds that a server may take at most for one answer, besides the limits of `Device`.
+
+    Returns
+    -------
+    (Target, Fleet)
+        The device of the servers, and a fleet with a session for each.
+
+    Raises
+    ------
+    InvalidTargetError
+        If the address is not valid or not allowed, or the device is not the one asked for.
+    ToolchainError
+        If a server is TVM's own, and kernels for it cannot be built here.
+    DeviceError
+        If there is no such tracker, or no server of this key.
+    """
+    where = parse_address(address, allow_remote)
+    if allow_remote:
+        note(f"warning: {WARNING}")
+    tracker = _Tracker(where, allow_remote, target, wait, longest)
+    keys = tracker.keys()
+    if key not in keys:
+        known = ", ".join(sorted(set(keys))) or "none"
+        raise DeviceError(f"the tracker at {address} has no server of key {key!r}; it has {known}")
+    places = [(f"{key} {number}", key) for number in range(keys.count(key))]
+    return _fleet(tracker, places, target, note)
+
+
+@contextlib.contextmanager
+def gpus_fleet(
+    gpus: Sequence[str],
+    target: TargetLike = None,
+    note: Callable[[str], object] = lambda text: None,
+    *,
+    kind: str = "cuda",
+    wait: float = 20.0,
+    longest: float = math.inf,
+) -> Iterator[tuple[Target, Fleet]]:
+    """Start a tracker and a server for each GPU of this machine, and end them with the context.
+
+    Parameters
+    ----------
+    gpus : sequence of str
+        GPUs as ``CUDA_VISIBLE_DEVICES`` has them.
+    target, note, wait, longest
+        As for `tracker_fleet`.
+    kind : {"cuda", "cpu"}
+        With ``"cpu"`` each server has the CPU, and `gpus` are just names.
+
+    Raises
+    ------
+    InvalidTargetError
+        If a GPU is named twice or none is.
+    DeviceError
+        If a server does not start; with the last lines it wrote.
+    """
+    if not gpus or len(set(gpus)) < len(gpus) or not all(gpus):
+        raise InvalidTargetError(f"GPUs are named once each, such as 0,1, got {','.join(gpus)!r}")
+    with local_servers(gpus, kind) as (address, keys):
+        tracker = _Tracker(address, False, target or kind, wait, longest)
+        places = [("gpu " * (kind == "cuda") + gpu, key) for gpu, key in keys.items()]
+        device, fleet = _fleet(tracker, places, target or kind, note)
+        try:
+            yield device, fleet
+        finally:
+            fleet.close()
+
+
+def _fleet(
+    tracker: _Tracker,
+    places: Sequence[tuple[str, str]],
+    target: TargetLike,
+    note: Callable[[str], object],
+) -> tuple[Target, Fleet]:
+    """Make a device for each name and key, after the first was asked what it is."""
+    channel = tracker.connect(places[0][1])
+    try:
+        device = (
+            channel.target
+            if isinstance(channel, StockChannel)
+            else _target_there(channel, target, tracker.wait)
+        )
+    finally:
+        channel.close()
+    if device.kind == "opencl":
+        raise InvalidTargetError("tuning needs a device with a clock: CUDA or the CPU, got OpenCL")
+    settled = replace(tracker, target=device)
+    threads = builder_threads(len(places))
+    devices = [
+        Device(name, functools.partial(settled.connect, key), threads, note) for name, key in places
+    ]
+    return device, Fleet(devices, window=WINDOW * len(devices))
+
+
+def _target_there(channel: Channel, target: TargetLike, seconds: float) -> Target:
+    """Ask a server for its device, which has to be the one that is meant."""
+    wanted = None if target in (None, "cpu", "cuda") else resolve(target)
+    kind = target if wanted is None else wanted.kind
+    answer = channel.call({"op": "device", "kind": kind}, seconds)
+    if answer.get("cause"):
+        raise DeviceError(f"the server has no such device: {answer['error']}")
+    found = Target(**answer["target"] | {"features": tuple(answer["target"]["features"])})
+    if wanted is not None and wanted.name != found.name:
+        raise InvalidTargetError(f"tuning needs {wanted.name}, and the server has {found.name}")
+    return found

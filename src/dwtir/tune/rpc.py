@@ -1,0 +1,76 @@
+"""Sessions of TVM's RPC as channels to a worker; no call waits longer than it may."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import DeviceError
+from .devices import Channel
+
+__all__ = ["Lane", "RpcChannel"]
+
+
+class Lane:
+    """A thread for calls that may never return."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None]
+        self._calls = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="rpc", daemon=True).start()
+
+    def _run(self) -> None:
+        # What a call made or raised is freed here too: to free it may mean to wait for the server.
+        while (item := self._calls.get()) is not None:
+            work, answer = item
+            try:
+                answer.put((work(), ""))
+            except Exception as error:
+                answer.put((None, f"{type(error).__name__}: {' '.join(str(error).split())}"))
+            del item, work, answer
+
+    def do(self, work: Callable[[], Any], seconds: float) -> Any:
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._calls.put((work, answer))
+        try:
+            value, error = answer.get(timeout=seconds)
+        except queue.Empty:
+            raise DeviceError(f"the server said nothing for {seconds:g} s") from None
+        if error:
+            raise DeviceError(error)
+        return value
+
+    def end(self, held: list[Any]) -> None:
+        self._calls.put((held.clear, queue.SimpleQueue()))
+        self._calls.put(None)
+
+
+class RpcChannel(Channel):
+    """A session with a `dwtir.tune.server`.
+
+    Parameters
+    ----------
+    lane : thread
+        Where the calls run.
+    held : list
+        The session and its function that answers, freed by the lane.
+    longest : float
+        Seconds that an answer may take at most, whatever the caller allows.
+    """
+
+    def __init__(self, lane: Lane, held: list[Any], longest: float) -> None:
+        self._lane, self._held, self._longest = lane, held, longest
+
+    def call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        allowed = min(seconds, self._longest)
+        answer: dict[str, Any] = self._lane.do(lambda: self._answer(message, allowed), allowed)
+        return answer
+
+    def _answer(self, message: Mapping[str, Any], seconds: float) -> Any:
+        return json.loads(self._held[1](json.dumps({**message, "seconds": seconds})))
+
+    def close(self) -> None:
+        self._lane.end(self._held)

@@ -1,0 +1,176 @@
+"""Tuning layers on the devices that are there: local workers, sessions, one after the other."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from .. import cuda
+from ..epilogue import Epilogue, EpilogueLike
+from ..errors import DwtirError, InvalidTargetError
+from ..shape import DepthwiseConv2dShape, ShapeLike
+from ..target import Target, TargetLike, resolve
+from .devices import Device, PipeChannel
+from .display import Display
+from .fleet import Fleet
+from .outcome import Outcome, Task, Trial
+from .session import Settings, tune_task
+
+__all__ = ["WINDOW", "builder_threads", "local_fleet", "present_target", "tune", "tune_all"]
+
+WINDOW = 16
+"""Candidates under way for each device: what is proposed later is proposed knowing more."""
+
+
+def tune(
+    shape: ShapeLike,
+    *,
+    epilogue: EpilogueLike = None,
+    target: TargetLike = None,
+    settings: Settings | None = None,
+    folder: str | Path | None = None,
+    display: Display | None = None,
+) -> Outcome:
+    """Search for the fastest strategy of one layer on the device that is here.
+
+    Parameters
+    ----------
+    shape, epilogue, target
+        As for `dwtir.build`; the target is CUDA or the CPU, and present.
+    settings : Settings, optional
+        How to search, and for how long.
+    folder : path, optional
+        Where to write the record; by default the first of `database.folders`.
+    display : Display, optional
+        What is told of each trial; nothing by default.
+
+    Returns
+    -------
+    Outcome
+        Times on a GPU are cold, as `dwtir.timing` says; on the CPU the data
+        stays in its caches.
+
+    Raises
+    ------
+    DwtirError
+        If an argument is not valid, the device is not usable, or the manual
+        schedule itself fails.
+    """
+    task = Task(DepthwiseConv2dShape.of(shape), Epilogue.of(epilogue))
+    device = present_target(target)
+    shown = display or _Silent()
+    fleet = local_fleet(device, shown.note)
+    home = None if folder is None else Path(folder)
+    stop = threading.Event()
+    try:
+        return tune_task(
+            task,
+            device,
+            fleet,
+            settings or Settings(),
+            folder=home,
+            display=shown,
+            stop=stop,
+        )
+    finally:
+        fleet.close()
+
+
+class _Silent(Display):
+    """Shows nothing: what there is to say is in the outcome."""
+
+    def end(self, outcome: Outcome) -> None:
+        pass
+
+    def fail(self, task: Task, error: Exception) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def close(self, outcomes: Sequence[Outcome], extra: Mapping[str, str]) -> None:
+        pass
+
+    def _begun(self, running: object) -> None:
+        pass
+
+    def _tried(self, running: object, trial: Trial, *, improved: bool) -> None:
+        pass
+
+
+def tune_all(
+    tasks: Sequence[Task],
+    target: Target,
+    fleet: Fleet,
+    settings: Settings,
+    *,
+    folder: Path | None,
+    display: Display,
+    stop: threading.Event,
+) -> tuple[list[Outcome], int]:
+    """Tune layers one after the other; one that cannot be tuned does not end the others.
+
+    Returns
+    -------
+    (list of Outcome, int)
+        What was found, and how many layers failed.
+    """
+    outcomes: list[Outcome] = []
+    failed = 0
+    for index, task in enumerate(tasks, 1):
+        if stop.is_set():
+            break
+        try:
+            outcome = tune_task(
+                task,
+                target,
+                fleet,
+                settings,
+                folder=folder,
+                display=display,
+                stop=stop,
+                place=(index, len(tasks)),
+            )
+        except DwtirError as error:
+            failed += 1
+            display.fail(task, error)
+            if not fleet.devices:
+                break
+            continue
+        outcomes.append(outcome)
+        display.end(outcome)
+    return outcomes, failed
+
+
+def present_target(target: TargetLike) -> Target:
+    """Resolve a target, which has to be in this machine and to have a clock.
+
+    Raises
+    ------
+    InvalidTargetError, ToolchainError
+        If it is not.
+    """
+    device = resolve(target)
+    if device.kind == "opencl":
+        raise InvalidTargetError("tuning needs a device with a clock: CUDA or the CPU, got OpenCL")
+    if device.kind == "cuda":
+        cuda.load_runtime().require()
+    present = resolve(device.kind)
+    if present.name != device.name:
+        raise InvalidTargetError(f"tuning needs {device.name}, and {present.name} is here")
+    return device
+
+
+def local_fleet(target: Target, note: Callable[[str], object]) -> Fleet:
+    """Make a fleet of one: a worker process on this machine's device."""
+    threads = builder_threads(1)
+    name = "gpu 0" if target.kind == "cuda" else "cpu"
+    device = Device(name, lambda: PipeChannel({}), threads, note)
+    return Fleet([device], window=WINDOW)
+
+
+def builder_threads(devices: int) -> int:
+    """Share this machine's CPUs among the workers of some devices."""
+    return max(1, len(os.sched_getaffinity(0)) // devices)

@@ -1,0 +1,158 @@
+"""Devices behind TVM's own RPC servers: candidates are built here and sent there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import cuda
+from ..errors import DeviceError, DwtirError, InvalidTargetError, ToolchainError
+from ..kernel import Kernel
+from ..reference import numpy_dtype
+from ..target import Target, TargetLike, resolve
+from .outcome import Task
+from .rpc import Lane, RpcChannel
+from .testbed import Testbed
+from .worker import Worker
+
+__all__ = ["RemoteTestbed", "StockChannel"]
+
+_FLUSHED_BYTES = 192 * 2**20
+_BITS = {2: "uint16", 4: "uint32"}
+_OWN_SERVER = "run `python -m dwtir.tune.server` on the device's machine instead"
+
+
+class StockChannel(RpcChannel):
+    """A session with TVM's own RPC server: candidates are built here and sent there.
+
+    Raises
+    ------
+    InvalidTargetError
+        If there is no target: such a server cannot say what device it has.
+    ToolchainError
+        If the target is a GPU for which no machine code can be made here.
+    """
+
+    def __init__(self, lane: Lane, held: list[Any], longest: float, target: TargetLike) -> None:
+        self.target = _target_built_here(target)
+        super().__init__(lane, held, longest)
+        held[1] = Worker(functools.partial(RemoteTestbed, session=held[0]))
+
+    def _answer(self, message: Mapping[str, Any], seconds: float) -> Any:
+        answer = self._held[1].handle(message)
+        if answer.get("fatal"):
+            raise DeviceError(answer["error"])
+        return answer
+
+
+def _target_built_here(target: TargetLike) -> Target:
+    if target is None:
+        raise InvalidTargetError(
+            "the server is TVM's own, which cannot say what device it has; give --target, "
+            f"or {_OWN_SERVER}"
+        )
+    try:
+        device = resolve(target)
+        if device.kind == "cuda":
+            cuda.load_runtime().require()
+            if (here := resolve("cuda").arch) != device.arch:
+                raise ToolchainError(f"the GPU that is here is {here}, not {device.arch}")
+    except ToolchainError as error:
+        raise ToolchainError(
+            f"the server is TVM's own, for which machine code is made here: {error}; {_OWN_SERVER}"
+        ) from error
+    return device
+
+
+class RemoteTestbed(Testbed):
+    """Checks and times kernels on the device of a session with TVM's own RPC server.
+
+    On a GPU the caches are flushed before each measurement; on the CPU the data
+    stays in its caches.
+    """
+
+    def __init__(self, task: Task, target: Target, session: Any) -> None:
+        self._session = session
+        self._device = session.cuda(0) if target.kind == "cuda" else session.cpu(0)
+        self._numbers = itertools.count()
+        self._loaded: tuple[Kernel, Any] | None = None
+        with _device_errors():
+            super().__init__(task, target)
+
+    def _prepare(self) -> None:
+        shape = self.task.shape
+        self._bits = np.dtype(_BITS[shape.itemsize])
+        self._nans = np.full(shape.out_shape, np.iinfo(self._bits).max, self._bits)
+        self._tensors = [self._upload(array.view(self._bits)) for array in self._inputs]
+        self._tensors.append(self._upload(self._nans))
+
+    def _upload(self, bits: Any) -> Any:
+        tensor = self._empty(bits.shape, self._device)
+        self._fill(tensor, bits)
+        return tensor
+
+    def _fill(self, tensor: Any, bits: Any) -> None:
+        local, view = self._local(bits.shape)
+        view.copyfrom(bits)
+        tensor.copyfrom(local)
+
+    def _local(self, shape: Sequence[int]) -> tuple[Any, Any]:
+        """Make a tensor here, and a view of its bits: NumPy cannot give bfloat16 to TVM."""
+        import tvm
+
+        local = self._empty(shape, tvm.cpu(0))
+        return local, local._create_view(shape, self._bits.name)
+
+    def _empty(self, shape: Sequence[int], device: Any) -> Any:
+        import tvm
+
+        return tvm.runtime.empty(shape, self.task.shape.dtype, device)
+
+    def _output(self, kernel: Kernel) -> Any:
+        with _device_errors():
+            self._fill(self._tensors[-1], self._nans)  # so that an output left out is seen
+            self._load(kernel)["main"](*self._tensors)
+            local, view = self._local(self._nans.shape)
+            local.copyfrom(self._tensors[-1])
+            return view.numpy().view(numpy_dtype(self.task.shape.dtype))
+
+    def _load(self, kernel: Kernel) -> Any:
+        if self._loaded is None or self._loaded[0] is not kernel:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "kernel.so")
+                kernel.export(path)
+                code = bytearray(path.read_bytes())
+            name = f"kernel-{next(self._numbers)}.so"
+            self._session.upload(code, name)
+            self._loaded = kernel, self._session.load_module(name)
+            self._session.remove(name)
+        return self._loaded[1]
+
+    def times(self, kernel: Kernel, limit: float | None = None) -> tuple[float, ...]:
+        how = (
+            {"repeat": 10, "cache_flush_bytes": _FLUSHED_BYTES}
+            if self.target.kind == "cuda"
+            else {"repeat": 5, "min_repeat_ms": 4}
+        )
+        with _device_errors():
+            library = self._load(kernel)
+            evaluator = library.time_evaluator("main", self._device, number=1, **how)
+            return tuple(map(float, evaluator(*self._tensors).results))
+
+
+@contextlib.contextmanager
+def _device_errors() -> Iterator[None]:
+    """Take every error of a session for the end of it."""
+    try:
+        yield
+    except DwtirError:
+        raise
+    except Exception as error:
+        raise DeviceError(f"{type(error).__name__}: {error}") from error

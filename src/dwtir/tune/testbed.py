@@ -1,0 +1,171 @@
+"""A layer's tensors on a device, on which candidates are checked and timed."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from .. import schedules, spotcheck
+from ..build import compile_kernel
+from ..errors import CompileError
+from ..kernel import Kernel
+from ..reference import numpy_dtype
+from ..target import Target
+from ..timing import GraphTimer, rotation
+from .outcome import Task
+
+__all__ = ["CudaTestbed", "Testbed", "WrongResultError", "open_testbed"]
+
+_Array = np.ndarray[Any, Any]
+
+
+class WrongResultError(CompileError):
+    """A candidate computed something else than the reference."""
+
+
+class Testbed:
+    """Checks candidates of one layer, and times them on the CPU, with data in its caches.
+
+    The tensors are small integers, so that sums are exact in any order and
+    every right kernel gives the same bits. The manual kernel's output is
+    compared with the float64 reference, on as many images and channels as that
+    does in a second; then every candidate is compared with all of it.
+
+    Parameters
+    ----------
+    task : Task
+        The layer.
+    target : Target
+        The device.
+
+    Raises
+    ------
+    WrongResultError
+        If the manual kernel is wrong.
+    """
+
+    def __init__(self, task: Task, target: Target) -> None:
+        self.task, self.target = task, target
+        shape = task.shape
+        values = np.random.default_rng(0).integers(-2, 3, 1_000_003)
+        values = values.astype(numpy_dtype(shape.dtype))
+        extents = (shape.data_shape, shape.weight_shape, *task.epilogue.operands(shape).values())
+        self._inputs = [np.resize(values, extent) for extent in extents]
+        self._prepare()
+        manual = schedules.choose(shape, target)
+        self._expected = self._output(compile_kernel(shape, task.epilogue, target, manual))
+        self._check_expected(manual)
+
+    def _prepare(self) -> None:
+        """Put the inputs where kernels take them from."""
+
+    def _output(self, kernel: Kernel) -> _Array:
+        return np.asarray(kernel(*self._inputs))
+
+    def _check_expected(self, manual: schedules.Strategy) -> None:
+        """Compare the manual kernel with the reference on some images and channels."""
+        ratio = spotcheck.error_ratio(
+            self.task.shape, self.task.epilogue, self._inputs, self._expected
+        )
+        if not ratio <= 1:
+            raise WrongResultError(
+                f"{manual} is wrong on {self.task.shape}: its error is {ratio:.1f} times what "
+                "sums in float32 may have"
+            )
+
+    def check(self, kernel: Kernel) -> None:
+        """Compare a candidate's output with the expected one, all of it.
+
+        Raises
+        ------
+        WrongResultError
+            With how many outputs differ.
+        """
+        out = self._output(kernel)
+        if np.array_equal(_bits(out), _bits(self._expected)):  # the fast way, and the usual one
+            return
+        if self.task.epilogue.steps:
+            # Compilers contract products and sums differently.
+            unit = 2.0 ** {"float32": -22, "float16": -9, "bfloat16": -6}[self.task.shape.dtype]
+            found, right = out.astype(np.float32), self._expected.astype(np.float32)
+            wrong = int((~(np.abs(found - right) <= unit * (1 + np.abs(right)))).sum())
+        else:
+            wrong = int((out != self._expected).sum())
+        if wrong:
+            raise WrongResultError(f"wrong result: {wrong} of {out.size} outputs differ")
+
+    def times(self, kernel: Kernel, limit: float | None = None) -> tuple[float, ...]:
+        """Measure a candidate.
+
+        Parameters
+        ----------
+        limit : float, optional
+            Seconds of the best so far; what takes far longer is measured only once.
+
+        Returns
+        -------
+        tuple of float
+            Seconds of one call.
+        """
+        return tuple(
+            kernel.time(*self._inputs, repeats=1, min_repeat_ms=4).median for _ in range(5)
+        )
+
+
+class CudaTestbed(Testbed):
+    """On a GPU candidates are timed cold: graphs of calls on tensors beyond the L2 cache."""
+
+    def _prepare(self) -> None:
+        import tvm
+
+        shape = self.task.shape
+        gpu = tvm.cuda(0)
+        itemsize = shape.itemsize
+        set_bytes = itemsize * (sum(a.size for a in self._inputs) + prod(shape.out_shape))
+        self._timer = GraphTimer()
+        first = [_on_gpu(array, gpu) for array in self._inputs]
+        self._sets = [first]
+        for _ in range(rotation(set_bytes) - 1):
+            copies = [tvm.runtime.empty(a.shape, shape.dtype, gpu) for a in first]
+            for copy, tensor in zip(copies, first, strict=True):
+                copy.copyfrom(tensor)
+            self._sets.append(copies)
+        self._outs = [tvm.runtime.empty(shape.out_shape, shape.dtype, gpu) for _ in self._sets]
+        # All bits set is a NaN, in any type.
+        ones = np.full(shape.out_shape, 2 ** (8 * itemsize) - 1, f"uint{8 * itemsize}")
+        self._nans = tvm.runtime.tensor(ones, gpu)
+
+    def _output(self, kernel: Kernel) -> _Array:
+        out = self._outs[0]
+        bits = out._create_view(out.shape, str(self._nans.dtype))
+        bits.copyfrom(self._nans)  # so that an output left out is seen
+        kernel(*self._sets[0], out=out)
+        array: _Array = bits.numpy()
+        return array.view(numpy_dtype(self.task.shape.dtype))
+
+    def times(self, kernel: Kernel, limit: float | None = None) -> tuple[float, ...]:
+        def call(number: int) -> None:
+            kernel(*self._sets[number], out=self._outs[number])
+
+        return self._timer.seconds(call, len(self._sets), limit=limit)
+
+
+def open_testbed(task: Task, target: Target) -> Testbed:
+    """Make the testbed of a device of this process: its first GPU, or its CPU."""
+    return (CudaTestbed if target.kind == "cuda" else Testbed)(task, target)
+
+
+def _bits(array: _Array) -> _Array:
+    return array.view(f"uint{8 * array.itemsize}")
+
+
+def _on_gpu(array: _Array, device: Any) -> Any:
+    import tvm
+
+    if array.dtype.name != "bfloat16":
+        return tvm.runtime.tensor(array, device)
+    tensor = tvm.runtime.empty(array.shape, "bfloat16", device)
+    tensor._create_view(array.shape, "uint16").copyfrom(array.view(np.uint16))
+    return tensor

@@ -1,0 +1,225 @@
+"""The process that owns a device: it builds candidates in threads, checks them and times them.
+
+It answers messages, JSON objects with an ``op``, on standard input or from
+`dwtir.tune.server`:
+
+``device``
+    Describe the device of ``kind``, by default the one that is here: a ``target``.
+``task``
+    Take up a layer: ``shape``, ``epilogue``, ``target``, builder ``threads``.
+``submit``
+    Begin to build the strategies in ``jobs``.
+``next``
+    Wait for the oldest of them, and time it. With ``limit``, the best time so
+    far: what beats it is checked first.
+``drop``
+    Forget what was submitted.
+``final``
+    Check ``strategies`` and time them again, in turns.
+
+An answer has what was asked for or ``cause`` and ``error``, and ``fatal`` when
+the process cannot use its device any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import asdict
+from typing import Any
+
+from ..build import compile_kernel
+from ..epilogue import Epilogue
+from ..errors import CompileError, DeviceError, DwtirError, InvalidScheduleError
+from ..kernel import Kernel
+from ..schedules import Strategy
+from ..shape import DepthwiseConv2dShape
+from ..target import Target, resolve
+from . import testbed
+from .outcome import Task
+from .testbed import Testbed, WrongResultError
+from .wire import strategy_from_json
+
+__all__ = ["Worker"]
+
+_CAUSES: tuple[tuple[type[Exception], str], ...] = (
+    (WrongResultError, "wrong result"),
+    (InvalidScheduleError, "refused by the strategy"),
+    (CompileError, "does not compile"),
+    (DeviceError, "device error"),
+)
+
+
+_KEPT_RATIO = 1.2
+"""Kernels nearly as fast as the best are kept for the final."""
+
+
+class Worker:
+    """Owns the first device that the process sees.
+
+    Parameters
+    ----------
+    open_testbed : callable
+        Makes the testbed of a layer; another one may have its device elsewhere.
+    """
+
+    def __init__(
+        self, open_testbed: Callable[[Task, Target], Testbed] = testbed.open_testbed
+    ) -> None:
+        self._open_testbed = open_testbed
+        self._is_here = open_testbed is testbed.open_testbed
+        self._testbed: Testbed | None = None
+        self._threads = ThreadPoolExecutor(1)
+        self._building: deque[Future[Kernel]] = deque()
+        self._kept: dict[Strategy, Kernel] = {}
+
+    def handle(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer one message."""
+        operations = {
+            "device": self._device,
+            "task": self._task,
+            "submit": self._submit,
+            "next": self._next,
+            "drop": self._drop,
+            "final": self._final,
+        }
+        try:
+            return operations[message["op"]](message)
+        except Exception as error:  # the process at the other end must hear of all
+            return _failure(error)
+
+    def _device(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return {"target": asdict(resolve(message.get("kind")))}
+
+    def _task(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        self._drop({})
+        self._testbed = None  # frees the last layer's tensors first
+        self._kept.clear()
+        target = Target(**message["target"] | {"features": tuple(message["target"]["features"])})
+        shape = DepthwiseConv2dShape.parse(message["shape"])
+        self._threads.shutdown()
+        self._threads = ThreadPoolExecutor(message["threads"])
+        if self._is_here and (present := resolve(target.kind)).name != target.name:
+            raise DeviceError(f"this worker's device is {present.name}, not {target.name}")
+        self._testbed = self._open_testbed(Task(shape, Epilogue.of(message["epilogue"])), target)
+        return {"versions": _versions(target) if self._is_here else {}}
+
+    def _bed(self) -> Testbed:
+        if self._testbed is None:
+            raise DeviceError("no layer was taken up")
+        return self._testbed
+
+    def _submit(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        self._bed()
+        for job in message["jobs"]:
+            self._building.append(self._threads.submit(self._build, job))
+        return {}
+
+    def _build(self, job: Mapping[str, Any]) -> Kernel:
+        task, target = self._bed().task, self._bed().target
+        return compile_kernel(task.shape, task.epilogue, target, strategy_from_json(job))
+
+    def _rebuild(self, job: Mapping[str, Any]) -> Kernel:
+        kept = self._kept.get(strategy_from_json(job))
+        return self._build(job) if kept is None else kept
+
+    def _next(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        bed = self._bed()
+        if not self._building:
+            raise DeviceError("nothing was submitted")
+        if bed.target.kind == "cpu":
+            wait(self._building)  # or the builders would take the CPU from the candidate
+        kernel = self._building.popleft().result()
+        limit = message.get("limit")
+        times = self._on_device(lambda: bed.times(kernel, limit))
+        middle = sorted(times)[len(times) // 2]
+        if limit is None or middle < limit:
+            self._on_device(lambda: bed.check(kernel))
+        if limit is None or middle < _KEPT_RATIO * limit:
+            self._kept[kernel.strategy] = kernel
+        return {"times": times}
+
+    def _drop(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        for future in self._building:
+            future.cancel()
+        self._building.clear()
+        return {}
+
+    def _final(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        bed = self._bed()
+        kernels = list(self._threads.map(self._rebuild, message["strategies"]))
+        results: list[dict[str, Any]] = [{"times": []} for _ in kernels]
+        for kernel, result in zip(kernels, results, strict=True):
+            try:
+                self._on_device(lambda kernel=kernel: bed.check(kernel))
+            except WrongResultError as error:
+                result.update(_failure(error))
+        for _ in range(message["rounds"]):
+            for kernel, result in zip(kernels, results, strict=True):
+                if "cause" not in result:
+                    times = self._on_device(lambda kernel=kernel: bed.times(kernel))
+                    result["times"].extend(times)
+        return {"results": results}
+
+    def _on_device(self, work: Any) -> Any:
+        """Run work on the device; what the driver reports there stays with the process."""
+        try:
+            return work()
+        except DwtirError:
+            raise
+        except Exception as error:
+            raise DeviceError(f"{type(error).__name__}: {error}") from error
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    cause = next((name for kind, name in _CAUSES if isinstance(error, kind)), type(error).__name__)
+    return {
+        "cause": cause,
+        "error": f"{type(error).__name__}: {error}",
+        "fatal": isinstance(error, DeviceError),
+    }
+
+
+def _versions(target: Target) -> dict[str, str]:
+    """Name the device and what it is driven by."""
+    if target.kind != "cuda":
+        return {}
+    from .. import cuda, nvrtc
+
+    properties = cuda.device_properties()
+    major, minor = nvrtc.nvrtc_version()
+    driver = _driver_release() or f"for CUDA {properties.driver_version}"
+    return {"gpu": properties.name, "driver": driver, "cuda": f"{major}.{minor}"}
+
+
+def _driver_release() -> str | None:
+    """Ask the driver's management library for the release, such as ``580.159.04``."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    text = ctypes.create_string_buffer(80)
+    if library.nvmlInit_v2() or library.nvmlSystemGetDriverVersion(text, len(text)):
+        return None
+    library.nvmlShutdown()
+    return text.value.decode()
+
+
+def main() -> int:
+    """Answer a message a line until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    sys.setswitchinterval(5e-4)  # the thread that measures must not wait for those that build
+    worker = Worker()
+    for line in sys.stdin:
+        print(json.dumps(worker.handle(json.loads(line))), file=answers, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

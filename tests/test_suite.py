@@ -1,0 +1,36 @@
+"""The suite's data travels with the package and says what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from dwtir import DepthwiseConv2dShape, InvalidShapeError, suite
+
+
+def test_every_network_has_layers_in_every_form() -> None:
+    assert len(suite.networks()) == 41
+    # Five of the published networks have no depthwise layer.
+    assert sum(bool(suite.network(name)) for name in suite.networks()) == 36
+    for name in suite.networks():
+        layers = suite.network(name, batch=8, dtype="float16", layout="NHWC")
+        shapes = [layer.shape for layer in layers]
+        assert len(set(shapes)) == len(shapes)
+        assert {(s.batch, s.dtype, s.layout) for s in shapes} <= {(8, "float16", "NHWC")}
+        assert all(layer.count >= 1 for layer in layers)
+
+
+def test_a_network_is_found_by_its_short_name() -> None:
+    assert suite.network("mobilenet_v2") == suite.network("torchvision/mobilenet_v2")
+    first = suite.network("mobilenet_v2")[0]
+    assert first.shape == DepthwiseConv2dShape.parse("1x32x112x112_k3_p1")
+    with pytest.raises(InvalidShapeError, match="the suite has no network 'vgg'; allowed are"):
+        suite.network("vgg")
+
+
+def test_the_articles_rows() -> None:
+    rows = suite.seed_rows()
+    assert len(rows) == 8
+    shape, published, source = rows[-1]
+    assert shape == DepthwiseConv2dShape.parse("3x4x16x32_k7_p3")
+    assert published["v4"] == 8.0
+    assert "2025" in source

@@ -1,0 +1,385 @@
+"""What a tuning session shows: JSON lines, plain lines, a live panel, and its plot."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dwtir import DepthwiseConv2dShape, Epilogue
+from dwtir.records import Record
+from dwtir.schedules import RegisterWindow, SharedTile
+from dwtir.target import KNOWN_GPUS, Target
+from dwtir.tune.display import Display, JsonDisplay, LiveDisplay, PlainDisplay, open_display
+from dwtir.tune.outcome import Outcome, Task, Trial, floor_seconds
+from dwtir.tune.plot import plot
+
+H200 = KNOWN_GPUS["nvidia-h200"]
+UNKNOWN = KNOWN_GPUS["tesla-t4"]
+TASKS = (
+    Task(DepthwiseConv2dShape.parse("1x256x96x96_k3_psame")),
+    Task(DepthwiseConv2dShape.parse("8x64x56x56_k7_s2_psame"), Epilogue(("bias", "relu"))),
+)
+EXTRA = {"log": "logs/tune.jsonl", "plot": "out/[best].png"}
+BROKEN = ValueError("no kernel\nfor [this]")
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    return Terminal()
+
+
+def outcome_of(task: Task, target: Target = H200, manual: float | None = 24e-6) -> Outcome:
+    """Make an outcome of six trials, of which three failed; the best takes 16 us."""
+    tile = RegisterWindow.choose(task.shape, target)
+    trials = (
+        Trial(0, tile, (24e-6, 25e-6, 23e-6), device="gpu 0"),
+        Trial(1, tile, cause="too many registers", error="ptxas: line 1\nline 2"),
+        Trial(2, tile, (20e-6,), device="gpu 1"),
+        Trial(3, tile, cause="timed out", error="after 10 s"),
+        Trial(4, tile, (16e-6, 16e-6), device="gpu 0"),
+        Trial(5, tile, cause="timed out", error="after 11 s"),
+    )
+    record = Record.measured(
+        *(tile, task.shape, target, [15e-6, 16e-6, 18e-6]),
+        epilogue=task.epilogue,
+        manual_median_secs=manual,
+        trials=len(trials),
+    )
+    return Outcome(task, "random", record, record.path_in(Path("db")), True, trials, 5, 12.34)
+
+
+def play(display: Display, target: Target = H200) -> list[Outcome]:
+    """Show a session: a task with a trial known from before, one without a limit, one refused."""
+    outcomes = [outcome_of(task, target) for task in TASKS]
+    outcomes[1] = replace(outcomes[1], interrupted=True, written=False)
+    with display:
+        for index, (outcome, wanted) in enumerate(zip(outcomes, (64, None), strict=True), 1):
+            display.begin(outcome.task, index, 3, target, wanted, 1)
+            best = manual = outcome.trials[0]
+            for trial in outcome.trials[1:]:
+                if trial.seconds is not None:
+                    best = trial
+                display.trial(trial, best, manual)
+            display.note("a worker died; a new one was started")
+            display.end(outcome)
+        display.fail(TASKS[0], BROKEN)
+        display.close(outcomes, EXTRA)
+    return outcomes
+
+
+def json_events(target: Target = H200) -> tuple[list[Outcome], list[dict[str, Any]]]:
+    stream = io.StringIO()
+    outcomes = play(JsonDisplay(stream), target)
+    return outcomes, [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_json_has_an_object_for_each_call() -> None:
+    outcomes, events = json_events()
+    task = ["begin", *["trial"] * 5, "note", "end"]
+    assert [event["event"] for event in events] == [*task, *task, "fail", "close"]
+    names = {"shape": str(TASKS[0].shape), "epilogue": "none"}
+    assert events[0] == {
+        "event": "begin",
+        **names,
+        "device": "nvidia-h200",
+        "index": 1,
+        "count": 3,
+        "trials": 64,
+        "done": 1,
+    }
+    assert events[6] == {"event": "note", "text": "a worker died; a new one was started"}
+    assert events[8]["trials"] is None
+    assert events[8]["epilogue"] == "bias+relu"
+    assert events[-2] == {"event": "fail", **names, "cause": "ValueError", "error": str(BROKEN)}
+    assert events[-1] == {"event": "close", **EXTRA, "tasks": 2, "gain": pytest.approx(1.5)}
+    assert outcomes[0].record.gain == pytest.approx(1.5)
+
+
+def test_json_tells_all_of_a_trial() -> None:
+    outcomes, events = json_events()
+    failed, timed = events[1], events[2]
+    tile = outcomes[0].trials[0].strategy
+    for event in (failed, timed):
+        assert event["shape"] == str(TASKS[0].shape)
+        assert event["device"] == "nvidia-h200"
+        assert event["strategy"] == "register_window"
+        assert event["parameters"] == tile.parameters
+        assert event["manual_us"] == pytest.approx(24)
+    assert (failed["number"], failed["median_us"], failed["best_us"]) == (1, None, 24)
+    assert (failed["cause"], failed["error"]) == ("too many registers", "ptxas: line 1\nline 2")
+    assert timed["median_us"] == timed["best_us"] == pytest.approx(20)
+    assert (timed["number"], timed["worker"], timed["cause"]) == (2, "gpu 1", "")
+
+
+def test_json_tells_all_of_an_outcome() -> None:
+    outcomes, events = json_events()
+    first, second = (event for event in events if event["event"] == "end")
+    floor = floor_seconds(TASKS[0].shape, H200)
+    assert floor is not None
+    assert first == {
+        "event": "end",
+        "shape": str(TASKS[0].shape),
+        "epilogue": "none",
+        "device": "nvidia-h200",
+        "strategy": "register_window",
+        "parameters": outcomes[0].record.parameters,
+        "median_us": pytest.approx(16),
+        "p20_us": pytest.approx(15),
+        "p80_us": pytest.approx(18),
+        "manual_us": pytest.approx(24),
+        "gain": pytest.approx(1.5),
+        "gb_per_s": pytest.approx(TASKS[0].shape.least_bytes / 16e-6 / 1e9),
+        "floor_share": pytest.approx(floor / 16e-6),
+        "trials": 6,
+        "new_trials": 5,
+        "failed": 3,
+        "failures": {"too many registers": 1, "timed out": 2},
+        "seconds": 12.34,
+        "path": str(outcomes[0].path),
+        "written": True,
+        "interrupted": False,
+    }
+    assert (second["written"], second["interrupted"]) == (False, True)
+
+
+def test_json_has_null_for_what_is_not_known() -> None:
+    stream = io.StringIO()
+    outcome = outcome_of(TASKS[0], UNKNOWN, manual=None)
+    with JsonDisplay(stream) as display:
+        display.begin(TASKS[0], 1, 1, UNKNOWN, None, 0)
+        display.trial(outcome.trials[1], None, None)
+        display.end(outcome)
+        display.close([outcome], {})
+    _, trial, end, close = map(json.loads, stream.getvalue().splitlines())
+    unknown = ("best_us", "manual_us", "gain", "gb_per_s", "floor_share")
+    assert [trial[name] for name in unknown] == [None] * 5
+    assert end["manual_us"] is end["gain"] is end["floor_share"] is None
+    assert close["gain"] is None
+
+
+def test_plain_lines_have_the_numbers() -> None:
+    stream = io.StringIO()
+    outcomes = play(PlainDisplay(stream))
+    lines = stream.getvalue().splitlines()
+    share = f"{100 * (floor_seconds(TASKS[0].shape, H200) or 0) / 16e-6:.0f}"
+    rate = f"{TASKS[0].shape.least_bytes / 16e-6 / 1e9:.0f} GB/s"
+    assert lines[0] == f"task 1 of 3 on nvidia-h200: {TASKS[0]}, 1/64 trials"
+    bests = [line for line in lines if line.startswith("  ")]
+    assert ["best 24.00 us" in line for line in bests] == [True, False, False] * 2
+    assert bests[0].startswith("  2/64 trials, now failed, best 24.00 us, ")
+    assert "1.00x manual, 1 failed" in bests[0]
+    expected = (
+        f"  5/64 trials, now 16.00 us, best 16.00 us, {rate}, {share} % of floor, 1.50x manual"
+    )
+    assert bests[2].startswith(f"{expected}, 2 failed, ")
+    assert bests[5].startswith("  5 trials, ")
+    (end,) = (line for line in lines if line.startswith(f"{TASKS[0]}: best"))
+    assert end == (
+        f"{TASKS[0]}: best 16.00 us, manual 24.00 us, gain 1.50x, {share} % of floor, 6 trials "
+        f"(3 failed: 2 timed out, 1 too many registers) in 12.3 s, {outcomes[0].path} written"
+    )
+    assert "ptxas" not in stream.getvalue()
+    (end,) = (line for line in lines if line.startswith(f"{TASKS[1]}: best"))
+    assert ", interrupted, " in end
+    assert end.endswith("kept: it is at least as good")
+
+
+def test_plain_closes_with_a_table() -> None:
+    stream = io.StringIO()
+    outcomes = play(PlainDisplay(stream))
+    lines = stream.getvalue().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("task   "))
+    head, *rows = lines[start : start + 3]
+    names = "task manual us best us gain % of floor trials failed seconds record"
+    assert " ".join(head.split()) == names
+    assert [row.split()[-1] for row in rows] == [str(outcome.path) for outcome in outcomes]
+    for row, outcome in zip(rows, outcomes, strict=True):
+        share = f"{100 * (floor_seconds(outcome.task.shape, H200) or 0) / 16e-6:.0f}"
+        expected = [str(outcome.task), "24.00", "16.00", "1.50x", share, "6", "3", "12.3"]
+        assert row.split()[:-1] == expected
+    assert len({line.index(end) for line, end in zip(rows, ("db/", "db/"), strict=True)}) == 1
+    assert lines[start + 3 :] == [
+        "gain, geometric mean: 1.50x",
+        "failed trials: 4 timed out, 2 too many registers",
+        f"not tuned: {TASKS[0]}",
+        "log: logs/tune.jsonl",
+        "plot: out/[best].png",
+    ]
+
+
+def test_plain_writes_a_dash_for_what_is_not_known() -> None:
+    stream = io.StringIO()
+    outcome = outcome_of(TASKS[0], UNKNOWN, manual=None)
+    display = PlainDisplay(stream)
+    display.begin(TASKS[0], 1, 1, UNKNOWN, None, 0)
+    display.trial(outcome.trials[2], outcome.trials[2], None)
+    display.end(outcome)
+    display.close([outcome], {})
+    text = stream.getvalue()
+    assert "- % of floor, - manual" in text
+    assert "manual - us, gain -, - % of floor" in text
+    assert "gain, geometric mean" not in text
+
+
+class Listener(io.StringIO):
+    """A stream that tells when it got a line of progress."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard = threading.Event()
+
+    def write(self, text: str) -> int:
+        if text.startswith("  "):
+            self.heard.set()
+        return super().write(text)
+
+
+def test_plain_gives_a_sign_of_life_without_trials() -> None:
+    stream = Listener()
+    with PlainDisplay(stream, every=0.01) as display:
+        display.begin(TASKS[0], 1, 1, H200, 8, 3)
+        assert stream.heard.wait(60)
+    assert "  3/8 trials, now - us, best - us, - GB/s" in stream.getvalue()
+
+
+def test_a_session_that_tuned_nothing_closes() -> None:
+    stream = io.StringIO()
+    with PlainDisplay(stream) as display:
+        display.begin(TASKS[0], 1, 1, H200, 8, 0)
+        display.fail(TASKS[0], BROKEN)
+        display.close([], {})
+    assert stream.getvalue().splitlines()[1:] == [
+        f"{TASKS[0]}: ValueError: no kernel",
+        "for [this]",
+        f"not tuned: {TASKS[0]}",
+    ]
+
+
+def test_the_live_display_shows_the_numbers(terminal: Terminal) -> None:
+    with LiveDisplay(terminal) as display:
+        outcome = outcome_of(TASKS[0])
+        display.begin(TASKS[0], 2, 3, H200, 64, 1)
+        for trial in outcome.trials[1:5]:
+            display.trial(trial, outcome.trials[4], outcome.trials[0])
+        display.note("the panel is drawn beneath this")
+        panel = terminal.getvalue()
+        display.end(outcome)
+    rate = f"{TASKS[0].shape.least_bytes / 16e-6 / 1e9:.0f} GB/s"
+    wanted = ("task 2 of 3 on nvidia-h200", str(TASKS[0]), "5/64 trials", "now 16.00 us")
+    for text in (*wanted, "best 16.00 us", rate, "1.50x manual", "2 failed", "1 timed out"):
+        assert text in panel
+    assert f"{TASKS[0]}: best 16.00 us, manual 24.00 us, gain 1.50x" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("target", [H200, UNKNOWN])
+@pytest.mark.parametrize("columns", ["80", "160"])
+def test_the_live_display_closes_with_a_table(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: str, target: Target
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    play(LiveDisplay(terminal), target)
+    text = terminal.getvalue()
+    assert f"{TASKS[0]}: ValueError: no kernel\nfor [this]\n" in text
+    assert "failed trials: 4 timed out, 2 too many registers\n" in text
+    assert "gain, geometric mean: 1.50x\n" in text
+    assert "plot: out/[best].png\n" in text
+    assert "ptxas" not in text
+    assert "records: db/" in text
+    table = text[text.index("task  ") :]
+    (row,) = (line for line in table.splitlines() if line.startswith(" 1x256x96x96"))
+    share = f"{100 * (floor_seconds(TASKS[0].shape, target) or 0) / 16e-6:.0f}"
+    share = share if target is H200 else "-"
+    assert row.split()[1:] == ["24.00", "16.00", "1.50x", share, "6", "3", "12.3"]
+
+
+def test_the_display_suits_the_stream(terminal: Terminal) -> None:
+    assert type(open_display(json=True, stream=terminal)) is JsonDisplay
+    assert type(open_display(json=False, stream=terminal)) is LiveDisplay
+    assert type(open_display(json=False, stream=io.StringIO())) is PlainDisplay
+
+
+def test_standard_output_is_the_stream_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    open_display(json=True).note("here")
+    open_display(json=False).note("there")
+    assert capsys.readouterr().out == '{"event": "note", "text": "here"}\nthere\n'
+
+
+@pytest.mark.parametrize("count", [0, 1, 6, 26])
+def test_the_plot_is_a_png(tmp_path: Path, count: int) -> None:
+    outcomes = [outcome_of(TASKS[number % 2]) for number in range(count)]
+    path = tmp_path / "new" / "best.png"
+    plot(outcomes, path)
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_the_plot_takes_what_is_not_known(tmp_path: Path) -> None:
+    outcome = outcome_of(TASKS[1], UNKNOWN, manual=None)
+    slow = replace(outcome.trials[0], times=(1.0,))
+    failed = tuple(trial for trial in outcome.trials if trial.cause)
+    some = [replace(outcome, trials=trials) for trials in ((), failed, (slow, *outcome.trials[1:]))]
+    plot(some, tmp_path / "best")
+    assert (tmp_path / "best").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+MISSING = """
+import io, sys
+sys.modules["matplotlib"] = sys.modules["rich"] = None
+from pathlib import Path
+from dwtir.errors import ToolchainError
+from dwtir.tune.display import open_display
+from dwtir.tune.plot import plot
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+print(type(open_display(json=False, stream=Terminal())).__name__)
+try:
+    plot([], Path(sys.argv[1]))
+except ToolchainError as error:
+    print(error)
+"""
+
+
+def test_what_happens_without_the_extras(tmp_path: Path) -> None:
+    path = tmp_path / "best.png"
+    run = subprocess.run(
+        [sys.executable, "-c", MISSING, str(path)], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.splitlines() == [
+        "PlainDisplay",
+        "plots need matplotlib; pip install 'dwtir[bench]'",
+    ]
+    assert not path.exists()
+
+
+def test_the_grid_is_a_table() -> None:
+    """As in the article: threads in y down, in x across."""
+    shape = DepthwiseConv2dShape.parse("1x256x96x96_k3_p1")
+    tiles = [SharedTile(thread_y=y, thread_x=x) for y in (4, 8) for x in (16, 32)]
+    trials = [Trial(i, tile, ((i + 1) * 1e-6,)) for i, tile in enumerate(tiles[:3])]
+    trials.append(Trial(3, tiles[3], cause="does not compile"))
+    record = Record.measured(tiles[0], shape, H200, [1e-6])
+    outcome = Outcome(Task(shape), "grid", record, Path("r"), True, tuple(trials), 4, 1.0)
+    stream = io.StringIO()
+    PlainDisplay(stream).end(outcome)
+    head, *rows = [line.split() for line in stream.getvalue().splitlines()[1:]]
+    assert head == ["num_thread_y", "\\", "x", "16", "32"]
+    assert rows == [["4", "1.00", "2.00"], ["8", "3.00", "-"]]

@@ -1,0 +1,341 @@
+"""Tuning through TVM's tracker: real trackers and servers, on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from tvm.rpc import connect_tracker
+from tvm.rpc.tracker import Tracker
+
+import dwtir
+from dwtir import DepthwiseConv2dShape, cuda
+from dwtir.epilogue import Epilogue
+from dwtir.target import Target, resolve
+from dwtir.tune import Outcome, Settings, Task, Trial, server
+from dwtir.tune.display import PlainDisplay
+from dwtir.tune.fleet import Fleet
+from dwtir.tune.remote import gpus_fleet, parse_address, tracker_fleet
+from dwtir.tune.run import tune_all
+
+LAYER = "1x8x15x17_k3_psame"
+OURS = "dwtir.tune.server"
+STOCK = "tvm.exec.rpc_server"
+
+
+class Watcher(PlainDisplay):
+    """Does something at one of the trials."""
+
+    def __init__(self, at: int = 0, act: Callable[[], object] = lambda: None) -> None:
+        super().__init__(io.StringIO())
+        self.notes: list[str] = []
+        self._at, self._act = at, act
+        self._seen = 0
+
+    def trial(self, trial: Trial, best: Trial | None, manual: Trial | None) -> None:
+        super().trial(trial, best, manual)
+        self._seen += 1
+        if self._seen == self._at:
+            self._act()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def tracker() -> Iterator[str]:
+    port = free_port()
+    running = Tracker("127.0.0.1", port, port + 1, silent=True)
+    try:
+        yield f"127.0.0.1:{running.port}"
+    finally:
+        running.terminate()
+        running.proc = None
+
+
+def summary(tracker: str) -> list[str]:
+    session = connect_tracker("127.0.0.1", int(tracker.rpartition(":")[2]))
+    try:
+        return [info["key"] for info in session.summary()["server_info"]]
+    finally:
+        session.close()
+
+
+def await_servers(tracker: str, count: int) -> None:
+    deadline = time.monotonic() + 40
+    while summary(tracker).count("server:cpu") < count:
+        assert time.monotonic() < deadline, "the servers did not start"
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def serving(
+    tracker: str, count: int, *, module: str = OURS, more: Sequence[str] = ()
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start servers of key ``cpu`` and wait until the tracker has them."""
+    command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--key", "cpu"]
+    command += ["--tracker", tracker, *more]
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for _ in range(count):
+            # TVM's own servers end if two of them choose a port at the same time.
+            port = free_port() if module == STOCK else 9090
+            own = [*command, "--port", str(port), "--port-end", str(port + 100)]
+            log = stack.enter_context(tempfile.TemporaryFile("w+"))
+            servers.append(subprocess.Popen(own, stderr=log, text=True, start_new_session=True))
+            stack.callback(end, servers[-1])
+        await_servers(tracker, count)
+        yield servers
+
+
+def end(started: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(started.pid, signal.SIGKILL)
+    started.wait()
+
+
+def session_of(server: subprocess.Popen[str]) -> psutil.Process:
+    """Find the process of a server's session: there is one as soon as somebody is connected."""
+    deadline = time.monotonic() + 20
+    while not (found := psutil.Process(server.pid).children()):
+        assert time.monotonic() < deadline, "no session"
+        time.sleep(0.05)
+    return found[0]
+
+
+def run(
+    device: Target, fleet: Fleet, trials: int, folder: Path, display: Watcher, layer: str = LAYER
+) -> Outcome:
+    task = Task(DepthwiseConv2dShape.parse(layer), Epilogue.of("bias"))
+    try:
+        outcomes, failed = tune_all(
+            [task],
+            device,
+            fleet,
+            Settings(search="random", trials=trials),
+            folder=folder,
+            display=display,
+            stop=threading.Event(),
+        )
+    finally:
+        fleet.close()
+    assert not failed
+    return outcomes[0]
+
+
+def assert_complete(outcome: Outcome, trials: int) -> None:
+    assert len(outcome.trials) == trials
+    assert [trial.error for trial in outcome.trials if not trial.times] == []
+    assert outcome.written
+    assert outcome.path.is_file()
+
+
+def test_a_server_that_is_killed_leaves_its_candidates_to_others(
+    tracker: str, tmp_path: Path
+) -> None:
+    with serving(tracker, 3) as servers:
+        display = Watcher(5, lambda: os.killpg(servers[1].pid, signal.SIGKILL))
+        device, fleet = tracker_fleet(tracker, "cpu", note=display.note, wait=2.0)
+        assert device == resolve()
+        assert [one.name for one in fleet.devices] == ["cpu 0", "cpu 1", "cpu 2"]
+        outcome = run(device, fleet, 24, tmp_path, display)
+    assert_complete(outcome, 24)
+    assert any("no free server of key 'cpu' in 2 s" in note for note in display.notes)
+
+
+def test_a_server_that_hangs_leaves_its_candidates_to_others(tracker: str, tmp_path: Path) -> None:
+    with serving(tracker, 2) as servers:
+        display = Watcher(4, lambda: session_of(servers[0]).send_signal(signal.SIGSTOP))
+        device, fleet = tracker_fleet(
+            tracker, "cpu", "cpu", note=display.note, wait=1.0, longest=8.0
+        )
+        outcome = run(device, fleet, 16, tmp_path, display)
+    assert_complete(outcome, 16)
+    assert any("the server said nothing for 8 s" in note for note in display.notes)
+
+
+def test_a_server_outlives_its_sessions(tracker: str, tmp_path: Path) -> None:
+    """A crash ends the session alone, and so does a call that takes too long."""
+    with serving(tracker, 1) as servers:
+        display = Watcher(3, lambda: session_of(servers[0]).send_signal(signal.SIGSEGV))
+        device, fleet = tracker_fleet(tracker, "cpu", "cpu", note=display.note)
+        assert_complete(run(device, fleet, 8, tmp_path, display), 8)
+        assert len(display.notes) == 1
+        with pytest.raises(dwtir.DeviceError):
+            tracker_fleet(tracker, "cpu", "cpu", longest=0.001)
+        await_servers(tracker, 1)
+        tracker_fleet(tracker, "cpu", "cpu")[1].close()
+        servers[0].send_signal(signal.SIGTERM)
+        assert servers[0].wait(10) == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tvms_own_servers(tracker: str, tmp_path: Path, dtype: str) -> None:
+    with serving(tracker, 2, module=STOCK, more=["--silent"]) as servers:
+        with pytest.raises(dwtir.InvalidTargetError, match="cannot say what device it has; give"):
+            tracker_fleet(tracker, "cpu")
+        with pytest.raises(dwtir.ToolchainError, match=r"run `python -m dwtir\.tune\.server`"):
+            tracker_fleet(tracker, "cpu", "sm_75")
+
+        def kill_a_session() -> None:
+            (worker,) = psutil.Process(servers[0].pid).children()
+            for session in worker.children():
+                session.kill()
+
+        display = Watcher(3, kill_a_session)
+        device, fleet = tracker_fleet(tracker, "cpu", "cpu", note=display.note, wait=2.0)
+        outcome = run(device, fleet, 10, tmp_path, display, f"{LAYER}_{dtype}")
+    assert_complete(outcome, 10)
+    assert display.notes
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.ZombieProcess:  # ended, and not yet waited for
+        return []
+
+
+def test_local_servers_come_and_go(tmp_path: Path) -> None:
+    display = Watcher()
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with gpus_fleet(["a", "b", "c"], note=display.note, kind="cpu") as (device, fleet):
+        assert device == resolve("cpu")
+        assert [one.name for one in fleet.devices] == ["a", "b", "c"]
+        started = [
+            child for child in psutil.Process().children(recursive=True) if child.pid not in before
+        ]
+        assert sum(OURS in command_line(child) for child in started) >= 3
+        outcome = run(device, fleet, 9, tmp_path, display)
+    assert_complete(outcome, 9)
+    assert display.notes == []
+    assert psutil.wait_procs(started, 10)[1] == []
+
+
+def test_local_servers_end_with_us() -> None:
+    """Even if nothing of ours runs any more that could end them."""
+    script = (
+        "import time; from dwtir.tune.remote import gpus_fleet\n"
+        "with gpus_fleet(['a', 'b'], kind='cpu'): print('up', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        try:
+            assert child.stdout.readline() == b"up\n"
+            started = psutil.Process(child.pid).children(recursive=True)
+        finally:
+            child.kill()
+    assert len(started) >= 3
+    assert psutil.wait_procs(started, 10)[1] == []
+
+
+def test_a_local_server_that_does_not_start_is_named() -> None:
+    started = contextlib.ExitStack()
+    with started, pytest.raises(dwtir.DeviceError, match="the server of -x ended with status 2"):
+        started.enter_context(gpus_fleet(["-x"]))
+    with (
+        started,
+        pytest.raises(dwtir.InvalidTargetError, match="once each, such as 0,1, got '0,0'"),
+    ):
+        started.enter_context(gpus_fleet(["0", "0"]))
+
+
+def test_a_key_that_nobody_serves(tracker: str) -> None:
+    with pytest.raises(dwtir.DeviceError, match="no server of key 'gpu'; it has none"):
+        tracker_fleet(tracker, "gpu")
+    with serving(tracker, 1), pytest.raises(dwtir.DeviceError, match="'gpu'; it has cpu"):
+        tracker_fleet(tracker, "gpu")
+
+
+def test_no_tracker() -> None:
+    with pytest.raises(dwtir.DeviceError, match=r"the tracker at 127\.0\.0\.1:1: .*refused"):
+        tracker_fleet("127.0.0.1:1", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("0.0.0.0:9190", "must be loopback.*--allow-remote.*got '0.0.0.0'.*full remote code"),
+        ("10.0.0.1:9190", "must be loopback.*--allow-remote.*got '10.0.0.1'"),
+        ("tracker.example:9190", "must be loopback.*got 'tracker.example'"),
+        ("127.0.0.1", "HOST:PORT with a port from 1 to 65535, got '127.0.0.1'"),
+        ("127.0.0.1:0", "HOST:PORT with a port"),
+        (":9190", "HOST:PORT with a port"),
+    ],
+)
+def test_addresses_that_are_refused(
+    address: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(dwtir.InvalidTargetError, match=message):
+        tracker_fleet(address, "cpu")
+    assert server.main(["--tracker", address, "--key", "cpu"]) == 1
+    assert "InvalidTargetError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::"])
+def test_a_server_listens_to_this_machine_only(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert server.main(["--tracker", "127.0.0.1:9190", "--key", "cpu", "--host", host]) == 1
+    assert "--host must be loopback, such as 127.0.0.1, unless" in capsys.readouterr().err
+
+
+def test_addresses_that_are_allowed() -> None:
+    assert parse_address("localhost:9190", False) == ("localhost", 9190)
+    assert parse_address("127.0.0.2:1", False) == ("127.0.0.2", 1)
+    assert parse_address("[::1]:65535", False) == ("::1", 65535)
+    assert parse_address("10.0.0.1:9190", True) == ("10.0.0.1", 9190)
+
+
+def test_a_server_elsewhere_is_refused_by_the_client(tracker: str) -> None:
+    """The tracker is asked by an address that counts as remote; both sides warn of it."""
+    port = tracker.rpartition(":")[2]
+    command = [sys.executable, "-m", OURS, "--key", "cpu", "--tracker", f"0.0.0.0:{port}"]
+    command += ["--custom-addr", "10.0.0.1", "--allow-remote"]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert child.stderr is not None
+        assert "full remote code execution" in child.stderr.readline()
+        await_servers(tracker, 1)
+        with pytest.raises(
+            dwtir.InvalidTargetError, match=r"a server's address.*got '10\.0\.0\.1'"
+        ):
+            tracker_fleet(tracker, "cpu")
+        notes: list[str] = []
+        with pytest.raises(dwtir.DeviceError, match="no server of key 'other'"):
+            tracker_fleet(f"0.0.0.0:{port}", "other", allow_remote=True, note=notes.append)
+        assert "full remote code execution" in notes[0]
+    finally:
+        end(child)
+        child.stderr.close()
+
+
+@pytest.mark.gpu
+def test_a_server_for_each_gpu(tmp_path: Path) -> None:
+    gpus = [str(index) for index in range(min(cuda.device_count(), 2))]
+    display = Watcher()
+    with gpus_fleet(gpus, note=display.note) as (device, fleet):
+        assert device == resolve("cuda")
+        outcome = run(device, fleet, 24, tmp_path, display, "2x32x28x28_k3_psame_float16_nhwc")
+    assert {trial.device for trial in outcome.trials} == {f"gpu {gpu}" for gpu in gpus}
+    assert sum(bool(trial.times) for trial in outcome.trials) >= 20
+    assert "wrong result" not in outcome.failures
+    assert display.notes == []

@@ -1,0 +1,289 @@
+"""What names layers to tune becomes tasks: each layer once, in order, with its count."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dwtir import (
+    DepthwiseConv2dShape,
+    DwtirError,
+    Epilogue,
+    InvalidEpilogueError,
+    InvalidShapeError,
+    suite,
+)
+from dwtir.errors import ArgumentError, RecordError, ToolchainError
+from dwtir.tune import tasks
+from dwtir.tune.outcome import Task
+
+NO_LIBRARY = not any(map(importlib.util.find_spec, ("timm", "torchvision")))
+
+
+def shape(text: str) -> DepthwiseConv2dShape:
+    return DepthwiseConv2dShape.parse(text)
+
+
+# Texts
+
+
+def test_equal_layers_are_one_task_with_their_number() -> None:
+    texts = ["1x8x9x9_k3_psame", "1x8x9x9_k5", "1x8x9x9_k3_p1"]
+    assert tasks.from_shapes(texts, "bias+relu") == [
+        Task(shape(texts[0]), Epilogue(("bias", "relu")), 2),
+        Task(shape(texts[1]), Epilogue(("bias", "relu")), 1),
+    ]
+    assert tasks.from_shapes([]) == []
+    with pytest.raises(InvalidShapeError, match="cannot read 'k3y'"):
+        tasks.from_shapes([*texts, "1x8x9x9_k3y"])
+
+
+def test_most_used_first() -> None:
+    """A layer counts by all its runs, and equals stay in order."""
+    small, large = shape("1x8x8x8_k3_p1"), shape("1x8x16x16_k3_p1")
+    given = [Task(small, count=3), Task(small, count=4), Task(large), Task(small, count=5)]
+    assert large.flop == 4 * small.flop
+    assert tasks.by_use(given) == [given[3], given[1], given[2], given[0]]
+
+
+# The suite
+
+
+def test_the_seeds_keep_their_batch() -> None:
+    rows = [row for row, _, _ in suite.seed_rows()]
+    found = tasks.from_suite("seeds", batches=(64,), dtypes=("float32",), layouts=("NCHW",))
+    assert [task.shape for task in found] == rows
+    both = tasks.from_suite("seeds", batches=(64,), dtypes=("float16",), layouts=("NCHW", "NHWC"))
+    assert [task.shape for task in both] == [
+        replace(row, dtype="float16", layout=layout) for layout in ("NCHW", "NHWC") for row in rows
+    ]
+
+
+def test_the_whole_suite_in_every_combination() -> None:
+    batches, layouts = (1, 8), ("NCHW", "NHWC")
+    found = tasks.from_suite("all", batches=batches, dtypes=("bfloat16",), layouts=layouts)
+    assert len({task.shape for task in found}) == len(found)
+    runs = [layer.count for name in suite.networks() for layer in suite.network(name)]
+    for batch, layout in product(batches, layouts):
+        ours = [t for t in found if (t.shape.batch, t.shape.layout) == (batch, layout)]
+        assert sum(task.count for task in ours) == sum(runs)
+    assert {task.shape.dtype for task in found} == {"bfloat16"}
+    with pytest.raises(InvalidShapeError, match="no part 'seed'; allowed are seeds, all"):
+        tasks.from_suite("seed", batches=(1,), dtypes=("float32",), layouts=("NCHW",))
+
+
+def network(name: str, **changes: Any) -> list[Task]:
+    forms = {"batches": (1,), "dtypes": ("float32",), "layouts": ("NCHW",)}
+    return tasks.from_network(name, **(forms | changes))
+
+
+def test_a_network_of_the_suite_needs_no_library() -> None:
+    found = network("mobilenet_v2", batches=(1, 32), epilogue="scale_shift+relu6")
+    assert found == network(
+        "torchvision/mobilenet_v2", batches=(1, 32), epilogue=["scale_shift", "relu6"]
+    )
+    layers = suite.network("mobilenet_v2") + suite.network("mobilenet_v2", batch=32)
+    assert [(task.shape, task.count) for task in found] == [(i.shape, i.count) for i in layers]
+    assert {task.epilogue for task in found} == {Epilogue(("scale_shift", "relu6"))}
+    assert network("timm/cspresnext50") == []
+    with pytest.raises(InvalidShapeError, match="batch must be an integer >= 1, got 0"):
+        network("mobilenet_v2", batches=(0,))
+
+
+@pytest.mark.parametrize("name", ["keras/vgg", "timm/hub/vgg"])
+def test_a_library_that_is_not_known(name: str) -> None:
+    with pytest.raises(
+        InvalidShapeError, match=f"no network '{name}'; it has .*timm/NAME or torch"
+    ):
+        network(name)
+
+
+@pytest.mark.skipif(not NO_LIBRARY, reason="timm or torchvision is installed")
+@pytest.mark.parametrize("name", ["vgg11", "torchvision/vgg11"])
+def test_other_networks_need_a_library(name: str) -> None:
+    with pytest.raises(ToolchainError, match=r"it has torch.*; for others .*torchvision must be"):
+        network(name)
+
+
+# Models
+
+
+def conv(**changes: Any) -> SimpleNamespace:
+    """Return the attributes that ``torch.nn.Conv2d(8, 8, 3, groups=8)`` has."""
+    same = {"in_channels": 8, "out_channels": 8, "groups": 8, "padding_mode": "zeros"}
+    pairs = {"kernel_size": (3, 3), "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+    return SimpleNamespace(**(same | pairs | changes))
+
+
+class Conv2dSame(SimpleNamespace):
+    """Named as timm's."""
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"),
+    [
+        (conv(), "1x8x10x11_k3"),
+        (conv(kernel_size=(3, 5), stride=(2, 1), padding=(1, 2)), "1x8x10x11_k3x5_s2x1_p1x2"),
+        (conv(padding="same", dilation=(2, 3), kernel_size=(4, 3)), "1x8x10x11_k4x3_d2x3_p3x3x3x3"),
+        (conv(padding="valid", out_channels=24), "1x8x10x11_k3_m3"),
+        (conv(same_pad=True, stride=(2, 2)), "1x8x10x11_k3_s2_p0x1x1x1"),
+        (conv(same_pad=False, stride=(2, 2)), "1x8x10x11_k3_s2"),
+        (Conv2dSame(**vars(conv(stride=(2, 2)))), "1x8x10x11_k3_s2_p0x1x1x1"),
+    ],
+)
+def test_a_depthwise_layer_becomes_a_shape(layer: Any, text: str) -> None:
+    parameters = tasks.depthwise_parameters(layer, 10, 11)
+    assert parameters is not None
+    assert DepthwiseConv2dShape(batch=1, **parameters) == shape(text)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"groups": 1}, {"groups": 4}, {"in_channels": 1, "groups": 1}, {"padding_mode": "reflect"}],
+)
+def test_other_layers_are_left_out(changes: dict[str, Any]) -> None:
+    assert tasks.depthwise_parameters(conv(**changes), 10, 10) is None
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(ArgumentError, match=r"model must be a torch\.nn\.Module, got str"):
+        tasks.from_model("mobilenet_v2", None)
+
+
+@pytest.mark.gpu  # not for the GPU itself: torch and timm are where the GPU is
+@pytest.mark.parametrize("network", ["convnext_tiny", "mobilenetv2_100", "tf_efficientnet_b0"])
+def test_networks_of_timm(network: str) -> None:
+    found = tasks.from_network(
+        f"timm/{network}", batches=(2,), dtypes=("float16",), layouts=("NHWC",)
+    )
+    assert found
+    assert {(t.shape.batch, t.shape.dtype, t.shape.layout) for t in found} == {
+        (2, "float16", "NHWC")
+    }
+    known = tuple(name for name in suite.networks() if name.endswith(f"/{network}"))
+    for name in known:
+        layers = suite.network(name, batch=2, dtype="float16", layout="NHWC")
+        assert {(t.shape, t.count) for t in found} == {(lay.shape, lay.count) for lay in layers}
+
+
+@pytest.mark.gpu
+def test_a_model_is_traced_by_running_it() -> None:
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.never_run = nn.Conv2d(8, 8, 7, groups=8)
+            self.down = nn.Conv2d(8, 16, 3, stride=2, padding=1, groups=8)
+            self.again = nn.Conv2d(16, 16, 5, padding="same", dilation=2, groups=16)
+            self.mirror = nn.Conv2d(16, 16, 3, padding=1, padding_mode="reflect", groups=16)
+            self.norm = nn.BatchNorm2d(16)
+            self.stem = nn.Conv2d(3, 8, 1)
+
+        def forward(self, image: Any, factor: Any) -> Any:
+            image = self.down(input=self.stem(image)) * factor
+            return self.norm(self.mirror(self.again(self.again(image))))
+
+    with torch.device("meta"):
+        model, image = Block(), torch.zeros(1, 3, 20, 31)
+    model.norm.eval()
+    found = tasks.from_model(
+        model, (image, 2), batches=(1, 4), dtypes=("float16",), layouts=("NHWC",), epilogue="relu"
+    )
+    relu = Epilogue(("relu",))
+    assert found == [
+        Task(shape(f"{batch}x{text}_float16_nhwc"), relu, count)
+        for batch in (1, 4)
+        for text, count in (("8x20x31_k3_s2_p1_m2", 1), ("16x10x16_k5_d2_p4", 2))
+    ]
+    assert model.training
+    assert not model.norm.training
+    with pytest.raises(TypeError):
+        tasks.from_model(model, image)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert model.training
+
+
+# Files
+
+
+def written(tmp_path: Path, entries: object) -> Path:
+    path = tmp_path / "layers.json"
+    path.write_text(json.dumps(entries), encoding="utf-8")
+    return path
+
+
+LAYER: dict[str, Any] = {"batch": 1, "in_channels": 8, "height": 9, "width": 9, "kernel": [3, 3]}
+
+
+def test_a_file_lists_layers(tmp_path: Path) -> None:
+    padded = LAYER | {"padding": [1, 1, 1, 1], "layers": 3}
+    entries = [
+        "1x8x9x9_k3_psame",
+        padded,
+        LAYER | {"epilogue": "bias"},
+        LAYER | {"epilogue": ["bias"], "kernel": 3},
+        LAYER | {"epilogue": None},
+    ]
+    path = written(tmp_path, entries)
+    assert tasks.from_file(path, "relu") == [
+        Task(shape("1x8x9x9_k3_p1"), Epilogue(("relu",)), 4),
+        Task(shape("1x8x9x9_k3"), Epilogue(("bias",)), 2),
+        Task(shape("1x8x9x9_k3"), Epilogue(), 1),
+    ]
+    assert tasks.from_file(str(written(tmp_path, []))) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "error", "reason"),
+    [
+        ("1x8x9x9_k33", InvalidShapeError, "the output is empty"),
+        (LAYER | {"kernle": 3}, InvalidShapeError, "unknown shape parameters ['kernle']"),
+        ({"batch": 1}, InvalidShapeError, "missing shape parameters"),
+        (LAYER | {"layers": 0}, InvalidShapeError, "layers must be an integer >= 1, got 0"),
+        (LAYER | {"layers": True}, InvalidShapeError, "layers must be an integer >= 1, got True"),
+        (LAYER | {"kernel": [3, "3"]}, InvalidShapeError, "kernel must be an integer >= 1"),
+        (LAYER | {"padding": {"top": 1}}, InvalidShapeError, "padding must be an integer >= 0"),
+        (LAYER | {"epilogue": "tanh"}, InvalidEpilogueError, "unknown epilogue step 'tanh'"),
+        (
+            LAYER | {"epilogue": {"relu": 6}},
+            InvalidEpilogueError,
+            "epilogue must be a text or a list",
+        ),
+        (LAYER | {"epilogue": 6}, InvalidEpilogueError, "an epilogue is None"),
+        (7, InvalidShapeError, "a shape is a DepthwiseConv2dShape, its text form or"),
+        ([], InvalidShapeError, "a shape is a DepthwiseConv2dShape, its text form or"),
+    ],
+)
+def test_a_wrong_entry_is_named(
+    tmp_path: Path, entry: object, error: type[DwtirError], reason: str
+) -> None:
+    path = written(tmp_path, ["1x8x9x9_k3", entry])
+    with pytest.raises(error, match=re.escape(f"{path}: entry 1: {reason}")):
+        tasks.from_file(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (None, "not a file"),
+        (b"[", "not readable as JSON"),
+        (b"{}", "must be a JSON list of layers, got dict"),
+        (b"[" + b" " * (1 << 20) + b"]", "larger than 1048576 bytes"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, data: bytes | None, reason: str) -> None:
+    path = tmp_path / "layers.json"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(RecordError, match=re.escape(f"{path}: {reason}")):
+        tasks.from_file(path)
