@@ -22,6 +22,7 @@ from dwtir.target import resolve
 # Odd sizes, so that tiles hang over every edge; 8 channels make a vector of 16 bytes. The
 # large kernel takes the strategies' second way, row by row.
 SIZES = ("2x8x13x17_k3_psame", "1x8x19x18_k13_s2_psame")
+ENDINGS = ("", "_dgrad", "_wgrad")
 EPILOGUE = "scale_shift+relu"
 
 
@@ -32,11 +33,13 @@ def main(target: str) -> int:
     for size in SIZES:
         for layout in ("nchw", "nhwc"):
             for dtype in ("float32", "float16"):
-                shape = dwtir.DepthwiseConv2dShape.parse(f"{size}_{dtype}_{layout}")
-                for schedule in schedules(shape, device):
-                    right = is_right(shape, schedule, device)
-                    wrong += not right
-                    print(f"{'ok   ' if right else 'WRONG'} {schedule:16} {shape}", flush=True)
+                for ending in ENDINGS:
+                    text = f"{size}_{dtype}_{layout}{ending}"
+                    shape = dwtir.DepthwiseConv2dShape.parse(text)
+                    for schedule in schedules(shape, device):
+                        right = is_right(shape, schedule, device)
+                        wrong += not right
+                        print(f"{'ok   ' if right else 'WRONG'} {schedule:16} {shape}", flush=True)
     return 1 if wrong else 0
 
 
@@ -52,15 +55,15 @@ def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterat
 
 def is_right(shape: dwtir.DepthwiseConv2dShape, schedule: str, device: dwtir.Target) -> bool:
     """Build the kernel, run it, and compare with the oracle."""
-    kernel = dwtir.build(shape, schedule, epilogue=EPILOGUE, target=device)
+    epilogue = EPILOGUE if shape.operation == "forward" else None
+    kernel = dwtir.build(shape, schedule, epilogue=epilogue, target=device)
     rng = np.random.default_rng(0)
-    extents = {"data": shape.data_shape, "weight": shape.weight_shape}
-    extents |= kernel.epilogue.operands(shape)
+    extents = shape.input_shapes | kernel.epilogue.operands(shape)
     arrays = {
         name: rng.standard_normal(extent, np.float32).astype(shape.dtype)
         for name, extent in extents.items()
     }
-    out = np.full(shape.out_shape, np.nan, shape.dtype)
+    out = np.full(shape.result_shape, np.nan, shape.dtype)
     if device.kind == "cuda":
         gpu = tvm.cuda(0)
         on_gpu = tvm.runtime.tensor(out, gpu)
@@ -68,9 +71,9 @@ def is_right(shape: dwtir.DepthwiseConv2dShape, schedule: str, device: dwtir.Tar
         out = on_gpu.numpy()
     else:
         kernel(*arrays.values(), out=out)
-    data, weight = arrays.pop("data"), arrays.pop("weight")
-    expected = reference.depthwise_conv2d(shape, data, weight, arrays, epilogue=EPILOGUE)
-    bound = reference.error_bound(shape, data, weight, arrays, epilogue=EPILOGUE)
+    first, second = (arrays.pop(name) for name in shape.input_shapes)
+    expected = reference.depthwise_conv2d(shape, first, second, arrays, epilogue=epilogue)
+    bound = reference.error_bound(shape, first, second, arrays, epilogue=epilogue)
     return bool((np.abs(out.astype(np.float64) - expected) <= bound).all())
 
 

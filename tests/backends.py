@@ -100,7 +100,7 @@ def run_guarded(
     """Run, and check that all of the output and no other memory is written."""
     outputs = []
     for tensors in inputs:
-        unwritten = np.full(shape.out_shape, np.nan, np.float32).astype(numpy_dtype(shape.dtype))
+        unwritten = np.full(shape.result_shape, np.nan, np.float32).astype(numpy_dtype(shape.dtype))
         guarded = {name: Guarded(array, _INPUT_GUARD) for name, array in tensors.items()}
         guarded["out"] = Guarded(unwritten, _OUTPUT_GUARD)
         run(list(guarded.values()))
@@ -178,23 +178,25 @@ CPU = Backend("cpu", lambda: resolve("cpu"), _build("cpu"))
 OPENCL = Backend("opencl", lambda: resolve("opencl"), _build("opencl"))
 CUDA = Backend("cuda", lambda: resolve("cuda"), _cuda)
 
-Cell: TypeAlias = tuple[Backend, type[Strategy], str, str]
+Cell: TypeAlias = tuple[Backend, type[Strategy], str, str, str]
 
 
 def cells(*backends: Backend, strategies: Mapping[str, type[Strategy]] = STRATEGIES) -> list[Any]:
-    """List backend, strategy, layout and dtype in all combinations that go together."""
+    """List backend, strategy, operation, layout and dtype in all combinations that go together."""
     return [
         pytest.param(
             backend,
             strategy,
+            operation,
             layout,
             dtype,
-            id=f"{backend.name}-{strategy.name}-{layout.lower()}-{dtype}",
+            id=f"{backend.name}-{strategy.name}-{operation}-{layout.lower()}-{dtype}",
             marks=[pytest.mark.gpu] if backend is CUDA else [],
         )
         for backend in backends
         for strategy in strategies.values()
         if strategy.on_gpu == backend.on_gpu
+        for operation in strategy.operations
         for layout in strategy.layouts
         for dtype in DTYPES
     ]

@@ -300,17 +300,17 @@ def integer_tensors(shape: DepthwiseConv2dShape, epilogue: Epilogue, seed: int) 
     rng = np.random.default_rng(seed)
     # The epilogue at most doubles the sum, and bias, residual and shift add 2 each.
     sums = (_LARGEST_INTEGER[shape.dtype] - 10) // 2
-    taps = prod(shape.kernel)
-    product = min(max(1, sums // taps), 64 * 64)
-    weights = isqrt(product)
+    terms, axes = _summed(shape)
+    product = min(max(1, sums // terms), 64 * 64)
+    sizes = (product // isqrt(product), isqrt(product))
     values = {
-        "data": _integers(rng, shape.data_shape, product // weights),
-        "weight": _integers(rng, shape.weight_shape, weights),
+        name: _integers(rng, extents, largest)
+        for (name, extents), largest in zip(shape.input_shapes.items(), sizes, strict=True)
     }
-    if taps > sums:  # A large kernel in bfloat16: only so many taps can be other than 0.
-        values["weight"] *= rng.random(shape.weight_shape) < 0.5 * sums / taps
-        axes = (2, 3) if shape.layout == "NCHW" else (0, 1)
-        assert np.count_nonzero(values["weight"], axis=axes).max() <= sums
+    if terms > sums:  # Of many products in bfloat16, only so many can be other than 0.
+        name, extents = list(shape.input_shapes.items())[1]
+        values[name] *= rng.random(extents) < 0.5 * sums / terms
+        assert np.count_nonzero(values[name], axis=axes).max() <= sums
     for name, extents in epilogue.operands(shape).items():
         values[name] = _integers(rng, extents, 2)
         if name == "scale":
@@ -318,11 +318,22 @@ def integer_tensors(shape: DepthwiseConv2dShape, epilogue: Epilogue, seed: int) 
     return _rounded(values, shape)
 
 
+def _summed(shape: DepthwiseConv2dShape) -> tuple[int, tuple[int, ...]]:
+    """Count the products of a result, and name the axes of the second input that it sums over."""
+    nchw = shape.layout == "NCHW"
+    if shape.operation == "grad_weight":
+        axes = (0, 2, 3) if nchw else (0, 1, 2)
+        return prod(shape.out_shape[axis] for axis in axes), axes
+    axes = (2, 3) if nchw else (0, 1)
+    if shape.operation == "grad_data":
+        axes = (*axes, 1 if nchw else 3)
+    return prod(shape.weight_shape[axis] for axis in axes), axes
+
+
 def real_tensors(shape: DepthwiseConv2dShape, epilogue: Epilogue, seed: int) -> Tensors:
     """Make normally distributed values, of which no sum or product is exact."""
     rng = np.random.default_rng(seed)
-    extents = {"data": shape.data_shape, "weight": shape.weight_shape}
-    extents |= epilogue.operands(shape)
+    extents = shape.input_shapes | epilogue.operands(shape)
     return _rounded({name: rng.standard_normal(of) for name, of in extents.items()}, shape)
 
 

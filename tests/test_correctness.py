@@ -59,8 +59,8 @@ def check_integers(shape: DepthwiseConv2dShape, epilogue: Epilogue, run: Run, se
 def check_reals(shape: DepthwiseConv2dShape, epilogue: Epilogue, run: Run, seed: int) -> None:
     tensors = real_tensors(shape, epilogue, seed)
     expected = oracle(shape, epilogue, tensors)
-    data, weight, *_ = tensors.values()
-    bound = reference.error_bound(shape, data, weight, tensors, epilogue=epilogue)
+    first, second, *_ = tensors.values()
+    bound = reference.error_bound(shape, first, second, tensors, epilogue=epilogue)
     (got,) = run_guarded(run, shape, [tensors])
     ratio = np.abs(got - expected) / bound  # NaN where the output was not written
     note(f"the largest error is {np.max(ratio)} of the bound")
@@ -68,8 +68,8 @@ def check_reals(shape: DepthwiseConv2dShape, epilogue: Epilogue, run: Run, seed:
 
 
 def oracle(shape: DepthwiseConv2dShape, epilogue: Epilogue, tensors: Tensors) -> Array:
-    data, weight, *_ = tensors.values()
-    return reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
+    first, second, *_ = tensors.values()
+    return reference.depthwise_conv2d(shape, first, second, tensors, epilogue=epilogue)
 
 
 def check(
@@ -82,20 +82,22 @@ def check(
 
 
 @pytest.mark.parametrize(
-    ("backend", "strategy", "layout", "dtype"), cells(REPLAY, CPU, OPENCL, CUDA)
+    ("backend", "strategy", "operation", "layout", "dtype"), cells(REPLAY, CPU, OPENCL, CUDA)
 )
 @given(shape=shapes(layouts=("NCHW",), dtypes=("float32",)), epilogue=epilogues(), seed=seeds)
 @named_shapes(epilogue=Epilogue(("scale_shift", "relu6", "residual")), seed=0)
 def test_the_chosen_tile(
     backend: Backend,
     strategy: type[Strategy],
+    operation: str,
     layout: str,
     dtype: str,
     shape: DepthwiseConv2dShape,
     epilogue: Epilogue,
     seed: int,
 ) -> None:
-    shape = replace(shape, layout=layout, dtype=dtype)
+    shape = replace(shape, operation=operation, layout=layout, dtype=dtype)
+    epilogue = epilogue if operation == "forward" else Epilogue()
     target = backend.target()
     tile = strategy.choose(shape, target)
     tile.check_use(shape, target)
@@ -103,21 +105,22 @@ def test_the_chosen_tile(
 
 
 @pytest.mark.parametrize(
-    ("backend", "strategy", "layout", "dtype"), cells(REPLAY, CPU, OPENCL, CUDA)
+    ("backend", "strategy", "operation", "layout", "dtype"), cells(REPLAY, CPU, OPENCL, CUDA)
 )
 @given(data=st.data(), shape=shapes(layouts=("NCHW",), dtypes=("float32",), kernel=7), seed=seeds)
 def test_any_tile_that_passes_its_check(
     backend: Backend,
     strategy: type[Strategy],
+    operation: str,
     layout: str,
     dtype: str,
     data: st.DataObject,
     shape: DepthwiseConv2dShape,
     seed: int,
 ) -> None:
-    shape = replace(shape, layout=layout, dtype=dtype)
+    shape = replace(shape, operation=operation, layout=layout, dtype=dtype)
     tile = data.draw(tiles(strategy, shape, backend.target(), structures=True))
-    epilogue = data.draw(epilogues(steps=EXACT_STEPS))
+    epilogue = data.draw(epilogues(steps=EXACT_STEPS)) if operation == "forward" else Epilogue()
     check(shape, epilogue, tile, backend.compile(tile, shape, epilogue), seed)
 
 
@@ -151,9 +154,10 @@ def test_a_kernel_that_errs_by_one_byte_is_caught(place: str) -> None:
 def test_a_tile_of_random_variables(
     strategy: type[Strategy], data: st.DataObject, seed: int
 ) -> None:
-    shape = data.draw(shapes(layouts=strategy.layouts, kernel=7))
+    operation = data.draw(st.sampled_from(strategy.operations))
+    shape = replace(data.draw(shapes(layouts=strategy.layouts, kernel=7)), operation=operation)
     tile = data.draw(tiles(strategy, shape, H200))
-    epilogue = data.draw(epilogues(steps=EXACT_STEPS))
+    epilogue = data.draw(epilogues(steps=EXACT_STEPS)) if operation == "forward" else Epilogue()
     sch = Schedule(compute.depthwise_conv2d(shape, epilogue))
     decisions = {name: tile.parameters[name] for name in strategy.space(shape, H200)}
     variables, values = strategy.draw(sch, shape, H200, decisions)

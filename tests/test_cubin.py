@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import hypothesis
 import pytest
 
 import dwtir
 from dwtir import DepthwiseConv2dShape, suite
-from dwtir.shape import LAYOUTS
+from dwtir.notation import LAYOUTS, OPERATIONS
 
 # Layers of the networks that the project is measured on, spread over kernels, strides,
 # batches, dtypes and layouts; and four with 9x9 and 11x11 kernels, which they do not have.
@@ -81,9 +82,10 @@ def check(shape: DepthwiseConv2dShape) -> str | None:
     return None
 
 
+@pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("text", LAYERS)
-def test_the_chosen_tile_does_not_spill(text: str) -> None:
-    assert check(DepthwiseConv2dShape.parse(text)) is None
+def test_the_chosen_tile_does_not_spill(text: str, operation: str) -> None:
+    assert check(replace(DepthwiseConv2dShape.parse(text), operation=operation)) is None
 
 
 def test_the_layers_are_a_spread() -> None:
@@ -101,8 +103,10 @@ if NIGHTLY:
     @pytest.mark.parametrize("dtype", suite.DTYPES)
     @pytest.mark.parametrize("batch", suite.BATCHES)
     @pytest.mark.parametrize("network", suite.networks())
+    @pytest.mark.parametrize("operation", OPERATIONS)
     def test_no_layer_of_the_suite_spills(
-        network: str, batch: int, dtype: str, layout: str
+        network: str, batch: int, dtype: str, layout: str, operation: str
     ) -> None:
         layers = suite.network(network, batch=batch, dtype=dtype, layout=layout)
-        assert [message for layer in layers if (message := check(layer.shape))] == []
+        shapes = [replace(layer.shape, operation=operation) for layer in layers]
+        assert [message for shape in shapes if (message := check(shape))] == []

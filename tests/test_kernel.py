@@ -828,8 +828,8 @@ def test_schedules_by_name_and_as_objects() -> None:
         ("", "cpu", "unknown schedule ''"),
         (None, "cpu", "a schedule is a name or a Strategy, got NoneType"),
         (Cpu, "cpu", "a schedule is a name or a Strategy, got "),
-        ("v4", "cpu", "must be NCHW on a GPU, got"),
-        ("cpu", "opencl", "must be NCHW or NHWC on a CPU, got"),
+        ("v4", "cpu", "must be forward in NCHW on a GPU, got"),
+        ("cpu", "opencl", "must be forward or grad_data in NCHW or NHWC on a CPU, got"),
         (Cpu(1, 1, 5), "cpu", "lanes must be one of"),
         (SharedTile(thread_y=64, thread_x=32), "opencl", "threads per block must be at most 1024"),
         (SharedTile(padding="none"), "opencl", "padding must be 'staged' or 'inline', got none"),
@@ -842,9 +842,9 @@ def test_schedules_that_do_not_fit(schedule: Any, target: str, message: str) -> 
 
 def test_a_strategy_for_the_other_layout_is_refused() -> None:
     nhwc = replace(SHAPE, layout="NHWC")
-    with pytest.raises(InvalidScheduleError, match=r"nhwc on opencl|must be NCHW"):
+    with pytest.raises(InvalidScheduleError, match=r"nhwc on opencl|in NCHW"):
         dwtir.build(nhwc, "register_window", target="opencl")
-    with pytest.raises(InvalidScheduleError, match="must be NHWC on a GPU"):
+    with pytest.raises(InvalidScheduleError, match="in NHWC on a GPU"):
         dwtir.build(SHAPE, "channel_vector", target="opencl")
 
 
@@ -935,7 +935,7 @@ HOSTILE_RECORDS: dict[str, tuple[Callable[[], Any], str]] = {
     "code": (lambda: record(strategy="__import__('os')"), "unknown strategy"),
     "another device's": (
         lambda: record(strategy="shared_tile", parameters=SharedTile().parameters),
-        "must be NCHW on a GPU",
+        "in NCHW on a GPU",
     ),
     "no parameters": (lambda: record(parameters=None), "parameters must be an object, got None"),
     "list": (lambda: record(parameters=[3, 1, 2]), "parameters must be an object"),

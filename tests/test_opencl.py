@@ -18,7 +18,7 @@ from tvm.script import tirx as T
 from dwtir import opencl
 from dwtir.errors import ArgumentError, CompileError, InvalidScheduleError, ToolchainError
 from dwtir.opencl import OpenCLKernel, compile_opencl
-from dwtir.opencl_source import Lowered
+from dwtir.opencl_source import Launch, Lowered
 
 needs_opencl = pytest.mark.skipif(opencl.available() is not None, reason=str(opencl.available()))
 
@@ -190,9 +190,7 @@ def test_a_missing_barrier_shows() -> None:
     assert kernel.source.count(barrier) == 1
     params = [("a", a.shape, "float32"), ("out", a.shape, "float32")]
     source = kernel.source.replace(barrier, "")
-    without = OpenCLKernel(
-        Lowered(source, kernel.grid, kernel.block, kernel.local_bytes, params, kernel._order)
-    )
+    without = OpenCLKernel(Lowered(source, kernel._launches, params))
     without(a, out)
     assert not np.array_equal(out, a[:, ::-1])
 
@@ -425,12 +423,15 @@ def test_a_correct_two_step_schedule_runs() -> None:
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (lambda: two_steps("global", bind_first=True), r"one kernel, got 2 \['main_kernel'"),
+        (
+            lambda: two_steps("global", bind_first=True),
+            r"half.*no parameters: an intermediate buffer",
+        ),
         (lambda: two_steps("shared.dyn"), "half.* is 'shared.dyn', memory can be"),
         (lambda: copy_as("float32", "float32", 4096, 32), "has 32 lanes, vectors can have"),
-        (lambda: s_tir.Schedule(convolution("float32")), r"one kernel, got 0 \[\]: bind one nest"),
+        (lambda: s_tir.Schedule(convolution("float32")), "no kernel: bind its loops"),
     ],
-    ids=["two kernels", "shared.dyn", "32 lanes", "unbound"],
+    ids=["memory between kernels", "shared.dyn", "32 lanes", "unbound"],
 )
 def test_what_opencl_cannot_express_is_named(schedule: Any, message: str) -> None:
     mod = schedule().mod
@@ -444,18 +445,21 @@ def test_limits_are_checked_before_the_launch() -> None:
     with pytest.raises(InvalidScheduleError, match=r"block \(64, 1, 1\) has more than 32 threads"):
         compile_opencl(mod, max_threads=32)
     most = opencl.find_device().max_work_group_size
+    wide = Launch("main_kernel", (1, 1, 1), (1, 2 * most, 1), 0, [])
     with pytest.raises(InvalidScheduleError, match=f"does not fit .*at most {most} work-items"):
-        OpenCLKernel(Lowered("", (1, 1, 1), (1, 2 * most, 1), 0, [], []))
+        OpenCLKernel(Lowered("", [wide], []))
     local = opencl.find_device().local_mem_size
+    large = Launch("main_kernel", (1, 1, 1), (1, 1, 1), local + 1, [])
     with pytest.raises(InvalidScheduleError, match=f"{local + 1} bytes of local memory"):
-        OpenCLKernel(Lowered("", (1, 1, 1), (1, 1, 1), local + 1, [], []))
+        OpenCLKernel(Lowered("", [large], []))
 
 
 @needs_opencl
 def test_a_rejected_source_shows_the_build_log() -> None:
     source = "__kernel void main_kernel(__global float* a) { a[0] = undeclared_thing; }"
+    launch = Launch("main_kernel", (1, 1, 1), (1, 1, 1), 0, [0])
     with pytest.raises(CompileError, match="undeclared_thing") as error:
-        OpenCLKernel(Lowered(source, (1, 1, 1), (1, 1, 1), 0, [("a", (1,), "float32")], [0]))
+        OpenCLKernel(Lowered(source, [launch], [("a", (1,), "float32")]))
     assert "use of undeclared identifier" in str(error.value)
     assert source in str(error.value)
 

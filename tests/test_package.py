@@ -122,11 +122,6 @@ def test_the_core_needs_numpy_and_the_tvm_that_the_doctor_knows(metadata: Messag
     assert pins | {"numpy>=1.26"} == set(needs)
 
 
-def test_the_tests_do_not_need_torch(metadata: Message) -> None:
-    needs = metadata.get_all("Requires-Dist", [])
-    assert not [need for need in needs if need.startswith("torch") and "'torch'" not in need]
-
-
 def test_the_readme_lists_the_extras() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     section = text.partition("## Extras")[2].partition("\n## ")[0]
@@ -159,13 +154,13 @@ def imports(path: Path) -> Iterator[str]:
 
 # Who may import what: files and folders of the package, or nobody but these.
 ALLOWED = {
-    "torch": {"nn.py", "bench"},
+    "torch": {"nn", "bench"},
     "pyopencl": {"opencl.py", "pocl.py"},
     "cuda": {"nvrtc.py", "timing.py"},
     "dwtir.tune": {"tune", "bench", "__main__.py"},
     "dwtir.bench": {"bench", "__main__.py"},
-    "dwtir.nn": {"nn.py", "bench", "__main__.py"},
-    "dwtir.build": {"__init__.py", "first_look.py", "verify.py", "tune", "bench", "nn.py"},
+    "dwtir.nn": {"nn", "bench", "__main__.py"},
+    "dwtir.build": {"__init__.py", "first_look.py", "verify.py", "tune", "bench", "nn"},
 }
 
 

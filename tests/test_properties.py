@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import hypothesis.strategies as st
@@ -15,7 +16,7 @@ from hypothesis import given, note, settings
 from backends import CPU, CUDA, H200, REPLAY, Backend, llvm, run_guarded
 from dwtir import ARTICLE_STEPS, STRATEGIES, DepthwiseConv2dShape, Epilogue, Strategy, reference
 from dwtir import compute as tir
-from dwtir.shape import DTYPES
+from dwtir.notation import DTYPES, OPERATIONS
 from strategies import (
     EXACT_STEPS,
     NAMED_SHAPES,
@@ -43,7 +44,7 @@ computers = pytest.mark.parametrize(
         )
         for backend in (REPLAY, CPU, CUDA)
         for strategy in STRATEGIES.values()
-        if strategy.on_gpu == backend.on_gpu
+        if strategy.on_gpu == backend.on_gpu and "forward" in strategy.operations
     ],
 )
 
@@ -349,8 +350,9 @@ def test_batch_items_do_not_meet(
 @settings(max_examples=10 * EXAMPLES)
 def test_the_chosen_tile_passes_its_check(shape: DepthwiseConv2dShape) -> None:
     """On every device that we know, without compiling anything."""
-    for backend in (REPLAY, CPU):
+    for backend, operation in product((REPLAY, CPU), OPERATIONS):
         target = backend.target()
+        shape = replace(shape, operation=operation)
         for strategy in STRATEGIES.values():
             if strategy.claims(shape, target):
                 tile = strategy.choose(shape, target)

@@ -46,7 +46,12 @@ def cpu_record(seconds: float = 1e-6, **about: Any) -> Record:
 
 def all_records() -> list[Record]:
     found = []
-    for text in ("2x6x9x11_k3_s2x1_psame_m2", "1x32x14x14_k7_psame_float16_nhwc"):
+    for text in (
+        "2x6x9x11_k3_s2x1_psame_m2",
+        "1x32x14x14_k7_psame_float16_nhwc",
+        "2x6x9x11_k3_s2_psame_dgrad",
+        "2x6x9x11_k3_s2_psame_wgrad",
+    ):
         shape = DepthwiseConv2dShape.parse(text)
         for target in (resolve("cpu"), H200):
             for strategy in STRATEGIES.values():
@@ -63,7 +68,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         assert record.write(tmp_path / str(number))
         path = record.path_in(tmp_path / str(number))
         assert Record.read(path) == record
-        assert path.stat().st_size < MAX_BYTES / 2
+        assert path.stat().st_size < 0.8 * MAX_BYTES
         assert [file.name for file in path.parent.iterdir()] == [path.name]
         assert traces.recognise(record.trace, record.shape, record.target, Epilogue()) == (
             record.strategy

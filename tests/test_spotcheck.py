@@ -9,11 +9,13 @@ from dwtir import DepthwiseConv2dShape, Epilogue, reference, spotcheck
 
 
 @pytest.mark.parametrize("text", ["2x6x9x11_k3_s2x1_psame_m2", "3x8x7x7_k5_p2_float16_nhwc"])
-@pytest.mark.parametrize("steps", ["", "scale_shift+residual+relu6"])
+@pytest.mark.parametrize("steps", ["", "scale_shift+residual+relu6", "_dgrad", "_wgrad"])
 def test_a_right_result_is_within_the_bound(text: str, steps: str) -> None:
+    if steps.startswith("_"):
+        text, steps = text + steps, ""
     shape, epilogue = DepthwiseConv2dShape.parse(text), Epilogue.of(steps or None)
     rng = np.random.default_rng(0)
-    extents = (shape.data_shape, shape.weight_shape, *epilogue.operands(shape).values())
+    extents = (shape.input_shapes | epilogue.operands(shape)).values()
     inputs = [rng.standard_normal(e, np.float32).astype(shape.dtype) for e in extents]
     operands = dict(zip(epilogue.operands(shape), inputs[2:], strict=True))
     out = reference.depthwise_conv2d(shape, *inputs[:2], operands, epilogue=epilogue)

@@ -26,7 +26,7 @@ from dwtir import (
     reference,
 )
 from dwtir.build import schedule_for
-from dwtir.schedules import ChannelVector, Ladder, RegisterWindow, SharedTile, named
+from dwtir.schedules import ChannelVector, Ladder, RegisterWindow, SharedTile, TapSums, named
 from dwtir.schedules.ladder import LADDER_STEPS
 from dwtir.target import resolve
 from strategies import integer_tensors
@@ -245,17 +245,56 @@ def test_the_trace_makes_the_script(target: str, layout: str, epilogue: str) -> 
         assert fresh.mod["main"].script() == kernel.script()
 
 
-@pytest.mark.parametrize("name", [name for name, s in STRATEGIES.items() if s.on_gpu])
-def test_a_gpu_schedule_is_one_kernel_with_its_sums_in_registers(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        (name, operation)
+        for name, strategy in STRATEGIES.items()
+        for operation in strategy.operations
+        if strategy.on_gpu and operation != "grad_weight"
+    ],
+)
+def test_a_gpu_schedule_is_one_kernel_with_its_sums_in_registers(name: str, operation: str) -> None:
     strategy = STRATEGIES[name]
     shape = DepthwiseConv2dShape.parse(f"2x8x28x28_k3_p1_{strategy.layouts[0].lower()}")
-    source = dwtir.build(shape, name, epilogue="relu", target="nvidia-h200").source()
-    assert len(set(re.findall(r"__global__ void.* (\w+)\(", source))) == 1
+    shape = dataclasses.replace(shape, operation=operation)
+    kernel = dwtir.build(shape, name, target="nvidia-h200")
+    assert kernel_names(kernel.source()) == {"main_kernel"}
+    assert kernel.info.workspace == ()
     scopes, extents = scopes_and_bindings(shape, name)
     assert "global" not in scopes
     assert "" not in scopes
     assert "local" in scopes
     assert extents["threadIdx.x"] > 1
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_the_weights_gradient_is_two_kernels_with_its_sums_in_registers(layout: str) -> None:
+    shape = DepthwiseConv2dShape.parse(f"8x32x56x56_k3_p1_{layout}_wgrad")
+    kernel = dwtir.build(shape, "tap_sums", target="nvidia-h200")
+    assert kernel_names(kernel.source()) == {"main_kernel", "main_kernel_1"}
+    tile = kernel.strategy
+    assert isinstance(tile, TapSums)
+    assert kernel.info.workspace == ((tile.parts, *shape.weight_shape),)
+    threads, taps = tile.channels * tile.threads, 9 * tile.vector
+    resources = kernel.resources()
+    assert resources.threads == threads
+    assert resources.shared_bytes == 4 * threads * taps
+    assert resources.spill_bytes == 0
+    assert f"float acc_rf_rf_shared_local_ptr[{taps}]" in kernel.source()
+
+
+def kernel_names(source: str) -> set[str]:
+    return set(re.findall(r"__global__ void.* (\w+)\(", source))
+
+
+def test_a_strided_gradient_multiplies_only_the_taps_that_are_there() -> None:
+    """The source asks at every tap whether it is there, of the tile's own rows and columns."""
+    shape = DepthwiseConv2dShape.parse("2x8x28x28_k3_s2_p1_dgrad")
+    source = dwtir.build(shape, "register_window", target="nvidia-h200").source()
+    tests = [line for line in source.splitlines() if "% 2) == 0" in line]
+    assert tests
+    assert not [line for line in tests if "Idx" in line]
 
 
 @pytest.mark.parametrize("name", ["register_window", "channel_vector"])

@@ -54,6 +54,12 @@ def test_most_used_first() -> None:
     assert tasks.by_use(given) == [given[3], given[1], given[2], given[0]]
 
 
+def test_gradients_have_the_counts_and_no_epilogue() -> None:
+    forward = [Task(shape("1x8x9x9_k3_p1"), Epilogue(("relu",)), 3)]
+    found = tasks.for_operations(forward, ("forward", "grad_weight"))
+    assert found == [*forward, Task(shape("1x8x9x9_k3_p1_wgrad"), Epilogue(), 3)]
+
+
 # The suite
 
 

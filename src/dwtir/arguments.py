@@ -8,6 +8,7 @@ error that outlives the call, so none gets past `Signature.bind`.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -53,18 +54,32 @@ class Signature:
     epilogue : Epilogue
     device : {"cuda", "cpu", "opencl"}
         Where the tensors must be; OpenCL kernels take arrays of the host.
+    workspace : sequence of tuple of int
+        Shapes of the float32 tensors that the kernel takes before its output and
+        that no caller sees.
     """
 
-    def __init__(self, shape: DepthwiseConv2dShape, epilogue: Epilogue, device: str) -> None:
-        operands = epilogue.operands(shape)
-        self.names = ("data", "weight", *operands, "out")
-        self.shapes = (shape.data_shape, shape.weight_shape, *operands.values(), shape.out_shape)
+    def __init__(
+        self,
+        shape: DepthwiseConv2dShape,
+        epilogue: Epilogue,
+        device: str,
+        *,
+        workspace: tuple[tuple[int, ...], ...] = (),
+    ) -> None:
+        inputs = shape.input_shapes | epilogue.operands(shape)
+        self.names = (*inputs, "out")
+        self.shapes = (*inputs.values(), shape.result_shape)
         self.dtype = shape.dtype
         self.nbytes = tuple(prod(extents) * shape.itemsize for extents in self.shapes)
         self.device = device
+        self._workspace = workspace
+        self._scratch: dict[Any, list[Any]] = {}
         # torch's weight is the same memory as ours in NCHW.
         self._torch_weight = (
-            (shape.out_channels, 1, *shape.kernel) if shape.layout == "NCHW" else None
+            (shape.out_channels, 1, *shape.kernel)
+            if shape.layout == "NCHW" and shape.operation != "grad_weight"
+            else None
         )
         self._torch_dtype: Any = None
         self._numpy_dtype = numpy_dtype(shape.dtype)
@@ -128,6 +143,11 @@ class Signature:
             out = inputs[0].new_empty(self.shapes[-1])
         else:
             self._check_overlap(addresses)
+        if self._workspace:
+            scratch = [
+                inputs[0].new_empty(extents, dtype=torch.float32) for extents in self._workspace
+            ]
+            return Bound((*inputs, *scratch, out), out)
         return Bound((*inputs, out), out)
 
     def _explain_torch(
@@ -174,7 +194,10 @@ class Signature:
             if not out.flags.writeable:
                 raise ArgumentError("out must be writeable, got a read-only array")
             self._check_overlap(addresses)
-        return Bound((*inputs, out) if self.device == "opencl" else tuple(tensors), out)
+        if self.device == "opencl":
+            scratch = [np.empty(extents, np.float32) for extents in self._workspace]
+            return Bound((*inputs, *scratch, out), out)
+        return Bound(tuple(tensors), out)
 
     def _explain_numpy(self, name: str, shape: tuple[int, ...], array: Any) -> None:
         if not isinstance(array, np.ndarray):
@@ -207,13 +230,30 @@ class Signature:
                 )
             )
             self._check(name, shape, facts[-1], facts[0].device)
-        if out is not None:
-            self._check_overlap([fact.address for fact in facts])
-            return Bound(tuple(tensors), out)
         import tvm
 
-        made = tvm.runtime.empty(self.shapes[-1], self.dtype, tensors[0].device)
-        return Bound((*tensors, made), _importer(inputs[0])(made))
+        device = tensors[0].device
+        scratch = self._kept_workspace(device)
+        if out is not None:
+            self._check_overlap([fact.address for fact in facts])
+            return Bound((*tensors[:-1], *scratch, tensors[-1]), out)
+        made = tvm.runtime.empty(self.shapes[-1], self.dtype, device)
+        return Bound((*tensors, *scratch, made), _importer(inputs[0])(made))
+
+    def _kept_workspace(self, device: Any) -> list[Any]:
+        """Give a thread its workspace on a device, the same at every call.
+
+        What is freed while a stream or a graph still uses it would be somebody
+        else's; TVM's allocator does not know of either, as torch's does.
+        """
+        import tvm
+
+        key = (threading.get_ident(), str(device))
+        if key not in self._scratch:
+            self._scratch[key] = [
+                tvm.runtime.empty(extents, "float32", device) for extents in self._workspace
+            ]
+        return self._scratch[key]
 
     def _check(self, name: str, shape: tuple[int, ...], facts: _Facts, device: str) -> None:
         """Compare one tensor with what the kernel was built for."""

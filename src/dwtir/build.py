@@ -15,6 +15,7 @@ from .kernel import Kernel, KernelInfo, Resources, from_library, with_cubin_reso
 from .schedules import Strategy
 from .shape import DepthwiseConv2dShape, ShapeLike
 from .target import Target, TargetLike, resolve
+from .workspace import hoist
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -76,6 +77,7 @@ def build(
     """
     checked = DepthwiseConv2dShape.of(shape)
     steps = Epilogue.of(epilogue)
+    steps.check_for(checked)
     device = resolve(target)
     strategy, provenance = _find_strategy(checked, steps, schedule, device, on_miss)
     strategy.check_use(checked, device)
@@ -113,11 +115,14 @@ def _compile(
     from .compiler import compile_module
 
     sch = schedule_for(shape, epilogue, strategy)
-    compiled = compile_module(sch.mod, target)
+    mod, workspace = hoist(sch.mod) if target.is_gpu else (sch.mod, ())
+    compiled = compile_module(mod, target)
     resources = _launch(sch) if target.is_gpu else Resources()
     if compiled.cubin is not None:
         resources = with_cubin_resources(resources, compiled.cubin)
-    info = _describe(shape, epilogue, target, strategy, provenance, sch, compiled.source, resources)
+    info = _describe(
+        shape, epilogue, target, strategy, provenance, sch, compiled.source, resources, workspace
+    )
     return from_library(info, compiled.library), compiled
 
 
@@ -197,9 +202,12 @@ def _build_opencl(
     from .opencl import compile_opencl
 
     sch = schedule_for(shape, epilogue, strategy)
-    compiled = compile_opencl(sch.mod, max_threads=target.max_threads_per_block)
+    mod, workspace = hoist(sch.mod)
+    compiled = compile_opencl(mod, max_threads=target.max_threads_per_block)
     resources = Resources(compiled.grid, compiled.block, compiled.local_bytes)
-    info = _describe(shape, epilogue, target, strategy, provenance, sch, compiled.source, resources)
+    info = _describe(
+        shape, epilogue, target, strategy, provenance, sch, compiled.source, resources, workspace
+    )
     return Kernel(info, compiled)
 
 
@@ -212,6 +220,7 @@ def _describe(
     sch: Schedule,
     source: str,
     resources: Resources,
+    workspace: tuple[tuple[int, ...], ...],
 ) -> KernelInfo:
     from tvm.ir import save_json
 
@@ -225,11 +234,12 @@ def _describe(
         trace=save_json(sch.trace.as_json()),
         source=source,
         resources=resources,
+        workspace=workspace,
     )
 
 
 def _launch(sch: Schedule) -> Resources:
-    """Read grid and block off the thread bindings of a schedule."""
+    """Read grid and block of the first kernel off the thread bindings of a schedule."""
     import tvm_ffi
     from tvm import tirx
 
@@ -239,7 +249,9 @@ def _launch(sch: Schedule) -> Resources:
         if loop.thread_binding is not None:
             extents[str(loop.thread_binding.thread_tag)] = int(loop.extent)
 
-    tvm_ffi.structural_walk(sch.mod["main"].body, [(tirx.For, visit)])
+    body = sch.mod["main"].body.block.body
+    first = body.seq[0] if isinstance(body, tirx.SeqStmt) else body
+    tvm_ffi.structural_walk(first, [(tirx.For, visit)])
     grid, block = (
         (extents.get(f"{tag}.x", 1), extents.get(f"{tag}.y", 1), extents.get(f"{tag}.z", 1))
         for tag in ("blockIdx", "threadIdx")

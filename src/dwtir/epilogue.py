@@ -93,6 +93,18 @@ class Epilogue:
             for name in STEPS[step]
         }
 
+    def check_for(self, shape: DepthwiseConv2dShape) -> None:
+        """Refuse steps behind a gradient.
+
+        Raises
+        ------
+        InvalidEpilogueError
+        """
+        if self.steps and shape.operation != "forward":
+            raise InvalidEpilogueError(
+                f"only the forward convolution has an epilogue, got {self} for {shape.operation}"
+            )
+
     def least_bytes(self, shape: DepthwiseConv2dShape) -> int:
         """Bytes of the extra tensors, each read once."""
         return shape.itemsize * sum(map(prod, self.operands(shape).values()))

@@ -31,6 +31,9 @@ __all__ = ["Kernel", "KernelInfo", "Resources", "Timing", "load"]
 class Resources:
     """What one launch takes; None where nothing says it.
 
+    Of several kernels the first is meant, which does most of the work; `registers`
+    and `spill_bytes` are the most of all.
+
     Parameters
     ----------
     grid, block : (int, int, int) or None
@@ -83,6 +86,8 @@ class KernelInfo:
     source : str
         Generated CUDA C++ or OpenCL C, or assembly.
     resources : Resources
+    workspace : tuple of tuple of int
+        Shapes of the float32 tensors that the kernel takes before its output.
     """
 
     shape: DepthwiseConv2dShape
@@ -94,6 +99,7 @@ class KernelInfo:
     trace: str
     source: str
     resources: Resources
+    workspace: tuple[tuple[int, ...], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values from which `from_json` makes the same object."""
@@ -108,6 +114,7 @@ class KernelInfo:
             "trace": self.trace,
             "source": self.source,
             "resources": asdict(self.resources),
+            "workspace": self.workspace,
         }
 
     @classmethod
@@ -128,17 +135,19 @@ class KernelInfo:
                 strategy=STRATEGIES[values["strategy"]].from_parameters(values["parameters"]),
                 provenance={str(k): str(v) for k, v in values["provenance"].items()},
                 resources=Resources(**resources),
+                workspace=tuple(tuple(map(int, extents)) for extents in values["workspace"]),
                 **texts,
             )
-        except (DwtirError, KeyError, TypeError, AttributeError) as error:
+        except (DwtirError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise RecordError(f"the kernel's description is damaged: {error!r}") from error
 
 
 class Kernel:
-    """A depthwise convolution, compiled for one shape and device.
+    """A depthwise convolution or a gradient of it, compiled for one shape and device.
 
     Made by `build` and `load`. Calling it takes ``data``, ``weight`` and the
-    epilogue's tensors in the epilogue's order, and returns the output, which is
+    epilogue's tensors in the epilogue's order (for a gradient the tensors of
+    ``shape.input_shapes``), and returns the output, which is
     allocated by the caller's library unless ``out=`` gives it. torch tensors run
     on torch's current stream of their device, also while a CUDA graph is captured.
 
@@ -159,7 +168,9 @@ class Kernel:
         self._run = run
         self._library = library
         self._code = code
-        self._signature = Signature(info.shape, info.epilogue, info.target.kind)
+        self._signature = Signature(
+            info.shape, info.epilogue, info.target.kind, workspace=info.workspace
+        )
         self.shape = info.shape
         self.epilogue = info.epilogue
         self.target = info.target
@@ -170,15 +181,16 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<Kernel {self.shape} {self.epilogue} {self.strategy} for {self.target.name}>"
 
-    def __call__(self, data: Any, weight: Any, *operands: Any, out: Any = None) -> Any:
-        """Compute the convolution.
+    def __call__(self, *inputs: Any, out: Any = None) -> Any:
+        """Compute the convolution or the gradient.
 
         Parameters
         ----------
-        data, weight, *operands : NumPy array, torch.Tensor or DLPack object
-            Contiguous tensors of the shape's layout and dtype on the kernel's
-            device. In NCHW, torch's weight of shape (out_channels, 1, kh, kw) is
-            taken as well.
+        *inputs : NumPy array, torch.Tensor or DLPack object
+            ``data``, ``weight`` and the epilogue's tensors (for a gradient, the
+            tensors of ``shape.input_shapes``): contiguous, of the shape's layout
+            and dtype, on the kernel's device. In NCHW, torch's weight of shape
+            (out_channels, 1, kh, kw) is taken as well.
         out : same kind, optional
             Where the result is written; must not overlap the inputs.
 
@@ -194,10 +206,10 @@ class Kernel:
         ToolchainError
             If the kernel was compiled for a GPU that is not here.
         """
-        bound = self._signature.bind((data, weight, *operands), out)
+        bound = self._signature.bind(inputs, out)
         run = self._run or self._cannot_run()
         torch = sys.modules.get("torch")
-        device = getattr(data, "device", None)
+        device = getattr(inputs[0], "device", None)
         if (
             torch is not None
             and isinstance(device, torch.device)
@@ -367,11 +379,11 @@ def _is_present(target: Target) -> bool:
 
 
 def with_cubin_resources(known: Resources, cubin: Any) -> Resources:
-    """Add what the CUDA compiler reported for the one kernel of a cubin."""
-    (kernel,) = cubin.kernels
+    """Add what the CUDA compiler reported for the kernels of a cubin."""
+    kernels = sorted(cubin.kernels, key=lambda kernel: (len(kernel.name), kernel.name))
     return replace(
         known,
-        shared_bytes=kernel.shared_bytes,
-        registers=kernel.registers,
-        spill_bytes=kernel.spill_store_bytes,
+        shared_bytes=kernels[0].shared_bytes,
+        registers=max(kernel.registers for kernel in kernels),
+        spill_bytes=max(kernel.spill_store_bytes for kernel in kernels),
     )

@@ -158,16 +158,17 @@ def compile_cubin(source: str, arch: str) -> Cubin:
     if "bfloat16" in source:
         source = _BFLOAT16 + source
     cubin = _compile(nvrtc, source, arch, options)
-    if _spills(cubin) and cubin.kernels[0].registers < _most_registers(source):
+    taken = max(kernel.registers for kernel in cubin.kernels)
+    if _spills(cubin) and taken < _most_registers(source):
         unhurried = _LAUNCH_BOUNDS.sub(r"__launch_bounds__(\1, 1)", source)
         cubin = min(cubin, _compile(nvrtc, unhurried, arch, options), key=_spills)
     return cubin
 
 
 def _most_registers(source: str) -> int:
-    """Return how many registers a thread can have, with one block on an SM."""
-    bounds = _LAUNCH_BOUNDS.search(source)
-    warps = 1 if bounds is None else -(-int(bounds[1]) // 32)
+    """Return how many registers a thread of the largest block can have, alone on an SM."""
+    threads = max(map(int, _LAUNCH_BOUNDS.findall(source)), default=1)
+    warps = -(-threads // 32)
     return min(255, _REGISTERS_OF_SM // (32 * warps) // 8 * 8)
 
 

@@ -31,7 +31,7 @@ _REMEDY = "install it with: pip install 'dwtir[opencl]'"
 
 
 class OpenCLKernel:
-    """A compiled OpenCL kernel, called with NumPy arrays.
+    """A function compiled to OpenCL kernels, called with NumPy arrays.
 
     Built by :func:`compile_opencl`.
 
@@ -40,26 +40,28 @@ class OpenCLKernel:
     source : str
         The OpenCL C text.
     grid, block : tuple of int
-        Work-groups, and work-items of one work-group, in x, y and z.
+        Work-groups of the first kernel, and work-items of one, in x, y and z.
     local_bytes : int
-        Local (in CUDA: shared) memory of one work-group.
+        Local (in CUDA: shared) memory of one of its work-groups.
     """
 
     def __init__(self, lowered: Lowered) -> None:
         import pyopencl as cl
 
         self.source = lowered.source
-        self.grid, self.block, self.local_bytes = lowered.grid, lowered.block, lowered.local_bytes
-        self._params, self._order = lowered.params, lowered.order
+        self._params, self._launches = lowered.params, lowered.launches
+        first = lowered.launches[0]
+        self.grid, self.block, self.local_bytes = first.grid, first.block, first.local_bytes
         # Arguments are set on the kernel object: calls from two threads must not interleave.
         self._lock = threading.Lock()
         device, self._context, self._queue = _open_device(_wanted_device())
-        _check_limits(device, self.block, self.local_bytes)
+        for launch in lowered.launches:
+            _check_limits(device, launch.block, launch.local_bytes)
         # PoCL's optimiser costs up to 3 s a kernel and gains milliseconds on test sizes.
         options = ["-cl-opt-disable"] if device.type & cl.device_type.CPU else []
         try:
             program = cl.Program(self._context, self.source).build(options)
-            self._kernel = cl.Kernel(program, "main_kernel")
+            self._kernels = [cl.Kernel(program, launch.name) for launch in lowered.launches]
         except cl.Error as error:
             raise CompileError(
                 f"{_name(device)} rejected the kernel: {error}\n{self.source}"
@@ -82,14 +84,16 @@ class OpenCLKernel:
 
         self._check_arrays(arrays)
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-        total = tuple(groups * items for groups, items in zip(self.grid, self.block, strict=True))
         # As bytes, because the buffer protocol has no bfloat16.
         data = [array.reshape(-1).view(np.uint8) for array in arrays]
         try:
             with self._lock:
                 buffers = [cl.Buffer(self._context, flags, hostbuf=bytes_) for bytes_ in data]
-                self._kernel.set_args(*(buffers[i] for i in self._order))
-                cl.enqueue_nd_range_kernel(self._queue, self._kernel, total, self.block)
+                for kernel, launch in zip(self._kernels, self._launches, strict=True):
+                    kernel.set_args(*(buffers[i] for i in launch.order))
+                    sizes = zip(launch.grid, launch.block, strict=True)
+                    total = tuple(groups * items for groups, items in sizes)
+                    cl.enqueue_nd_range_kernel(self._queue, kernel, total, launch.block)
                 cl.enqueue_copy(self._queue, data[-1], buffers[-1], is_blocking=True)
         except cl.Error as error:  # PoCL compiles for the work-group size here, not in build().
             raise CompileError(f"{self!r} failed to run: {error}\n{self.source}") from error
@@ -126,7 +130,7 @@ def compile_opencl(mod: tvm.IRModule, *, max_threads: int = 1024) -> OpenCLKerne
     Raises
     ------
     InvalidScheduleError
-        The schedule needs several kernels, exceeds a limit, or uses what OpenCL lacks.
+        The schedule exceeds a limit, or uses what OpenCL lacks.
     CompileError
         The OpenCL compiler rejected the source; the message holds its log.
     ToolchainError

@@ -19,7 +19,7 @@ from .errors import InvalidScheduleError
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["Lowered", "lower"]
+__all__ = ["Launch", "Lowered", "lower"]
 
 _KINDS = {"float16": "f16", "bfloat16": "bf16"}
 _LANES = (2, 3, 4, 8, 16)
@@ -45,29 +45,44 @@ _HELPERS = {
 
 
 @dataclass(frozen=True)
+class Launch:
+    """One kernel and how it is launched.
+
+    Parameters
+    ----------
+    name : str
+    grid, block : (int, int, int)
+        Work-groups, and work-items of one work-group, in x, y and z.
+    local_bytes : int
+        Local (in CUDA: shared) memory of a work-group.
+    order : list of int
+        For each argument of the kernel, the index of its buffer in the function's parameters.
+    """
+
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    local_bytes: int
+    order: list[int]
+
+
+@dataclass(frozen=True)
 class Lowered:
     """OpenCL C and how to launch it.
 
     Parameters
     ----------
     source : str
-        One kernel, ``main_kernel``.
-    grid, block : (int, int, int)
-        Work-groups, and work-items of one work-group, in x, y and z.
-    local_bytes : int
-        Local (in CUDA: shared) memory of a work-group.
+        The kernels.
+    launches : list of Launch
+        In the order in which they run.
     params : list of (str, tuple of int, str)
         Name, shape and dtype of the function's buffers, in order.
-    order : list of int
-        For each argument of the kernel, the index of its buffer in `params`.
     """
 
     source: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    local_bytes: int
+    launches: list[Launch]
     params: list[tuple[str, tuple[int, ...], str]]
-    order: list[int]
 
 
 def lower(mod: tvm.IRModule, max_threads: int) -> Lowered:
@@ -76,29 +91,33 @@ def lower(mod: tvm.IRModule, max_threads: int) -> Lowered:
     Raises
     ------
     InvalidScheduleError
-        The schedule needs several kernels, too many threads, or what OpenCL lacks.
+        The schedule needs too many threads, or what OpenCL lacks.
     """
     import tvm
 
     main = mod["main"]
     params = [(p.name, tuple(int(n) for n in p.ty.shape), str(p.ty.dtype)) for p in main.params]
-    name, func, target = _lower_device(mod, max_threads)
-    grid, block, local_bytes = _launch(func)
-    if math.prod(block) > max_threads:
-        raise InvalidScheduleError(f"block {block} has more than {max_threads} threads")
-    order = _argument_order([p[0] for p in params], [p.name for p in func.params])
-    func, helpers = _floats_as_bits(func)
+    kernels, target = _lower_device(mod, max_threads)
+    launches, functions, helpers = [], {}, set()
+    for name, func in kernels.items():
+        grid, block, local_bytes = _launch(func)
+        if math.prod(block) > max_threads:
+            raise InvalidScheduleError(f"block {block} has more than {max_threads} threads")
+        order = _argument_order([p[0] for p in params], [p.name for p in func.params])
+        launches.append(Launch(name, grid, block, local_bytes, order))
+        functions[name], used = _floats_as_bits(func)
+        helpers |= used
     try:
-        built = tvm.get_global_func("target.build.opencl")(tvm.IRModule({name: func}), target)
+        built = tvm.get_global_func("target.build.opencl")(tvm.IRModule(functions), target)
     except RuntimeError as error:
         raise InvalidScheduleError(f"OpenCL cannot express this schedule: {error}") from error
     source = "\n".join([*sorted(helpers), built.inspect_source()])
     assert "cl_khr_fp16" not in source, f"a float16 was left over:\n{source}"
-    return Lowered(source, grid, block, local_bytes, params, order)
+    return Lowered(source, launches, params)
 
 
-def _lower_device(mod: tvm.IRModule, max_threads: int) -> tuple[str, Any, Any]:
-    """TVM's own lowering up to code generation: the kernel's name, PrimFunc and target."""
+def _lower_device(mod: tvm.IRModule, max_threads: int) -> tuple[dict[str, Any], Any]:
+    """TVM's own lowering up to code generation: the kernels by name, in their order."""
     import tvm
     from tvm.tirx.build import split_host_device_mods
 
@@ -110,20 +129,19 @@ def _lower_device(mod: tvm.IRModule, max_threads: int) -> tuple[str, Any, Any]:
     try:
         with tvm.transform.PassContext(disabled_pass=not_passes):
             lowered = pipeline(tvm.tirx.transform.BindTarget(target)(mod))
-            kernels = [
-                (var.name_hint, func, kernel_target)
-                for kernel_target, device_mod in split_host_device_mods(lowered)[1].items()
+            kernels = {
+                var.name_hint: func
+                for device_mod in split_host_device_mods(lowered)[1].values()
                 for var, func in finalize()(device_mod).functions.items()
-            ]
+            }
     except RuntimeError as error:
         raise InvalidScheduleError(f"TVM cannot lower this schedule: {error}") from error
-    if len(kernels) != 1:
-        names = sorted(name for name, _, _ in kernels)
+    if not kernels:
         raise InvalidScheduleError(
-            f"the function must become one kernel, got {len(kernels)} {names}: "
-            "bind one nest of loops to blockIdx and threadIdx, and compute every block under it"
+            "the function becomes no kernel: bind its loops to blockIdx and threadIdx"
         )
-    return kernels[0]
+    # TVM numbers them as the host function calls them: main_kernel, main_kernel_1, ...
+    return {name: kernels[name] for name in sorted(kernels, key=lambda k: (len(k), k))}, target
 
 
 def _launch(func: Any) -> tuple[tuple[int, int, int], tuple[int, int, int], int]:
@@ -184,8 +202,8 @@ def _argument_order(params: list[str], kernel_params: list[str]) -> list[int]:
     foreign = [name for name in kernel_params if name not in position]
     if foreign:
         raise InvalidScheduleError(
-            f"the kernel takes {foreign}, which are no parameters: "
-            "every intermediate buffer needs the scope 'shared' or 'local'"
+            f"the kernel takes {foreign}, which are no parameters: an intermediate buffer "
+            "needs the scope 'shared' or 'local', or to be a parameter"
         )
     return [position[name] for name in kernel_params]
 

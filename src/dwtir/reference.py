@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any, TypeAlias
 
@@ -33,20 +33,20 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 def depthwise_conv2d(
     shape: DepthwiseConv2dShape,
-    data: Array,
-    weight: Array,
+    first: Array,
+    second: Array,
     operands: Mapping[str, Array] | None = None,
     *,
     epilogue: EpilogueLike = None,
 ) -> Float64:
-    """Depthwise convolution with epilogue, in float64.
+    """Depthwise convolution with epilogue, or a gradient of it, in float64.
 
     Parameters
     ----------
     shape : DepthwiseConv2dShape
         What is computed.
-    data, weight : ndarray
-        Input and filters, of ``shape.data_shape`` and ``shape.weight_shape``.
+    first, second : ndarray
+        The tensors of ``shape.input_shapes``; data and weight for the convolution itself.
     operands : mapping of str to ndarray
         The epilogue's tensors, by name.
     epilogue : Epilogue, str, sequence of str or None
@@ -55,9 +55,9 @@ def depthwise_conv2d(
     Returns
     -------
     ndarray of float64
-        The output, of ``shape.out_shape``, not rounded to the shape's dtype.
+        The result, of ``shape.result_shape``, not rounded to the shape's dtype.
     """
-    out = _convolve(shape, _wide(data), _wide(weight))
+    out = _sum_products(shape, _wide(first), _wide(second))
     tensors = _broadcastable(shape, operands)
     for step in Epilogue.of(epilogue).steps:
         out = _STEPS[step](out, tensors)
@@ -66,8 +66,8 @@ def depthwise_conv2d(
 
 def error_bound(
     shape: DepthwiseConv2dShape,
-    data: Array,
-    weight: Array,
+    first: Array,
+    second: Array,
     operands: Mapping[str, Array] | None = None,
     *,
     epilogue: EpilogueLike = None,
@@ -78,19 +78,19 @@ def error_bound(
     true one, gamma_n = n u / (1 - n u) (Higham, Accuracy and Stability of
     Numerical Algorithms, 3.1). Every pointwise step scales that error by at
     most its Lipschitz constant and adds roundings of its own; at the end comes
-    one rounding to the output's dtype.
+    one rounding to the result's dtype.
 
     Returns
     -------
     ndarray of float64
-        The bound, of ``shape.out_shape``.
+        The bound, of ``shape.result_shape``.
     """
     unit = _UNIT_ROUNDOFF["float32"]
-    taps = prod(shape.kernel)
-    gamma = (taps + 1) * unit / (1 - (taps + 1) * unit)
-    out = _convolve(shape, _wide(data), _wide(weight))
-    bound = gamma * _convolve(shape, np.abs(_wide(data)), np.abs(_wide(weight)))
-    bound = bound + taps * _SMALLEST["float32"]
+    count = _products(shape)
+    gamma = (count + 1) * unit / (1 - (count + 1) * unit)
+    out = _sum_products(shape, _wide(first), _wide(second))
+    bound = gamma * _sum_products(shape, np.abs(_wide(first)), np.abs(_wide(second)))
+    bound = bound + count * _SMALLEST["float32"]
     tensors = _broadcastable(shape, operands)
     for step in Epilogue.of(epilogue).steps:
         before = out
@@ -109,30 +109,95 @@ def _wide(array: Array) -> Float64:
     return np.asarray(array).astype(np.float64)
 
 
-def _convolve(shape: DepthwiseConv2dShape, data: Float64, weight: Float64) -> Float64:
-    """Sum over the kernel's taps, each a strided slice of the padded input."""
-    nchw = shape.layout == "NCHW"
-    if not nchw:
-        data = data.transpose(0, 3, 1, 2)
-        weight = weight.transpose(2, 3, 0, 1)
+def _products(shape: DepthwiseConv2dShape) -> int:
+    """Count the products that one element of the result sums at most."""
+    return {
+        "forward": prod(shape.kernel),
+        "grad_data": prod(shape.kernel) * shape.channel_multiplier,
+        "grad_weight": shape.batch * shape.out_height * shape.out_width,
+    }[shape.operation]
+
+
+def _sum_products(shape: DepthwiseConv2dShape, first: Float64, second: Float64) -> Float64:
+    """Take the operation's products and sum them, tap by tap."""
+    inputs = dict(zip(shape.input_shapes, (first, second), strict=True))
+    return _OPERATIONS[shape.operation](shape, **inputs)
+
+
+def _forward(shape: DepthwiseConv2dShape, *, data: Float64, weight: Float64) -> Float64:
+    data, weight = _as_nchw(shape, data), _filters_first(shape, weight)
+    padded, out = _pad(shape, data), np.zeros(_outputs(shape), np.float64)
+    for tap, window in _windows(shape, padded):
+        out += window[:, :, None] * weight[..., tap[0], tap[1], None, None]
+    return _from_nchw(shape, out.reshape(shape.batch, -1, *_outputs(shape)[3:]))
+
+
+def _grad_data(shape: DepthwiseConv2dShape, *, grad_out: Float64, weight: Float64) -> Float64:
+    grad_out = _as_nchw(shape, grad_out).reshape(_outputs(shape))
+    weight = _filters_first(shape, weight)
+    image = (shape.batch, shape.in_channels, shape.height, shape.width)
+    padded = _pad(shape, np.zeros(image, np.float64))
+    for tap, window in _windows(shape, padded):
+        window += (grad_out * weight[..., tap[0], tap[1], None, None]).sum(axis=2)
+    top, left = shape.padding[:2]
+    inside = padded[:, :, top : top + shape.height, left : left + shape.width]
+    return _from_nchw(shape, inside)
+
+
+def _grad_weight(shape: DepthwiseConv2dShape, *, data: Float64, grad_out: Float64) -> Float64:
+    padded = _pad(shape, _as_nchw(shape, data))
+    grad_out = _as_nchw(shape, grad_out).reshape(_outputs(shape))
+    filters = np.zeros((shape.in_channels, shape.channel_multiplier, *shape.kernel), np.float64)
+    for tap, window in _windows(shape, padded):
+        filters[..., tap[0], tap[1]] = (window[:, :, None] * grad_out).sum(axis=(0, 3, 4))
+    if shape.layout == "NCHW":
+        return filters
+    return np.ascontiguousarray(filters.transpose(2, 3, 0, 1))
+
+
+_OPERATIONS: dict[str, Callable[..., Float64]] = {
+    "forward": _forward,
+    "grad_data": _grad_data,
+    "grad_weight": _grad_weight,
+}
+
+
+def _windows(
+    shape: DepthwiseConv2dShape, padded: Float64
+) -> Iterator[tuple[tuple[int, int], Float64]]:
+    """Yield each tap and the view of the padded input that it meets, one value an output."""
+    extents = (shape.out_height, shape.out_width)
+    for tap in np.ndindex(*shape.kernel):
+        places = [
+            slice(kernel * dilation, kernel * dilation + (extent - 1) * stride + 1, stride)
+            for kernel, extent, stride, dilation in zip(
+                tap, extents, shape.stride, shape.dilation, strict=True
+            )
+        ]
+        yield (tap[0], tap[1]), padded[:, :, places[0], places[1]]
+
+
+def _outputs(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    """Return the extents of the output with its channels as (in_channels, multiplier)."""
+    channels = (shape.in_channels, shape.channel_multiplier)
+    return (shape.batch, *channels, shape.out_height, shape.out_width)
+
+
+def _pad(shape: DepthwiseConv2dShape, image: Float64) -> Float64:
     top, left, bottom, right = shape.padding
-    padded = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)))
-    height, width = shape.out_height, shape.out_width
-    sums = np.zeros(
-        (shape.batch, shape.in_channels, shape.channel_multiplier, height, width), np.float64
-    )
-    for kh in range(shape.kernel[0]):
-        for kw in range(shape.kernel[1]):
-            first_row, first_column = kh * shape.dilation[0], kw * shape.dilation[1]
-            window = padded[
-                :,
-                :,
-                first_row : first_row + (height - 1) * shape.stride[0] + 1 : shape.stride[0],
-                first_column : first_column + (width - 1) * shape.stride[1] + 1 : shape.stride[1],
-            ]
-            sums += window[:, :, None] * weight[None, :, :, kh, kw, None, None]
-    out = sums.reshape(shape.batch, shape.out_channels, height, width)
-    return out if nchw else np.ascontiguousarray(out.transpose(0, 2, 3, 1))
+    return np.pad(image, ((0, 0), (0, 0), (top, bottom), (left, right)))
+
+
+def _filters_first(shape: DepthwiseConv2dShape, weight: Float64) -> Float64:
+    return weight if shape.layout == "NCHW" else weight.transpose(2, 3, 0, 1)
+
+
+def _as_nchw(shape: DepthwiseConv2dShape, image: Float64) -> Float64:
+    return image if shape.layout == "NCHW" else image.transpose(0, 3, 1, 2)
+
+
+def _from_nchw(shape: DepthwiseConv2dShape, image: Float64) -> Float64:
+    return np.ascontiguousarray(image if shape.layout == "NCHW" else image.transpose(0, 2, 3, 1))
 
 
 def _broadcastable(

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import prod
 from typing import Any, SupportsIndex, TypeAlias
 
 from .errors import InvalidShapeError
+from .notation import DTYPES, LAYOUTS, OPERATIONS, parameters_of
 
-__all__ = ["DTYPES", "LAYOUTS", "DepthwiseConv2dShape", "ShapeLike"]
-
-DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Supported element types and their size in bytes."""
-
-LAYOUTS = ("NCHW", "NHWC")
+__all__ = ["DTYPES", "LAYOUTS", "OPERATIONS", "DepthwiseConv2dShape", "ShapeLike"]
 
 _MAX_ELEMENTS = 2**31 - 1  # kernels index with int32
 
@@ -59,6 +54,10 @@ class DepthwiseConv2dShape:
     layout : {"NCHW", "NHWC"}
         NCHW takes weights as (in_channels, channel_multiplier, kh, kw), NHWC
         as (kh, kw, in_channels, channel_multiplier).
+    operation : {"forward", "grad_data", "grad_weight"}
+        What is computed: the convolution, or the gradient of a loss with respect
+        to its data or its weight, given that with respect to its output. All
+        other parameters are those of the convolution in any case.
 
     Raises
     ------
@@ -91,6 +90,7 @@ class DepthwiseConv2dShape:
     channel_multiplier: int
     dtype: str
     layout: str
+    operation: str
 
     def __init__(
         self,
@@ -106,6 +106,7 @@ class DepthwiseConv2dShape:
         channel_multiplier: SupportsIndex = 1,
         dtype: str = "float32",
         layout: str = "NCHW",
+        operation: str = "forward",
     ) -> None:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
@@ -120,6 +121,7 @@ class DepthwiseConv2dShape:
         put("channel_multiplier", _integer("channel_multiplier", channel_multiplier, 1))
         put("dtype", _choice("dtype", dtype, tuple(DTYPES)))
         put("layout", _choice("layout", layout, LAYOUTS))
+        put("operation", _choice("operation", operation, tuple(OPERATIONS)))
         put("padding", self._resolve_padding(padding))
         self._check_sizes()
 
@@ -154,25 +156,11 @@ class DepthwiseConv2dShape:
         Parameters
         ----------
         text : str
-            ``<N>x<C>x<H>x<W>_k<KH>[x<KW>][_s..][_p..][_d..][_m<M>][_<dtype>][_<layout>]``;
-            padding is 1, 2 or 4 numbers, ``same`` or ``valid``.
+            ``<N>x<C>x<H>x<W>_k<KH>[x<KW>][_s..][_p..][_d..][_m<M>][_<dtype>][_<layout>]``
+            and, for a gradient, ``_dgrad`` or ``_wgrad``; padding is 1, 2 or 4
+            numbers, ``same`` or ``valid``.
         """
-        parameters: dict[str, Any] = {}
-        for token in text.strip().split("_"):
-            name, entry = _parse_token(token, text)
-            for key in name if isinstance(name, tuple) else (name,):
-                if key in parameters:
-                    raise InvalidShapeError(f"{key} is given twice in shape {text!r}")
-            if isinstance(name, tuple):
-                parameters.update(zip(name, entry, strict=True))
-            else:
-                parameters[name] = entry
-        if not {"batch", "kernel"} <= parameters.keys():
-            raise InvalidShapeError(
-                f"shape {text!r} lacks its sizes or its kernel; write for example "
-                "'1x256x96x96_k3x3_psame'"
-            )
-        return cls(**parameters)
+        return cls(**parameters_of(text))
 
     def __str__(self) -> str:
         numbers = {
@@ -185,7 +173,8 @@ class DepthwiseConv2dShape:
         sizes = (self.batch, self.in_channels, self.height, self.width)
         parts = ["x".join(map(str, sizes))]
         parts += [key + "x".join(map(str, values)) for key, values in numbers.items()]
-        return "_".join([*parts, self.dtype, self.layout.lower()])
+        parts += [self.dtype, self.layout.lower(), OPERATIONS[self.operation]]
+        return "_".join(filter(None, parts))
 
     @property
     def out_channels(self) -> int:
@@ -219,13 +208,55 @@ class DepthwiseConv2dShape:
         return self._image(self.out_channels, self.out_height, self.out_width)
 
     @property
+    def input_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the two tensors that the operation takes, by name and in their order."""
+        shapes = {
+            "data": self.data_shape,
+            "weight": self.weight_shape,
+            "grad_out": self.out_shape,
+        }
+        names = {
+            "forward": ("data", "weight"),
+            "grad_data": ("grad_out", "weight"),
+            "grad_weight": ("data", "grad_out"),
+        }[self.operation]
+        return {name: shapes[name] for name in names}
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """Shape of the tensor that the operation computes."""
+        return {
+            "forward": self.out_shape,
+            "grad_data": self.data_shape,
+            "grad_weight": self.weight_shape,
+        }[self.operation]
+
+    @property
+    def result_channels(self) -> int:
+        """Channels of the image that the operation computes."""
+        return self.out_channels if self.operation == "forward" else self.in_channels
+
+    @property
+    def result_height(self) -> int:
+        """Rows of the image that the operation computes."""
+        return self.out_height if self.operation == "forward" else self.height
+
+    @property
+    def result_width(self) -> int:
+        """Columns of the image that the operation computes."""
+        return self.out_width if self.operation == "forward" else self.width
+
+    @property
     def itemsize(self) -> int:
         """Bytes of one element."""
         return DTYPES[self.dtype]
 
     @property
     def flop(self) -> int:
-        """Floating-point operations: a multiplication and an addition a tap and output."""
+        """Floating-point operations: a multiplication and an addition a tap and output.
+
+        The gradients take the same: each product has a factor for a tap and an output.
+        """
         return 2 * prod(self.out_shape) * prod(self.kernel)
 
     @property
@@ -328,35 +359,3 @@ def _choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise InvalidShapeError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
     return value
-
-
-_SIZES = ("batch", "in_channels", "height", "width")
-_NUMBERED = {
-    "k": ("kernel", (1, 2)),
-    "s": ("stride", (1, 2)),
-    "p": ("padding", (1, 2, 4)),
-    "d": ("dilation", (1, 2)),
-    "m": ("channel_multiplier", (1,)),
-}
-
-
-def _parse_token(token: str, text: str) -> tuple[str | tuple[str, ...], Any]:
-    """Read one part of the text form: the parameters it names and their values."""
-    lowered = token.lower()
-    if lowered in DTYPES:
-        return "dtype", lowered
-    if lowered.upper() in LAYOUTS:
-        return "layout", lowered.upper()
-    if lowered in ("psame", "pvalid"):
-        return "padding", lowered[1:].upper()
-    match = re.fullmatch(r"([kspdm]?)(\d{1,10}(?:x\d{1,10})*)", lowered, flags=re.ASCII)
-    if match:
-        values = tuple(int(digits) for digits in match[2].split("x"))
-        if not match[1] and len(values) == len(_SIZES):
-            return _SIZES, values
-        if match[1] and len(values) in _NUMBERED[match[1]][1]:
-            return _NUMBERED[match[1]][0], values if len(values) > 1 else values[0]
-    raise InvalidShapeError(
-        f"cannot read {token!r} in shape {text!r}; write for example "
-        "'1x256x96x96_k3x3_s1x1_psame_d1x1_m1_float32_nchw'"
-    )

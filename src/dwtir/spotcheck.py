@@ -24,13 +24,14 @@ def error_ratio(
 ) -> float:
     """Compare a result with the reference, on as much of it as takes about a second.
 
-    Images and channels do not depend on each other, so that a part is computed
-    exactly as in the whole. The first and the last are always in it.
+    Images and channels do not depend on each other, but for the weight's gradient,
+    which sums over images: a part is computed exactly as in the whole. The first and
+    the last are always in it.
 
     Parameters
     ----------
     inputs : sequence of array
-        Data, weight and the epilogue's operands, of the shape's layout.
+        The tensors of ``shape.input_shapes`` and the epilogue's operands.
     out : array
         What a kernel made of them.
 
@@ -46,18 +47,23 @@ def error_ratio(
     multiplier = shape.channel_multiplier
     outs = (channels[:, None] * multiplier + np.arange(multiplier)).reshape(-1)
 
-    def cut(array: _Array, indices: _Array) -> _Array:
-        return array[images].take(indices, axis=-1 if nhwc else 1)
+    def cut(name: str, array: _Array) -> _Array:
+        """Take a tensor's part, by the name that `input_shapes` gives it."""
+        if name == "weight":
+            return array.take(channels, axis=2 if nhwc else 0)
+        if name in ("data", "grad_out", "out", "residual"):
+            of_input = name == "data"
+            return array[images].take(channels if of_input else outs, axis=-1 if nhwc else 1)
+        return array.reshape(-1)[outs]
 
-    data, weight, *operands = inputs
-    parts = {
-        name: cut(array, outs) if name == "residual" else array.reshape(-1)[outs]
-        for name, array in zip(epilogue.operands(shape), operands, strict=True)
-    }
-    about = (part, cut(data, channels), weight.take(channels, axis=2 if nhwc else 0), parts)
+    names = (*shape.input_shapes, *epilogue.operands(shape))
+    parts = {name: cut(name, array) for name, array in zip(names, inputs, strict=True)}
+    first, second = (parts.pop(name) for name in shape.input_shapes)
+    about = (part, first, second, parts)
+    result = {"forward": "out", "grad_data": "data", "grad_weight": "weight"}[shape.operation]
     right = reference.depthwise_conv2d(*about, epilogue=epilogue)
     bound = reference.error_bound(*about, epilogue=epilogue)
-    error = np.nan_to_num(np.abs(cut(out, outs).astype(np.float64) - right), nan=np.inf)
+    error = np.nan_to_num(np.abs(cut(result, out).astype(np.float64) - right), nan=np.inf)
     tiny = np.finfo(np.float64).tiny
     return float((error / np.maximum(bound, tiny)).max())
 
@@ -66,6 +72,9 @@ def _sample(shape: DepthwiseConv2dShape) -> tuple[_Array, _Array]:
     """Choose images and channels, the first and last among them, for the reference."""
     per_channel = prod(shape.out_shape[1:]) // shape.in_channels * prod(shape.kernel)
     pairs = max(1, _MAX_PRODUCTS // max(per_channel, 1))
+    if shape.operation == "grad_weight":  # sums over all images
+        count = min(shape.in_channels, max(1, pairs // shape.batch))
+        return _spread(shape.batch, shape.batch), _spread(shape.in_channels, count)
     count = min(shape.in_channels, pairs)
     images = min(shape.batch, max(1, pairs // count), 4)
     return _spread(shape.batch, images), _spread(shape.in_channels, count)

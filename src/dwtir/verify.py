@@ -91,9 +91,9 @@ def _compare(kernel: Kernel) -> None:
         return random.uniform(-1, 1, extents).astype(dtype)
 
     shapes = kernel.epilogue.operands(kernel.shape)
-    data, weight = tensor(kernel.shape.data_shape), tensor(kernel.shape.weight_shape)
+    first, second = map(tensor, kernel.shape.input_shapes.values())
     operands = {name: tensor(extents) for name, extents in shapes.items()}
-    arguments: list[Any] = [data, weight, *operands.values()]
+    arguments: list[Any] = [first, second, *operands.values()]
     if kernel.target.kind == "cuda":
         import tvm
 
@@ -101,7 +101,7 @@ def _compare(kernel: Kernel) -> None:
         out = kernel(*arguments).numpy()
     else:
         out = np.asarray(kernel(*arguments))
-    about = (kernel.shape, data, weight, operands)
+    about = (kernel.shape, first, second, operands)
     expected = reference.depthwise_conv2d(*about, epilogue=kernel.epilogue)
     bound = reference.error_bound(*about, epilogue=kernel.epilogue)
     error = np.abs(out.astype(np.float64) - expected)

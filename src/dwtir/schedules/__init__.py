@@ -11,25 +11,38 @@ from ..target import Target
 from .base import Strategy
 from .channel_vector import ChannelVector
 from .cpu import Cpu
+from .cpu_tap_sums import CpuTapSums
 from .ladder import LADDER_STEPS, Ladder
 from .register_window import RegisterWindow
 from .shared_tile import SharedTile
+from .tap_sums import TapSums
 
 __all__ = [
     "ARTICLE_STEPS",
     "STRATEGIES",
     "ChannelVector",
     "Cpu",
+    "CpuTapSums",
     "Ladder",
     "RegisterWindow",
     "SharedTile",
     "Strategy",
+    "TapSums",
     "choose",
     "named",
 ]
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    strategy.name: strategy for strategy in (RegisterWindow, ChannelVector, Cpu, SharedTile, Ladder)
+    strategy.name: strategy
+    for strategy in (
+        RegisterWindow,
+        ChannelVector,
+        TapSums,
+        Cpu,
+        CpuTapSums,
+        SharedTile,
+        Ladder,
+    )
 }
 """All strategies by name; of those that claim a shape, "manual" takes the first."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from ..errors import InvalidScheduleError
 from ..shape import LAYOUTS, DepthwiseConv2dShape
 from ..target import Target
+from .tiles import whole_phases, windows_of
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -44,6 +45,7 @@ class Strategy(ABC):
 
     on_gpu: ClassVar[bool] = True
     layouts: ClassVar[tuple[str, ...]] = LAYOUTS
+    operations: ClassVar[tuple[str, ...]] = ("forward",)
 
     @classmethod
     def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
@@ -52,7 +54,11 @@ class Strategy(ABC):
 
     @classmethod
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
-        return shape.layout in cls.layouts and cls.on_gpu == target.is_gpu
+        return (
+            shape.layout in cls.layouts
+            and shape.operation in cls.operations
+            and cls.on_gpu == target.is_gpu
+        )
 
     @classmethod
     @abstractmethod
@@ -92,7 +98,8 @@ class Strategy(ABC):
             self._is_for(shape, target),
             "shape and target",
             f"{shape} on {target.name}",
-            f"{' or '.join(self.layouts)} on a {'GPU' if self.on_gpu else 'CPU'}",
+            f"{' or '.join(self.operations)} in {' or '.join(self.layouts)} "
+            f"on a {'GPU' if self.on_gpu else 'CPU'}",
         )
         self.check(shape, target)
 
@@ -162,6 +169,18 @@ class Strategy(ABC):
     def _require(self, condition: bool, what: str, got: object, allowed: str) -> None:
         if not condition:
             raise InvalidScheduleError(f"{self}: {what} must be {allowed}, got {got}")
+
+    def _require_window(self, shape: DepthwiseConv2dShape, window: str) -> None:
+        allowed = windows_of(shape)
+        self._require(window in allowed, "window", window, f"one of {allowed}")
+
+    def _require_whole_phases(
+        self, shape: DepthwiseConv2dShape, rows: int, cols: int, window: str
+    ) -> None:
+        """Check that all tiles of a gradient with a stride have the same taps."""
+        for axis, (name, size) in enumerate((("rows", rows), ("cols", cols))):
+            fitted = whole_phases(shape, axis, size, window)
+            self._require(size == fitted, name, size, f"in whole phases of the stride: {fitted}")
 
     def _require_launch(
         self, target: Target, *, threads: int, shared_bytes: int = 0, grid_y: int = 1

@@ -34,14 +34,18 @@ from .tiles import (
     MAX_LOADS,
     MAX_UNROLLED,
     REGISTERS,
-    WINDOWS,
-    even_split,
-    even_splits,
+    even_tile,
+    even_tiles,
+    inputs_of,
     loads_of,
     occupy,
     reach,
+    step,
+    taps,
     threads_over,
     unrolled_of,
+    whole_phases,
+    windows_of,
     with_value,
 )
 
@@ -77,6 +81,7 @@ class ChannelVector(Strategy):
 
     name: ClassVar[str] = "channel_vector"
     layouts: ClassVar[tuple[str, ...]] = ("NHWC",)
+    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
 
     rows: int
     cols: int
@@ -99,18 +104,25 @@ class ChannelVector(Strategy):
         rows come one by one.
         """
         halo = max(2, shape.kernel[1] - 1)
+        widths = {
+            whole_phases(shape, 1, n)
+            for n in range(1, min(7, shape.result_width) + 1)
+            if n <= halo + 1
+        }
         cols = min(
-            (n for n in range(1, min(7, shape.out_width) + 1) if n <= halo + 1),
-            key=lambda n: (-(-shape.out_width // n) * n * (1 + abs(n - halo) / 16), -n),
+            widths,
+            key=lambda n: (-(-shape.result_width // n) * n * (1 + abs(n - halo) / 16), -n),
         )
-        tall = even_split(shape.out_height, max(1, 8 // shape.stride[0]))
-        taps = shape.kernel[0] * shape.kernel[1]
-        vectors = tuple(n for n in _vectors(shape) if n <= 4 or taps == 1)
-        tiles = (
-            (rows, cols, n, "tile") for n in reversed(vectors) for rows in (tall, -(-tall // 2))
-        )
+        tall = even_tile(shape, 0, max(1, 8 // step(shape, 0)))
+        vectors = tuple(n for n in _vectors(shape) if n <= 4 or shape.kernel == (1, 1))
+        heights = (tall, whole_phases(shape, 0, -(-tall // 2)))
+        tiles = ((rows, cols, n, "tile") for n in reversed(vectors) for rows in heights)
         narrow = max(n for n in vectors if n <= max(2, vectors[0]))
-        rest = ((1, cols, narrow, window) for window in ("row", "tap"))
+        rest = (
+            (whole_phases(shape, 0, 1, w), whole_phases(shape, 1, cols, w), narrow, w)
+            for w in windows_of(shape)
+            if w != "tile"
+        )
 
         def fits(rows: int, cols: int, vector: int, window: str) -> bool:
             tile = cls(rows, cols, vector, 1, 1, 1, window)
@@ -121,24 +133,28 @@ class ChannelVector(Strategy):
             )
 
         rows, cols, vector, window = next(tile for tile in (*tiles, *rest) if fits(*tile))
-        rows, cols, vector = occupy(shape, target, rows, cols, vector)
+        rows, cols, vector = occupy(shape, target, rows, cols, vector, window)
         vector = max(n for n in vectors if n <= max(vector, vectors[0]))
 
         # A warp's access is as long as its channels are contiguous: channels first.
-        thread_x = threads_over(shape.out_channels // vector, 128)
-        thread_y = threads_over(-(-shape.out_width // cols), max(1, 128 // thread_x))
+        thread_x = threads_over(shape.result_channels // vector, 128)
+        thread_y = threads_over(-(-shape.result_width // cols), max(1, 128 // thread_x))
         thread_z = threads_over(
-            -(-shape.out_height // rows), max(1, min(64, 128 // (thread_x * thread_y)))
+            -(-shape.result_height // rows), max(1, min(64, 128 // (thread_x * thread_y)))
         )
         return cls(rows, cols, vector, thread_x, thread_y, thread_z, window)
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
         chosen = cls.choose(shape, target)
-        counts = [threads_over(shape.out_channels // lanes, 128) for lanes in _vectors(shape)]
+        counts = [threads_over(shape.result_channels // lanes, 128) for lanes in _vectors(shape)]
         return {
-            "rows": with_value(chosen.rows, even_splits(shape.out_height, (1, 2, 4, 7, 8, 14))),
-            "cols": with_value(chosen.cols, even_splits(shape.out_width, (1, 2, 3, 4, 7, 8))),
+            "rows": with_value(
+                chosen.rows, even_tiles(shape, 0, (1, 2, 4, 7, 8, 14), chosen.window)
+            ),
+            "cols": with_value(
+                chosen.cols, even_tiles(shape, 1, (1, 2, 3, 4, 7, 8), chosen.window)
+            ),
             "vector": _vectors(shape),
             "thread_x": with_value(chosen.thread_x, (8, 16, 32, 64, *counts)),
             "thread_y": with_value(chosen.thread_y, (1, 2, 4, 7, 8, 16)),
@@ -153,10 +169,11 @@ class ChannelVector(Strategy):
         )
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
-        self._require(self.window in WINDOWS, "window", self.window, f"one of {WINDOWS}")
+        self._require_window(shape, self.window)
         loads = loads_of(shape, self.rows, self.cols, self.window)
         self._require(loads <= MAX_LOADS, "unrolled loads", loads, f"at most {MAX_LOADS}")
         self._require(self.vector in _vectors(shape), "vector", self.vector, f"{_vectors(shape)}")
+        self._require_whole_phases(shape, self.rows, self.cols, self.window)
         self._require(self.thread_z <= 64, "thread_z", self.thread_z, "at most 64")
         sums = self.rows * self.cols * self.vector
         self._require(sums <= 128, "sums of a thread", sums, "at most 128")
@@ -167,7 +184,7 @@ class ChannelVector(Strategy):
 
         A half takes a whole one, for it is converted once and kept as a float.
         """
-        window = shape.kernel[0] * reach(shape, 1, self.cols)
+        window = taps(shape)[0] * reach(shape, 1, self.cols) * inputs_of(shape)
         return self.vector * (window + self.rows * self.cols)
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
@@ -207,14 +224,15 @@ class ChannelVector(Strategy):
         sch.set_scope(pad, 0, "local")
         for load in (pad, weight_local):
             sch.compute_at(load, at, preserve_unit_loops=True)
+        vectorize = sch.vectorize if _is_vector(shape) else sch.unroll
         *outer, channels = sch.get_loops(pad)[-3:]
         for loop in outer:
             sch.unroll(loop)
-        sch.vectorize(channels)
+        vectorize(channels)
         *outer, channels, filters = sch.get_loops(weight_local)[-4:]
         for loop in outer:
             sch.unroll(loop)
-        sch.vectorize(sch.fuse(channels, filters))
+        vectorize(sch.fuse(channels, filters))
         unroll_in_source(sch, unrolled)
 
 
@@ -222,13 +240,22 @@ def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
     """List the vectors a thread may compute: powers of two up to 16 bytes of output.
 
     A vector holds all outputs of its input channels, or outputs of one alone,
-    so that its inputs are a vector too.
+    so that its inputs are a vector too. The data's gradient reads all outputs of
+    a channel: that is the vector, where there are several.
     """
     multiplier = shape.channel_multiplier
+    if shape.operation == "grad_data" and multiplier > 1:
+        return (1,)
     return tuple(
         lanes
         for lanes in (1, 2, 4, 8)
         if lanes * shape.itemsize <= 16
-        and shape.out_channels % lanes == 0
+        and shape.result_channels % lanes == 0
         and (lanes % multiplier == 0 or multiplier % lanes == 0)
     )
+
+
+def _is_vector(shape: DepthwiseConv2dShape) -> bool:
+    """Tell whether the channels that a thread reads of a pixel are a vector of the device."""
+    inputs = inputs_of(shape)
+    return inputs in (1, 2, 4, 8) and inputs * shape.itemsize <= 16

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, get_blocks
-from .tiles import even_split, with_value
+from .tiles import even_tile, phases, step, with_value
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -50,6 +50,7 @@ class Cpu(Strategy):
 
     name: ClassVar[str] = "cpu"
     on_gpu: ClassVar[bool] = False
+    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
 
     rows: int
     cols: int
@@ -65,13 +66,13 @@ class Cpu(Strategy):
         """
         lanes = max(_lanes(shape, target))
         if shape.layout == "NCHW":
-            return cls(even_split(shape.out_height, 8), 1, lanes)
+            return cls(even_tile(shape, 0, max(1, 8 // phases(shape, 1))), 1, lanes)
         if shape.channel_multiplier > 1:  # a vector of outputs gathers its inputs
             lanes = max(n for n in _lanes(shape, target) if n <= 4)
-        rows = even_split(shape.out_height, 4)
-        wide = 4 if shape.kernel[1] >= 5 or shape.out_height <= 8 else 2
+        rows = even_tile(shape, 0, 4)
+        wide = 4 if shape.kernel[1] >= 5 or shape.result_height <= 8 else 2
         most = _SUMS if target.vector_bytes < 64 else 16
-        return cls(rows, max(1, min(wide, most // rows, shape.out_width)), lanes)
+        return cls(rows, max(1, min(wide, most // rows, shape.result_width)), lanes)
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -91,14 +92,16 @@ class Cpu(Strategy):
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
         pad, conv, epilogue = get_blocks(sch)
+        phased = phases(shape, 1) > 1
+        vector = [self.lanes, phases(shape, 1)] if phased else [self.lanes]
 
         # 1. Cores share the channels (NCHW) or the rows (NHWC); `tile` is one set of sums.
         if shape.layout == "NCHW":
             n, c, oh, ow = sch.get_loops(epilogue)
             by, oh = sch.split(oh, [None, self.rows])
-            bx, ow, lane = sch.split(ow, [None, self.cols, self.lanes])
+            bx, ow, *lane = sch.split(ow, [None, self.cols, *vector])
             core = sch.fuse(n, c)
-            sch.reorder(core, by, bx, oh, ow, lane)
+            sch.reorder(core, by, bx, oh, ow, *lane)
             tile = bx
         else:
             n, oh, ow, c = sch.get_loops(epilogue)
@@ -113,23 +116,28 @@ class Cpu(Strategy):
         # 2. The padded input of a core, once. With a stride, the columns that neighbouring
         #    outputs read at a tap are put side by side: a vector loads them, not a loop.
         sch.compute_at(conv, tile, preserve_unit_loops=True)
-        stride = shape.stride[1]
+        stride = step(shape, 1)
         if shape.layout == "NCHW" and stride > 1:
-            phases = sch.cache_read(conv, 0, "global")
+            columns = sch.cache_read(conv, 0, "global")
             sch.transform_layout(
-                phases,
+                columns,
                 ("write", 0),
                 lambda n, c, h, w: [n, c, h, w % stride, w // stride],
                 pad_value=0.0,
             )
-            sch.compute_at(phases, core, preserve_unit_loops=True)
+            sch.compute_at(columns, core, preserve_unit_loops=True)
         sch.compute_at(pad, core, preserve_unit_loops=True)
 
         # 3. The taps around the sums, the sums in registers: unrolled, they are scalars and
         #    vectors to LLVM. Columns past the edge are computed in the slack and not stored.
         if shape.layout == "NCHW":
             *_, conv_oh, conv_ow, kh, kw = sch.get_loops(conv)
-            conv_ow, conv_lane = sch.split(conv_ow, [None, self.lanes])
+            if phased:  # the columns that have the same taps are a vector
+                conv_ow, conv_lane, phase = sch.split(conv_ow, [None, self.lanes, phases(shape, 1)])
+                sch.reorder(conv_ow, phase, conv_lane)
+                conv_ow = sch.fuse(conv_ow, phase)
+            else:
+                conv_ow, conv_lane = sch.split(conv_ow, [None, self.lanes])
         else:
             *_, conv_oh, conv_ow, conv_lane, kh, kw = sch.get_loops(conv)
         sch.reorder(kh, kw, conv_oh, conv_ow, conv_lane)
@@ -149,7 +157,6 @@ def _lanes(shape: DepthwiseConv2dShape, target: Target) -> tuple[int, ...]:
     """List the useful vectors: powers of two over columns, divisors over channels."""
     widest = max(1, target.vector_bytes // 4)
     if shape.layout == "NHWC":
-        return tuple(n for n in range(1, widest + 1) if shape.out_channels % n == 0)
-    return tuple(
-        n for n in (1, 2, 4, 8, 16) if n <= widest and (n == 1 or n // 2 < shape.out_width)
-    )
+        return tuple(n for n in range(1, widest + 1) if shape.result_channels % n == 0)
+    width = -(-shape.result_width // phases(shape, 1))
+    return tuple(n for n in (1, 2, 4, 8, 16) if n <= widest and (n == 1 or n // 2 < width))

@@ -34,15 +34,20 @@ from .tiles import (
     MAX_LOADS,
     MAX_UNROLLED,
     REGISTERS,
-    WINDOWS,
-    even_split,
-    even_splits,
+    even_tile,
+    even_tiles,
+    inputs_of,
     largest_divisor,
     loads_of,
     occupy,
+    phases,
     reach,
+    step,
+    taps,
     threads_over,
     unrolled_of,
+    whole_phases,
+    windows_of,
     with_value,
 )
 
@@ -76,6 +81,7 @@ class RegisterWindow(Strategy):
 
     name: ClassVar[str] = "register_window"
     layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
+    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
 
     rows: int
     cols: int
@@ -95,8 +101,12 @@ class RegisterWindow(Strategy):
         Rows: every thread loads the halo of KH-1 rows anew, so the taller the
         better, up to 8, where the halo of a 3x3 kernel costs a quarter.
         """
-        widest = 1 if shape.stride[1] > 1 else 2 if shape.out_width % 2 else 4
-        allowed = [n for n in _allowed_columns(shape) if n <= min(widest, shape.out_width)]
+        widest = 1 if step(shape, 1) > 1 else 2 if shape.result_width % 2 else 4
+        columns = _allowed_columns(shape)
+        allowed = [n for n in columns if n <= min(widest, shape.result_width)] or [columns[0]]
+
+        def widths(window: str) -> list[int]:
+            return [n for n in allowed if n == whole_phases(shape, 1, n, window)] or [1]
 
         def fits(rows: int, cols: int, window: str) -> bool:
             tile = cls(rows, cols, 1, 1, 1, window)
@@ -106,27 +116,38 @@ class RegisterWindow(Strategy):
                 and unrolled_of(shape, rows * cols, window) <= MAX_UNROLLED
             )
 
-        window, cols = next((w, n) for w in WINDOWS for n in reversed(allowed) if fits(1, n, w))
-        tallest = max(rows for rows in range(1, 9) if fits(rows, cols, window))
-        rows = even_split(shape.out_height, tallest)
-        rows, cols, _ = occupy(shape, target, rows, cols)
-        cols = max(n for n in allowed if n <= cols)
+        window, cols, least = next(
+            (window, n, least)
+            for window in windows_of(shape)
+            for n in reversed(widths(window))
+            if fits(least := whole_phases(shape, 0, 1, window), n, window)
+        )
+        tallest = (
+            max(rows for rows in range(least, 9, least) if fits(rows, cols, window))
+            if (least <= 8)
+            else least
+        )
+        rows = even_tile(shape, 0, tallest, window)
+        rows, cols, _ = occupy(shape, target, rows, cols, window=window)
+        cols = max((n for n in widths(window) if n <= cols), default=widths(window)[0])
 
         # A block is about 256 threads: whole rows of tiles first, then the rows below
         # them, then channels. More would deal the work to the SMs too coarsely.
-        thread_x = threads_over(-(-shape.out_width // cols), 64)
-        thread_y = threads_over(-(-shape.out_height // rows), max(1, 256 // thread_x))
-        channels = shape.batch * shape.out_channels
+        thread_x = threads_over(-(-shape.result_width // cols), 64)
+        thread_y = threads_over(-(-shape.result_height // rows), max(1, 256 // thread_x))
+        channels = shape.batch * shape.result_channels
         thread_z = largest_divisor(channels, max(1, min(64, 256 // (thread_x * thread_y))))
         return cls(rows, cols, thread_x, thread_y, thread_z, window)
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
         chosen = cls.choose(shape, target)
-        widths = _allowed_columns(shape)
-        counts = [threads_over(-(-shape.out_width // cols), 64) for cols in widths]
+        widths = [chosen.cols] if chosen.window == "tap" else _allowed_columns(shape)
+        counts = [threads_over(-(-shape.result_width // cols), 64) for cols in widths]
         return {
-            "rows": with_value(chosen.rows, even_splits(shape.out_height, (1, 2, 4, 7, 8, 14, 28))),
+            "rows": with_value(
+                chosen.rows, even_tiles(shape, 0, (1, 2, 4, 7, 8, 14, 28), chosen.window)
+            ),
             "cols": with_value(chosen.cols, widths),
             "thread_x": with_value(chosen.thread_x, (8, 16, 32, *counts)),
             "thread_y": with_value(chosen.thread_y, (1, 2, 4, 8, 16)),
@@ -141,13 +162,15 @@ class RegisterWindow(Strategy):
         )
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
-        self._require(self.window in WINDOWS, "window", self.window, f"one of {WINDOWS}")
+        self._require_window(shape, self.window)
+        alone = self.cols == whole_phases(shape, 1, self.cols, self.window) == 1
         self._require(
-            self.cols in _allowed_columns(shape),
+            alone or self.cols in _allowed_columns(shape),
             "cols",
             self.cols,
-            f"a power of two that divides the even output width {shape.out_width}, up to 16 bytes",
+            f"one of {_allowed_columns(shape)}: what leaves as a vector of up to 16 bytes",
         )
+        self._require_whole_phases(shape, self.rows, self.cols, self.window)
         self._require(self.thread_z <= 64, "thread_z", self.thread_z, "at most 64")
         sums = self.rows * self.cols
         self._require(sums <= 128, "sums of a thread", sums, "at most 128")
@@ -164,9 +187,9 @@ class RegisterWindow(Strategy):
         """
         if self.window == "tap":
             return 2 * self.rows * self.cols
-        rows = min(shape.kernel[0], reach(shape, 0, self.rows))
+        rows = min(taps(shape)[0], reach(shape, 0, self.rows))
         rows = rows if self.window == "tile" else self.rows
-        return rows * reach(shape, 1, self.cols) + self.rows * self.cols
+        return rows * reach(shape, 1, self.cols) * inputs_of(shape) + self.rows * self.cols
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
         pad, conv, epilogue = get_blocks(sch)
@@ -184,7 +207,7 @@ class RegisterWindow(Strategy):
         sch.bind(tx, "threadIdx.x")
 
         # 2. The outputs of a row leave as one vector.
-        vector = shape.out_width % 2 == 0
+        vector = _is_vector(shape, _allowed_columns(shape)[0])
         sch.compute_at(epilogue, tx, preserve_unit_loops=True)
         for loop in sch.get_loops(epilogue)[-2:]:
             sch.unroll(loop)
@@ -212,8 +235,13 @@ class RegisterWindow(Strategy):
 
 
 def _allowed_columns(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-    widest = 16 // shape.itemsize
-    powers = [cols for cols in (1, 2, 4, 8) if cols <= widest]
-    if shape.out_width % 2:
-        return tuple(powers)
-    return tuple(cols for cols in powers if shape.out_width % cols == 0)
+    """List the widths of a tile: those that leave as one vector, where there are any."""
+    unit, widest = phases(shape, 1), 16 // shape.itemsize
+    widths = tuple(unit * n for n in (1, 2, 4, 8) if unit * n <= widest) or (unit,)
+    return tuple(n for n in widths if _is_vector(shape, n)) or widths
+
+
+def _is_vector(shape: DepthwiseConv2dShape, cols: int) -> bool:
+    """Tell whether the results of a row are a vector: whole in any tile, and aligned."""
+    power_of_two = cols & (cols - 1) == 0
+    return shape.result_width % 2 == 0 and shape.result_width % cols == 0 and power_of_two

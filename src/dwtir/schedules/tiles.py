@@ -12,14 +12,22 @@ __all__ = [
     "MAX_UNROLLED",
     "REGISTERS",
     "WINDOWS",
+    "divisors",
     "even_split",
-    "even_splits",
+    "even_tile",
+    "even_tiles",
+    "inputs_of",
     "largest_divisor",
     "loads_of",
     "occupy",
+    "phases",
     "reach",
+    "step",
+    "taps",
     "threads_over",
     "unrolled_of",
+    "whole_phases",
+    "windows_of",
     "with_value",
 ]
 
@@ -41,22 +49,67 @@ _BUSY_THREADS = 512
 """Threads per SM below which its schedulers run out of warps while loads are under way."""
 
 
-def reach(shape: DepthwiseConv2dShape, axis: int, outputs: int) -> int:
-    """Count the input rows (axis 0) or columns (axis 1) that neighbouring outputs touch."""
-    return (outputs - 1) * shape.stride[axis] + (shape.kernel[axis] - 1) * shape.dilation[axis] + 1
+def step(shape: DepthwiseConv2dShape, axis: int) -> int:
+    """Count the inputs from one result to the next, along rows (axis 0) or columns (axis 1)."""
+    return shape.stride[axis] if shape.operation == "forward" else 1
+
+
+def phases(shape: DepthwiseConv2dShape, axis: int) -> int:
+    """Count the results that start at the same input, each with taps of its own."""
+    return 1 if shape.operation == "forward" else shape.stride[axis]
+
+
+def windows_of(shape: DepthwiseConv2dShape) -> tuple[str, ...]:
+    """List the windows that the shape can have, from the most reuse to the least code.
+
+    With phases, the rows that a tap meets depend on the tap, and a kernel row alone
+    has no window of one size.
+    """
+    return ("tile", "tap") if max(phases(shape, 0), phases(shape, 1)) > 1 else WINDOWS
+
+
+def whole_phases(shape: DepthwiseConv2dShape, axis: int, results: int, window: str = "tile") -> int:
+    """Fit the rows (axis 0) or columns (axis 1) of a tile to the phases.
+
+    A tile is a multiple of them, for then all tiles have the same taps; where each tap
+    has its own window, neighbours would differ in what they load, and it is one.
+    """
+    count = phases(shape, axis)
+    if window == "tap" and count > 1:
+        return 1
+    return -(-results // count) * count
+
+
+def taps(shape: DepthwiseConv2dShape) -> tuple[int, int]:
+    """Count the taps of a result, the channels of a multiplier among the columns' of a gradient."""
+    kernel_h, kernel_w = (-(-shape.kernel[axis] // phases(shape, axis)) for axis in (0, 1))
+    gradient = shape.operation != "forward"
+    return kernel_h, kernel_w * (shape.channel_multiplier if gradient else 1)
+
+
+def reach(shape: DepthwiseConv2dShape, axis: int, results: int) -> int:
+    """Count the input rows (axis 0) or columns (axis 1) that neighbouring results touch."""
+    span = (results - 1) * step(shape, axis) + (shape.kernel[axis] - 1) * shape.dilation[axis]
+    return -(-span // phases(shape, axis)) + 1
+
+
+def inputs_of(shape: DepthwiseConv2dShape) -> int:
+    """Count the input channels that one channel of the result reads."""
+    return 1 if shape.operation == "forward" else shape.channel_multiplier
 
 
 def loads_of(shape: DepthwiseConv2dShape, rows: int, cols: int, window: str) -> int:
     """Count the inputs that are loaded at a time, for one channel of a tile."""
     if window == "tap":
         return rows * cols
-    return (reach(shape, 0, rows) if window == "tile" else rows) * reach(shape, 1, cols)
+    height = reach(shape, 0, rows) if window == "tile" else rows
+    return height * reach(shape, 1, cols) * inputs_of(shape)
 
 
 def unrolled_of(shape: DepthwiseConv2dShape, sums: int, window: str) -> int:
     """Count the multiply-adds in straight line for a tile of so many sums."""
-    kernel_h, kernel_w = shape.kernel
-    return sums * {"tile": kernel_h * kernel_w, "row": kernel_w, "tap": 1}[window]
+    height, width = taps(shape)
+    return sums * {"tile": height * width, "row": width, "tap": 1}[window]
 
 
 def even_split(count: int, most: int) -> int:
@@ -65,9 +118,22 @@ def even_split(count: int, most: int) -> int:
     return -(-count // parts)
 
 
-def even_splits(count: int, sizes: Iterable[int]) -> list[int]:
-    """Split `count` evenly into parts of at most each of `sizes`."""
-    return [even_split(count, most) for most in sizes]
+def even_tile(shape: DepthwiseConv2dShape, axis: int, most: int, window: str = "tile") -> int:
+    """Split the rows (axis 0) or columns (axis 1) of the result evenly, in whole phases."""
+    extent = (shape.result_height, shape.result_width)[axis]
+    return whole_phases(shape, axis, even_split(extent, most), window)
+
+
+def even_tiles(
+    shape: DepthwiseConv2dShape, axis: int, sizes: Iterable[int], window: str = "tile"
+) -> list[int]:
+    """Split evenly into parts of at most each of `sizes`."""
+    return [even_tile(shape, axis, most, window) for most in sizes]
+
+
+def divisors(count: int) -> tuple[int, ...]:
+    """List what divides `count`, in order."""
+    return tuple(part for part in range(1, count + 1) if count % part == 0)
 
 
 def largest_divisor(count: int, most: int) -> int:
@@ -86,7 +152,12 @@ def threads_over(tiles: int, most: int) -> int:
 
 
 def occupy(
-    shape: DepthwiseConv2dShape, target: Target, rows: int, cols: int, vector: int = 1
+    shape: DepthwiseConv2dShape,
+    target: Target,
+    rows: int,
+    cols: int,
+    vector: int = 1,
+    window: str = "tile",
 ) -> tuple[int, int, int]:
     """Shrink a thread's tile until the whole device has work.
 
@@ -96,8 +167,8 @@ def occupy(
     """
 
     def threads() -> int:
-        tiles = -(-shape.out_height // rows) * -(-shape.out_width // cols)
-        return tiles * shape.batch * shape.out_channels // vector
+        tiles = -(-shape.result_height // rows) * -(-shape.result_width // cols)
+        return tiles * shape.batch * shape.result_channels // vector
 
     while threads() < _BUSY_THREADS * target.units and rows * cols * vector > 1:
         if rows * cols == 1:
@@ -106,6 +177,7 @@ def occupy(
             rows = -(-rows // 2)
         else:
             cols = -(-cols // 2)
+    rows, cols = (whole_phases(shape, axis, n, window) for axis, n in ((0, rows), (1, cols)))
     return rows, cols, vector
 
 

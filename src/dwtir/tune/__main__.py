@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .. import database
 from ..errors import DwtirError, InvalidScheduleError, InvalidTargetError
-from ..shape import DTYPES, LAYOUTS
+from ..notation import DTYPES, LAYOUTS, OPERATIONS
 from ..target import Target
 from . import tasks as layers
 from .display import open_display
@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         ("batch", int, None, "1"),
         ("dtype", str, tuple(DTYPES), "float32"),
         ("layout", str.upper, LAYOUTS, "NCHW"),
+        ("operation", str, tuple(OPERATIONS), "forward"),
     ):
         which.add_argument(
             f"--{name}",
@@ -155,10 +156,10 @@ def _tasks(options: argparse.Namespace) -> list[Task]:
     """Collect the layers that the options name."""
     forms = {"batches": options.batch, "dtypes": options.dtype, "layouts": options.layout}
     found = layers.from_shapes(options.shapes, options.epilogue)
-    if options.suite:
-        found += layers.from_suite(options.suite, **forms)
+    networks = layers.from_suite(options.suite, **forms) if options.suite else []
     for name in options.network:
-        found += layers.by_use(layers.from_network(name, **forms, epilogue=options.epilogue))
+        networks += layers.by_use(layers.from_network(name, **forms, epilogue=options.epilogue))
+    found += layers.for_operations(networks, options.operation)
     for path in options.file:
         found += layers.from_file(path, options.epilogue)
     if not found:

@@ -89,7 +89,7 @@ class RemoteTestbed(Testbed):
     def _prepare(self) -> None:
         shape = self.task.shape
         self._bits = np.dtype(_BITS[shape.itemsize])
-        self._nans = np.full(shape.out_shape, np.iinfo(self._bits).max, self._bits)
+        self._nans = np.full(shape.result_shape, np.iinfo(self._bits).max, self._bits)
         self._tensors = [self._upload(array.view(self._bits)) for array in self._inputs]
         self._tensors.append(self._upload(self._nans))
 
@@ -118,7 +118,7 @@ class RemoteTestbed(Testbed):
     def _output(self, kernel: Kernel) -> Any:
         with _device_errors():
             self._fill(self._tensors[-1], self._nans)  # so that an output left out is seen
-            self._load(kernel)["main"](*self._tensors)
+            self._load(kernel)["main"](*self._arguments(kernel))
             local, view = self._local(self._nans.shape)
             local.copyfrom(self._tensors[-1])
             return view.numpy().view(numpy_dtype(self.task.shape.dtype))
@@ -144,7 +144,16 @@ class RemoteTestbed(Testbed):
         with _device_errors():
             library = self._load(kernel)
             evaluator = library.time_evaluator("main", self._device, number=1, **how)
-            return tuple(map(float, evaluator(*self._tensors).results))
+            return tuple(map(float, evaluator(*self._arguments(kernel)).results))
+
+    def _arguments(self, kernel: Kernel) -> list[Any]:
+        import tvm
+
+        *inputs, out = self._tensors
+        workspace = [
+            tvm.runtime.empty(extents, "float32", self._device) for extents in kernel.info.workspace
+        ]
+        return [*inputs, *workspace, out]
 
 
 @contextlib.contextmanager

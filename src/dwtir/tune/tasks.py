@@ -29,6 +29,7 @@ from .outcome import Task
 __all__ = [
     "by_use",
     "depthwise_parameters",
+    "for_operations",
     "from_file",
     "from_model",
     "from_network",
@@ -43,6 +44,20 @@ _LIBRARIES = ("timm", "torchvision")
 def by_use(tasks: Iterable[Task]) -> list[Task]:
     """Sort by the operations that the network spends in all runs of the layer, most first."""
     return sorted(tasks, key=lambda task: task.count * task.shape.flop, reverse=True)
+
+
+def for_operations(tasks: Iterable[Task], operations: Iterable[str]) -> list[Task]:
+    """Return the layers' tasks for each of the operations; gradients have no epilogue."""
+    listed = list(tasks)
+    return _distinct(
+        replace(
+            task,
+            shape=replace(task.shape, operation=operation),
+            epilogue=task.epilogue if operation == "forward" else Epilogue(),
+        )
+        for operation in operations
+        for task in listed
+    )
 
 
 def from_shapes(texts: Iterable[str], epilogue: EpilogueLike = None) -> list[Task]:

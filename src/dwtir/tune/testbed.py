@@ -51,7 +51,7 @@ class Testbed:
         shape = task.shape
         values = np.random.default_rng(0).integers(-2, 3, 1_000_003)
         values = values.astype(numpy_dtype(shape.dtype))
-        extents = (shape.data_shape, shape.weight_shape, *task.epilogue.operands(shape).values())
+        extents = (shape.input_shapes | task.epilogue.operands(shape)).values()
         self._inputs = [np.resize(values, extent) for extent in extents]
         self._prepare()
         manual = schedules.choose(shape, target)
@@ -123,7 +123,7 @@ class CudaTestbed(Testbed):
         shape = self.task.shape
         gpu = tvm.cuda(0)
         itemsize = shape.itemsize
-        set_bytes = itemsize * (sum(a.size for a in self._inputs) + prod(shape.out_shape))
+        set_bytes = itemsize * (sum(a.size for a in self._inputs) + prod(shape.result_shape))
         self._timer = GraphTimer()
         first = [_on_gpu(array, gpu) for array in self._inputs]
         self._sets = [first]
@@ -132,9 +132,9 @@ class CudaTestbed(Testbed):
             for copy, tensor in zip(copies, first, strict=True):
                 copy.copyfrom(tensor)
             self._sets.append(copies)
-        self._outs = [tvm.runtime.empty(shape.out_shape, shape.dtype, gpu) for _ in self._sets]
+        self._outs = [tvm.runtime.empty(shape.result_shape, shape.dtype, gpu) for _ in self._sets]
         # All bits set is a NaN, in any type.
-        ones = np.full(shape.out_shape, 2 ** (8 * itemsize) - 1, f"uint{8 * itemsize}")
+        ones = np.full(shape.result_shape, 2 ** (8 * itemsize) - 1, f"uint{8 * itemsize}")
         self._nans = tvm.runtime.tensor(ones, gpu)
 
     def _output(self, kernel: Kernel) -> _Array:

@@ -1,73 +1,31 @@
-"""The convolution as TensorIR: what is computed, and nothing about how.
-
-Both layouts have the same three blocks:
-
-``pad``
-    the input with its zeros, in the input's dtype;
-``depthwise_conv2d``
-    the sum over the kernel's taps, in float32 for every dtype;
-``epilogue``
-    the fused pointwise steps and the one rounding to the output's dtype.
-
-Padding adds zeros. Whether a zero times a weight that is not finite adds NaN is
-left open: where a tap is known to lie in the padding, compilers drop it.
-
-The buffers between the blocks are `SLACK` rows and columns larger than the
-output needs. A schedule computes the first two blocks under the loops of the
-third, tile by tile, so the slack is never computed as such; but a last tile
-that hangs over the edge of the output then lies inside the buffers, and the
-inner loops need no bounds test. Only loads (which test for padding anyway) and
-the final stores have one.
-"""
+"""The forward convolution with its epilogue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
 
-from .arguments import ALIGNMENT
-from .epilogue import Epilogue
-from .shape import DepthwiseConv2dShape
+from ..arguments import ALIGNMENT
+from ..epilogue import Epilogue
+from ..shape import DepthwiseConv2dShape
+from .sizes import image, padded_sizes
 
-__all__ = ["EPILOGUE_ATTR", "SHAPE_ATTR", "SLACK", "depthwise_conv2d"]
-
-SHAPE_ATTR, EPILOGUE_ATTR = "dwtir.shape", "dwtir.epilogue"
-"""Attributes of the function: what it computes, as text. A tuning database finds it by them."""
-
-SLACK = 63
-"""Rows and columns that a tile may hang over the edge without costing predicates."""
-
-
-@lru_cache(maxsize=64)  # to parse TVMScript takes 20 ms, and functions do not change
-def depthwise_conv2d(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
-    """Define the convolution with its epilogue.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        ``main(data, weight, *epilogue.operands, out)`` on buffers of the
-        shape's layout and dtype. Its attributes `SHAPE_ATTR` and
-        `EPILOGUE_ATTR` say what it is; no compiler looks at them.
-    """
-    factory = _nchw if shape.layout == "NCHW" else _nhwc
-    func = factory(shape, epilogue)
-    return func.with_attr(SHAPE_ATTR, str(shape)).with_attr(EPILOGUE_ATTR, str(epilogue))
-
+__all__ = ["nchw", "nhwc"]
 
 # The factories close over plain integers and call helpers at parse time:
 # TVMScript evaluates both, and the script that it prints shows the results.
 
 
-def _nchw(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
-    N, C, M, H, W = _image(shape)
+def nchw(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define the convolution on NCHW images."""
+    N, C, M, H, W = image(shape)
     OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     TOP, LEFT = shape.padding[:2]
-    AH, AW, PH, PW = _slack_sizes(shape)
+    AH, AW, PH, PW = padded_sizes(shape)
     dtype = shape.dtype
     declare, finish = _epilogue_parts(shape, epilogue)
 
@@ -107,12 +65,13 @@ def _nchw(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
     return depthwise_conv2d_nchw
 
 
-def _nhwc(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
-    N, C, M, H, W = _image(shape)
+def nhwc(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define the convolution on NHWC images."""
+    N, C, M, H, W = image(shape)
     OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     TOP, LEFT = shape.padding[:2]
-    AH, AW, PH, PW = _slack_sizes(shape)
+    AH, AW, PH, PW = padded_sizes(shape)
     dtype = shape.dtype
     declare, finish = _epilogue_parts(shape, epilogue)
 
@@ -150,21 +109,6 @@ def _nhwc(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
                 )
 
     return depthwise_conv2d_nhwc
-
-
-def _image(shape: DepthwiseConv2dShape) -> tuple[int, int, int, int, int]:
-    return (shape.batch, shape.in_channels, shape.channel_multiplier, shape.height, shape.width)
-
-
-def _slack_sizes(shape: DepthwiseConv2dShape) -> tuple[int, int, int, int]:
-    """Rows and columns of the accumulators, and of the padded input that they read."""
-    rows, columns = shape.out_height + SLACK, shape.out_width + SLACK
-    return (
-        rows,
-        columns,
-        (rows - 1) * shape.stride[0] + (shape.kernel[0] - 1) * shape.dilation[0] + 1,
-        (columns - 1) * shape.stride[1] + (shape.kernel[1] - 1) * shape.dilation[1] + 1,
-    )
 
 
 def _epilogue_parts(

@@ -1,0 +1,70 @@
+"""The convolution and its gradients as TensorIR: what is computed, and nothing about how.
+
+All operations, in both layouts, have the same three blocks:
+
+``pad``
+    the input with its zeros, in the input's dtype;
+``depthwise_conv2d``
+    the sum over the kernel's taps (or, for the gradient of the weight, over the
+    outputs), in float32 for every dtype;
+``epilogue``
+    the fused pointwise steps and the one rounding to the result's dtype.
+
+Padding adds zeros. Whether a zero times a weight that is not finite adds NaN is
+left open: where a tap is known to lie in the padding, compilers drop it.
+
+The buffers between the blocks are `SLACK` rows and columns larger than the
+result needs. A schedule computes the first two blocks under the loops of the
+third, tile by tile, so the slack is never computed as such; but a last tile
+that hangs over the edge of the result then lies inside the buffers, and the
+inner loops need no bounds test. Only loads (which test for padding anyway) and
+the final stores have one.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from tvm import tirx
+
+from ..epilogue import Epilogue
+from ..shape import DepthwiseConv2dShape
+from . import forward, grad_data, grad_weight
+from .sizes import SLACK
+
+__all__ = ["EPILOGUE_ATTR", "SHAPE_ATTR", "SLACK", "depthwise_conv2d"]
+
+SHAPE_ATTR, EPILOGUE_ATTR = "dwtir.shape", "dwtir.epilogue"
+"""Attributes of the function: what it computes, as text. A tuning database finds it by them."""
+
+_FORWARD = {"NCHW": forward.nchw, "NHWC": forward.nhwc}
+_GRADIENTS = {
+    ("grad_data", "NCHW"): grad_data.nchw,
+    ("grad_data", "NHWC"): grad_data.nhwc,
+    ("grad_weight", "NCHW"): grad_weight.nchw,
+    ("grad_weight", "NHWC"): grad_weight.nhwc,
+}
+
+
+@lru_cache(maxsize=64)  # to parse TVMScript takes 20 ms, and functions do not change
+def depthwise_conv2d(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define the shape's operation with its epilogue.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        ``main(*shape.input_shapes, *epilogue.operands, out)`` on buffers of the
+        shape's layout and dtype. Its attributes `SHAPE_ATTR` and
+        `EPILOGUE_ATTR` say what it is; no compiler looks at them.
+
+    Raises
+    ------
+    InvalidEpilogueError
+        If a gradient is to have an epilogue.
+    """
+    epilogue.check_for(shape)
+    if shape.operation == "forward":
+        func = _FORWARD[shape.layout](shape, epilogue)
+    else:
+        func = _GRADIENTS[shape.operation, shape.layout](shape)
+    return func.with_attr(SHAPE_ATTR, str(shape)).with_attr(EPILOGUE_ATTR, str(epilogue))

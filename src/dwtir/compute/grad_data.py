@@ -1,0 +1,171 @@
+"""The gradient with respect to the data: the convolution run backwards.
+
+Input row ``h`` gets a share of output row ``(h + top - kh * dilation) / stride``
+from every tap ``kh`` for which that is a whole number. With the taps counted from
+the last, that is::
+
+    grad_data[h] = sum over kh of padded[(h + PHASE + kh * dilation) / stride] * weight[KH-1-kh]
+
+where ``padded`` is ``grad_out`` from row `FIRST` on. With stride 1 this is a
+forward convolution. With a larger one a tap meets only every stride-th row; the
+others add -0, which changes no sum, and which a compiler drops as soon as it
+knows the row: a schedule whose tiles are multiples of the stride pays for no tap
+that is not there.
+
+The channels of a multiplier are summed as if they were more columns of the kernel:
+``tap = kw * M + m``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..arguments import ALIGNMENT
+from ..shape import DepthwiseConv2dShape
+from .sizes import SLACK, image
+
+__all__ = ["nchw", "nhwc"]
+
+
+def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
+    """Define the gradient on NCHW images."""
+    N, C, M, H, W = image(shape)
+    OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
+    (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
+    (FIRST_H, PHASE_H, PH), (FIRST_W, PHASE_W, PW) = _axis(shape, 0), _axis(shape, 1)
+    AH, AW = H + SLACK, W + SLACK
+    dtype = shape.dtype
+    where = _where(shape)
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    def grad_data_nchw(
+        grad_out: T.Buffer((N, OC, OH, OW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        weight: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        out: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+    ) -> None:
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        padded = T.sblock_alloc_buffer((N, OC, PH, PW), dtype)
+        acc = T.sblock_alloc_buffer((N, C, AH, AW), "float32")
+        for n, c, ih, iw in T.grid(N, OC, PH, PW):
+            with T.sblock("pad"):
+                vn, vc, vih, viw = T.axis.remap("SSSS", [n, c, ih, iw])
+                padded[vn, vc, vih, viw] = T.if_then_else(
+                    0 <= vih + FIRST_H
+                    and vih + FIRST_H < OH
+                    and 0 <= viw + FIRST_W
+                    and viw + FIRST_W < OW,
+                    grad_out[vn, vc, vih + FIRST_H, viw + FIRST_W],
+                    T.cast(0, dtype),
+                )
+        for n, c, h, w, kh, tap in T.grid(N, C, AH, AW, KH, KW * M):
+            with T.sblock("depthwise_conv2d"):
+                vn, vc, vh, vw, vkh, vtap = T.axis.remap("SSSSRR", [n, c, h, w, kh, tap])
+                with T.init():
+                    acc[vn, vc, vh, vw] = T.float32(0)
+                acc[vn, vc, vh, vw] = acc[vn, vc, vh, vw] + where(
+                    vh + PHASE_H + vkh * DH,
+                    vw + PHASE_W + vtap // M * DW,
+                    T.cast(
+                        padded[
+                            vn,
+                            vc * M + vtap % M,
+                            (vh + PHASE_H + vkh * DH) // SH,
+                            (vw + PHASE_W + vtap // M * DW) // SW,
+                        ],
+                        "float32",
+                    )
+                    * T.cast(weight[vc, vtap % M, KH - 1 - vkh, KW - 1 - vtap // M], "float32"),
+                )
+        for n, c, h, w in T.grid(N, C, H, W):
+            with T.sblock("epilogue"):
+                vn, vc, vh, vw = T.axis.remap("SSSS", [n, c, h, w])
+                out[vn, vc, vh, vw] = T.cast(acc[vn, vc, vh, vw], dtype)
+
+    return grad_data_nchw
+
+
+def nhwc(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
+    """Define the gradient on NHWC images."""
+    N, C, M, H, W = image(shape)
+    OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
+    (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
+    (FIRST_H, PHASE_H, PH), (FIRST_W, PHASE_W, PW) = _axis(shape, 0), _axis(shape, 1)
+    AH, AW = H + SLACK, W + SLACK
+    dtype = shape.dtype
+    where = _where(shape)
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    def grad_data_nhwc(
+        grad_out: T.Buffer((N, OH, OW, OC), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        weight: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        out: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+    ) -> None:
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        padded = T.sblock_alloc_buffer((N, PH, PW, OC), dtype)
+        acc = T.sblock_alloc_buffer((N, AH, AW, C), "float32")
+        for n, ih, iw, c in T.grid(N, PH, PW, OC):
+            with T.sblock("pad"):
+                vn, vih, viw, vc = T.axis.remap("SSSS", [n, ih, iw, c])
+                padded[vn, vih, viw, vc] = T.if_then_else(
+                    0 <= vih + FIRST_H
+                    and vih + FIRST_H < OH
+                    and 0 <= viw + FIRST_W
+                    and viw + FIRST_W < OW,
+                    grad_out[vn, vih + FIRST_H, viw + FIRST_W, vc],
+                    T.cast(0, dtype),
+                )
+        for n, h, w, c, kh, tap in T.grid(N, AH, AW, C, KH, KW * M):
+            with T.sblock("depthwise_conv2d"):
+                vn, vh, vw, vc, vkh, vtap = T.axis.remap("SSSSRR", [n, h, w, c, kh, tap])
+                with T.init():
+                    acc[vn, vh, vw, vc] = T.float32(0)
+                acc[vn, vh, vw, vc] = acc[vn, vh, vw, vc] + where(
+                    vh + PHASE_H + vkh * DH,
+                    vw + PHASE_W + vtap // M * DW,
+                    T.cast(
+                        padded[
+                            vn,
+                            (vh + PHASE_H + vkh * DH) // SH,
+                            (vw + PHASE_W + vtap // M * DW) // SW,
+                            vc * M + vtap % M,
+                        ],
+                        "float32",
+                    )
+                    * T.cast(weight[KH - 1 - vkh, KW - 1 - vtap // M, vc, vtap % M], "float32"),
+                )
+        for n, h, w, c in T.grid(N, H, W, C):
+            with T.sblock("epilogue"):
+                vn, vh, vw, vc = T.axis.remap("SSSS", [n, h, w, c])
+                out[vn, vh, vw, vc] = T.cast(acc[vn, vh, vw, vc], dtype)
+
+    return grad_data_nhwc
+
+
+def _axis(shape: DepthwiseConv2dShape, axis: int) -> tuple[int, int, int]:
+    """Return FIRST, PHASE and the extent of `padded` along one axis."""
+    size = (shape.height, shape.width)[axis]
+    stride, reach = shape.stride[axis], (shape.kernel[axis] - 1) * shape.dilation[axis]
+    first, phase = divmod(shape.padding[axis] - reach, stride)
+    return first, phase, (size + SLACK - 1 + phase + reach) // stride + 1
+
+
+def _where(shape: DepthwiseConv2dShape) -> Callable[..., tirx.PrimExpr]:
+    """Give the function that keeps a product where a tap meets a row and a column."""
+    stride_h, stride_w = shape.stride
+
+    def where(row: tirx.PrimExpr, column: tirx.PrimExpr, product: tirx.PrimExpr) -> Any:
+        tests = [
+            T.floormod(index, stride) == 0
+            for index, stride in ((row, stride_h), (column, stride_w))
+            if stride > 1
+        ]
+        if not tests:
+            return product
+        met = tests[0] if len(tests) == 1 else tirx.all(*tests)
+        return T.if_then_else(met, product, T.float32(-0.0))
+
+    return where

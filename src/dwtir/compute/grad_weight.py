@@ -1,0 +1,96 @@
+"""The gradient with respect to the weight: every tap sums over all outputs."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..arguments import ALIGNMENT
+from ..shape import DepthwiseConv2dShape
+from .sizes import image, padded_sizes
+
+__all__ = ["nchw", "nhwc"]
+
+
+def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
+    """Define the gradient on NCHW images."""
+    N, C, M, H, W = image(shape)
+    OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
+    (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
+    TOP, LEFT = shape.padding[:2]
+    _, _, PH, PW = padded_sizes(shape, slack=0)
+    dtype = shape.dtype
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    def grad_weight_nchw(
+        data: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        grad_out: T.Buffer((N, OC, OH, OW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        out: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+    ) -> None:
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        padded = T.sblock_alloc_buffer((N, C, PH, PW), dtype)
+        acc = T.sblock_alloc_buffer((C, M, KH, KW), "float32")
+        for n, c, ih, iw in T.grid(N, C, PH, PW):
+            with T.sblock("pad"):
+                vn, vc, vih, viw = T.axis.remap("SSSS", [n, c, ih, iw])
+                padded[vn, vc, vih, viw] = T.if_then_else(
+                    TOP <= vih and vih < TOP + H and LEFT <= viw and viw < LEFT + W,
+                    data[vn, vc, vih - TOP, viw - LEFT],
+                    T.cast(0, dtype),
+                )
+        for c, m, kh, kw, n, oh, ow in T.grid(C, M, KH, KW, N, OH, OW):
+            with T.sblock("depthwise_conv2d"):
+                vc, vm, vkh, vkw, vn, voh, vow = T.axis.remap("SSSSRRR", [c, m, kh, kw, n, oh, ow])
+                with T.init():
+                    acc[vc, vm, vkh, vkw] = T.float32(0)
+                acc[vc, vm, vkh, vkw] = acc[vc, vm, vkh, vkw] + T.cast(
+                    padded[vn, vc, voh * SH + vkh * DH, vow * SW + vkw * DW], "float32"
+                ) * T.cast(grad_out[vn, vc * M + vm, voh, vow], "float32")
+        for c, m, kh, kw in T.grid(C, M, KH, KW):
+            with T.sblock("epilogue"):
+                vc, vm, vkh, vkw = T.axis.remap("SSSS", [c, m, kh, kw])
+                out[vc, vm, vkh, vkw] = T.cast(acc[vc, vm, vkh, vkw], dtype)
+
+    return grad_weight_nchw
+
+
+def nhwc(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
+    """Define the gradient on NHWC images."""
+    N, C, M, H, W = image(shape)
+    OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
+    (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
+    TOP, LEFT = shape.padding[:2]
+    _, _, PH, PW = padded_sizes(shape, slack=0)
+    dtype = shape.dtype
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    def grad_weight_nhwc(
+        data: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        grad_out: T.Buffer((N, OH, OW, OC), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        out: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+    ) -> None:
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        padded = T.sblock_alloc_buffer((N, PH, PW, C), dtype)
+        acc = T.sblock_alloc_buffer((KH, KW, C, M), "float32")
+        for n, ih, iw, c in T.grid(N, PH, PW, C):
+            with T.sblock("pad"):
+                vn, vih, viw, vc = T.axis.remap("SSSS", [n, ih, iw, c])
+                padded[vn, vih, viw, vc] = T.if_then_else(
+                    TOP <= vih and vih < TOP + H and LEFT <= viw and viw < LEFT + W,
+                    data[vn, vih - TOP, viw - LEFT, vc],
+                    T.cast(0, dtype),
+                )
+        for kh, kw, c, m, n, oh, ow in T.grid(KH, KW, C, M, N, OH, OW):
+            with T.sblock("depthwise_conv2d"):
+                vkh, vkw, vc, vm, vn, voh, vow = T.axis.remap("SSSSRRR", [kh, kw, c, m, n, oh, ow])
+                with T.init():
+                    acc[vkh, vkw, vc, vm] = T.float32(0)
+                acc[vkh, vkw, vc, vm] = acc[vkh, vkw, vc, vm] + T.cast(
+                    padded[vn, voh * SH + vkh * DH, vow * SW + vkw * DW, vc], "float32"
+                ) * T.cast(grad_out[vn, voh, vow, vc * M + vm], "float32")
+        for kh, kw, c, m in T.grid(KH, KW, C, M):
+            with T.sblock("epilogue"):
+                vkh, vkw, vc, vm = T.axis.remap("SSSS", [kh, kw, c, m])
+                out[vkh, vkw, vc, vm] = T.cast(acc[vkh, vkw, vc, vm], dtype)
+
+    return grad_weight_nhwc

@@ -1,0 +1,110 @@
+"""The gradient of the weight on the CPU: channels in parallel, sums in vector registers.
+
+Loop nest::
+
+    NCHW                                     NHWC
+    parallel c * m                           parallel (c / lanes) * m
+      for n:                                   for n:
+        padded[...] = one channel or 0           padded[..., lanes] = some channels or 0
+        for kh / kernel_rows, oh, ow / lanes     for kh / kernel_rows, oh, ow
+          for kh: for kw:                          for kh: for kw:
+            sums of `lanes` columns                  sums of `lanes` channels
+      out = sum of the lanes                   out = sums
+
+The sums of some kernel rows stay in vector registers while all outputs of an
+image go by. In NCHW a vector divides the width, for the columns past the edge of
+an image have no place in a sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ..shape import DepthwiseConv2dShape
+from ..target import Target
+from .base import Strategy, get_blocks
+from .tiles import divisors
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+
+__all__ = ["CpuTapSums"]
+
+
+@dataclass(frozen=True)
+class CpuTapSums(Strategy):
+    """Tile of the weight's gradient on the CPU.
+
+    Parameters
+    ----------
+    kernel_rows : int
+        Kernel rows whose sums are in registers at a time; divides them.
+    lanes : int
+        float32 values of one vector: columns (NCHW) or channels (NHWC), which it divides.
+    """
+
+    name: ClassVar[str] = "cpu_tap_sums"
+    on_gpu: ClassVar[bool] = False
+    operations: ClassVar[tuple[str, ...]] = ("grad_weight",)
+
+    kernel_rows: int
+    lanes: int
+
+    @classmethod
+    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> CpuTapSums:
+        """Take the widest vector, and as many kernel rows as registers hold the sums of."""
+        registers = 16 if target.vector_bytes < 64 else 32
+        rows = (registers - 4) // shape.kernel[1]
+        return cls(
+            max(n for n in divisors(shape.kernel[0]) if n <= max(1, rows)),
+            max(_lanes(shape, target)),
+        )
+
+    @classmethod
+    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+        return {"kernel_rows": divisors(shape.kernel[0]), "lanes": _lanes(shape, target)}
+
+    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        for field, allowed in self.space(shape, target).items():
+            value = self.parameters[field]
+            self._require(value in allowed, field, value, f"one of {allowed}")
+
+    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+        pad, conv, epilogue = get_blocks(sch)
+
+        # 1. A core has some channels; taps around the lanes, images and outputs around them.
+        if shape.layout == "NCHW":
+            c, m, kh, kw, n, oh, ow = sch.get_loops(conv)
+            ow, lane = sch.split(ow, [None, self.lanes])
+            core = [c, m]
+        else:
+            kh, kw, c, m, n, oh, ow = sch.get_loops(conv)
+            bc, lane = sch.split(c, [None, self.lanes])
+            core = [bc, m]
+        bkh, kh = sch.split(kh, [None, self.kernel_rows])
+        sch.reorder(*core, n, bkh, oh, ow, kh, kw, lane)
+        taps = conv
+        if shape.layout == "NCHW":
+            taps = sch.rfactor(lane, 4)
+        *core, n, bkh, oh, ow, kh, kw, lane = sch.get_loops(taps)
+        cores = sch.fuse(*core)
+        sch.parallel(cores)
+
+        # 2. The padded image of a core's channels, and the results when all images are done.
+        sch.compute_at(pad, n, preserve_unit_loops=True)
+        for result in (epilogue,) if taps is conv else (conv, epilogue):
+            sch.reverse_compute_at(result, cores, preserve_unit_loops=True)
+
+        # 3. The sums in registers.
+        sch.vectorize(lane)
+        for loop in (kh, kw):
+            sch.unroll(loop)
+        sch.decompose_reduction(taps, n)
+
+
+def _lanes(shape: DepthwiseConv2dShape, target: Target) -> tuple[int, ...]:
+    """List the vectors that divide what they run over."""
+    widest = max(1, target.vector_bytes // 4)
+    extent = shape.out_width if shape.layout == "NCHW" else shape.in_channels
+    return tuple(n for n in divisors(extent) if n <= widest)

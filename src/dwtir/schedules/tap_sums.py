@@ -1,0 +1,343 @@
+"""The gradient of the weight: every thread keeps the sums of its taps in registers.
+
+Two kernels. In the first, a block sums `parts`-th of all tiles of rows x cols
+outputs, for a few channels and all taps, or some of a large kernel, and leaves
+one partial sum a tap::
+
+    blockIdx.x = m * (kernel tiles) * (channel tiles) * parts
+      threads = channel vectors (NHWC) and tiles
+        for turn:                                one tile of outputs a thread
+          window[...] = data or 0, grad[rows, cols] = grad_out
+          for oh, ow: for kh, kw: sums += window * grad
+        shared[thread, kh, kw] = sums
+      threads = taps and channels
+        partial[part, kh, kw] = sum over threads of shared
+
+In the second, a thread sums the partials of one tap, part after part: the order
+is the same in every run, and so are the bits of the result.
+
+Registers: the taps' sums and a tile's inputs, `vector` times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ..shape import DepthwiseConv2dShape
+from ..target import Target
+from .base import Strategy, get_blocks, unroll_in_source
+from .tiles import (
+    MAX_LOADS,
+    MAX_UNROLLED,
+    even_split,
+    largest_divisor,
+    threads_over,
+    with_value,
+)
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import SBlockRV
+
+__all__ = ["TapSums"]
+
+_REGISTERS = 190
+"""Registers for the sums and the inputs of a tile, of 255."""
+
+_THREADS = 128
+"""Threads of a block, at most: each brings its sums to shared memory."""
+
+_THREADS_OF_A_UNIT = 768
+"""Threads that a multiprocessor is given, over all its blocks. With more of them, each
+has fewer turns between its start and the sums at its end."""
+
+_MOST_PART_THREADS = 16
+"""Threads over the parts in the second kernel, at most."""
+
+
+@dataclass(frozen=True)
+class TapSums(Strategy):
+    """Tile of the weight's gradient.
+
+    Parameters
+    ----------
+    rows, cols : int
+        Outputs that a thread takes at a time.
+    kernel_rows, kernel_cols : int
+        Taps that a block computes; they divide the kernel.
+    vector : int
+        Channels of one thread; 1 in NCHW.
+    channels : int
+        Threads over vectors of channels; 1 in NCHW.
+    threads : int
+        Threads over tiles of outputs.
+    parts : int
+        Blocks that share the outputs of a channel.
+    part_threads : int
+        Threads of the second kernel over the parts, which it divides.
+    """
+
+    name: ClassVar[str] = "tap_sums"
+    operations: ClassVar[tuple[str, ...]] = ("grad_weight",)
+
+    rows: int
+    cols: int
+    kernel_rows: int
+    kernel_cols: int
+    vector: int
+    channels: int
+    threads: int
+    parts: int
+    part_threads: int
+
+    @classmethod
+    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> TapSums:
+        """Choose the tile by registers first, and the parts so that the device is busy.
+
+        All taps at once if registers hold their sums, else those of one kernel row.
+        The taller a tile, the less of its window is loaded twice; the wider, the
+        fewer loads a product takes.
+        """
+        kernel_h, kernel_w = shape.kernel
+        tiles = (
+            cls(rows, cols, *taps, vector, 1, 1, 1, 1)
+            for taps in ((kernel_h, kernel_w), (1, kernel_w), (1, 1))
+            for vector in reversed(_vectors(shape))
+            for rows, cols in ((8, 4), (4, 4), (2, 4), (4, 2), (2, 2), (1, 4), (1, 1))
+        )
+        tile = next(tile for tile in tiles if tile._fits(shape))
+        rows = even_split(shape.out_height, tile.rows)
+        cols = even_split(shape.out_width, tile.cols)
+
+        # A block: channels first, then tiles, as far as shared memory holds their sums.
+        channels = 1
+        if shape.layout == "NHWC":
+            vectors = shape.in_channels // tile.vector
+            channels = largest_divisor(vectors, 64)
+            if channels < 16:
+                channels = threads_over(vectors, 64)
+        tiles_of_channel = cls(rows, cols, 1, 1, 1, 1, 1, 1, 1)._tiles(shape)
+        room = target.shared_bytes_per_block // (4 * tile._sums * channels)
+        threads = max(1, min(_THREADS // channels, room, tiles_of_channel))
+
+        # Parts: as many threads as the device has places for, if each finds a tile.
+        taps = tile.kernel_rows * tile.kernel_cols
+        blocks = shape.out_channels // (tile.vector * channels) * (kernel_h * kernel_w // taps)
+        parts = -(-target.units * _THREADS_OF_A_UNIT // (channels * threads * max(1, blocks)))
+        parts = max(1, min(parts, -(-tiles_of_channel // threads)))
+        width = channels if shape.layout == "NHWC" else kernel_w
+        most = max(1, min(parts, _MOST_PART_THREADS, target.max_threads_per_block // width))
+        part_threads = 1 << (most.bit_length() - 1)
+        parts -= parts % part_threads
+        return cls(
+            rows,
+            cols,
+            tile.kernel_rows,
+            tile.kernel_cols,
+            tile.vector,
+            channels,
+            threads,
+            parts,
+            part_threads,
+        )
+
+    @classmethod
+    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+        chosen = cls.choose(shape, target)
+        heights = [even_split(shape.out_height, most) for most in (1, 2, 4, 8)]
+        sizes = (1, 2, 4) if _is_vector(shape) else (1, 2, 4, 8)
+        widths = [even_split(shape.out_width, most) for most in sizes]
+        nhwc = shape.layout == "NHWC"
+        return {
+            "rows": with_value(chosen.rows, heights),
+            "cols": with_value(chosen.cols, widths),
+            "kernel_rows": with_value(chosen.kernel_rows, (1, shape.kernel[0])),
+            "kernel_cols": with_value(chosen.kernel_cols, (1, shape.kernel[1])),
+            "vector": _vectors(shape),
+            "channels": with_value(chosen.channels, (8, 16, 32, 64) if nhwc else ()),
+            "threads": with_value(chosen.threads, (1, 2, 4, 8, 16, 32, 64, 128)),
+            "parts": with_value(chosen.parts, (1, 2, 4, 8, 16, 32, 64, 128, 256)),
+            "part_threads": with_value(chosen.part_threads, (1, 2, 4, 8, 16)),
+        }
+
+    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        for name, part, whole in (
+            ("kernel_rows", self.kernel_rows, shape.kernel[0]),
+            ("kernel_cols", self.kernel_cols, shape.kernel[1]),
+        ):
+            self._require(whole % part == 0, name, part, f"a divisor of {whole}")
+        self._require(self.vector in _vectors(shape), "vector", self.vector, f"{_vectors(shape)}")
+        if shape.layout == "NCHW" and _is_vector(shape):
+            self._require(self.cols in (1, 2, 4), "cols", self.cols, "1, 2 or 4, a vector")
+        if shape.layout == "NCHW":
+            self._require(self.channels == 1, "channels", self.channels, "1 in NCHW")
+        # Loops over nothing lose their variable, and then their thread.
+        for name, value, most in (
+            ("rows", self.rows, shape.out_height),
+            ("cols", self.cols, shape.out_width),
+            ("channels", self.channels, shape.in_channels // self.vector),
+            ("threads", self.threads, self._tiles(shape)),
+            ("parts", self.parts, -(-self._tiles(shape) // self.threads)),
+        ):
+            self._require(value <= most, name, value, f"at most {most}")
+        loads = self._loads(shape)
+        self._require(loads <= MAX_LOADS, "unrolled loads", loads, f"at most {MAX_LOADS}")
+        self._require(self._sums <= 128, "sums of a thread", self._sums, "at most 128")
+        self._require(
+            self.parts % self.part_threads == 0,
+            "part_threads",
+            self.part_threads,
+            f"a divisor of the parts, {self.parts}",
+        )
+        width = self.channels if shape.layout == "NHWC" else shape.kernel[1]
+        share = width * self.part_threads
+        self._require_launch(target, threads=share, shared_bytes=4 * share)
+        threads = self.channels * self.threads
+        self._require_launch(target, threads=threads, shared_bytes=4 * self._sums * threads)
+
+    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+        return self._fits(shape)
+
+    @property
+    def _sums(self) -> int:
+        return self.kernel_rows * self.kernel_cols * self.vector
+
+    def _tiles(self, shape: DepthwiseConv2dShape) -> int:
+        """Count the tiles of outputs of one channel."""
+        rows, cols = -(-shape.out_height // self.rows), -(-shape.out_width // self.cols)
+        return shape.batch * rows * cols
+
+    def _fits(self, shape: DepthwiseConv2dShape) -> bool:
+        """Tell whether registers hold the sums and all inputs, and the code stays short.
+
+        One sum always fits.
+        """
+        fits = self._sums + self._loads(shape) * self.vector <= _REGISTERS
+        return self._sums == 1 or (fits and self._sums * self.rows * self.cols <= MAX_UNROLLED)
+
+    def _window(self, shape: DepthwiseConv2dShape) -> tuple[int, int]:
+        """Count rows and columns of the input that a tile's products take."""
+        height, width = (
+            (outputs - 1) * stride + (taps - 1) * dilation + 1
+            for outputs, taps, stride, dilation in zip(
+                (self.rows, self.cols),
+                (self.kernel_rows, self.kernel_cols),
+                shape.stride,
+                shape.dilation,
+                strict=True,
+            )
+        )
+        return height, width
+
+    def _loads(self, shape: DepthwiseConv2dShape) -> int:
+        height, width = self._window(shape)
+        return height * width + self.rows * self.cols
+
+    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+        pad, conv, epilogue = get_blocks(sch)
+        nchw = shape.layout == "NCHW"
+
+        # 1. Tiles of outputs, dealt out to parts and threads; neighbours to neighbours.
+        if nchw:
+            c, m, kh, kw, n, oh, ow = sch.get_loops(conv)
+        else:
+            kh, kw, c, m, n, oh, ow = sch.get_loops(conv)
+        bkh, kh = sch.split(kh, [None, self.kernel_rows])
+        bkw, kw = sch.split(kw, [None, self.kernel_cols])
+        bc, tc, lane = sch.split(c, [None, self.channels, self.vector])
+        by, oh = sch.split(oh, [None, self.rows])
+        bx, ow = sch.split(ow, [None, self.cols])
+        sch.reorder(m, bkh, bkw, bc, tc, n, by, bx, oh, ow, kh, kw, lane)
+        part, turn, thread = sch.split(sch.fuse(n, by, bx), [self.parts, None, self.threads])
+        sch.reorder(m, bkh, bkw, bc, part, thread, tc, turn, oh, ow, kh, kw, lane)
+
+        # 2. The sums of a thread, of a block, and of all blocks.
+        block_sum = sch.rfactor(part, 0)
+        thread_sum = sch.rfactor(sch.get_loops(block_sum)[5], 0)
+        m, bkh, bkw, bc, part, thread, tc, turn, oh, ow, kh, kw, lane = sch.get_loops(thread_sum)
+        block = sch.fuse(m, bkh, bkw, bc, part)
+        axes = ("threadIdx.x", "threadIdx.y") if nchw else ("threadIdx.y", "threadIdx.x")
+        sch.bind(block, "blockIdx.x")
+        sch.bind(thread, axes[0])
+        sch.bind(tc, axes[1])
+
+        # 3. The products of a tile in straight line, with its inputs in registers.
+        grad = sch.cache_read(thread_sum, 1, "local")
+        sch.set_scope(pad, 0, "local")
+        for load, vector in ((grad, _is_vector(shape)), (pad, not nchw)):
+            sch.compute_at(load, turn, preserve_unit_loops=True)
+            *outer, innermost = sch.get_loops(load)[-4:]
+            for loop in outer:
+                sch.unroll(loop)
+            if vector:
+                sch.vectorize(innermost)
+            else:
+                sch.unroll(innermost)
+        unroll_in_source(sch, oh)
+
+        # 4. Sums of a thread: in registers until its turns are over, then to the others.
+        sch.set_scope(thread_sum, 0, "shared")
+        leave = sch.cache_write(thread_sum, 0, "local")
+        sch.reverse_compute_at(leave, tc, preserve_unit_loops=True)
+        for loop in sch.get_loops(leave)[-6:]:
+            sch.unroll(loop)
+        zero = sch.decompose_reduction(thread_sum, turn)
+        unroll_in_source(sch, sch.get_loops(zero)[3])
+
+        # 5. Sums of a block: its threads share the taps and channels among them.
+        sch.reverse_compute_at(block_sum, block, preserve_unit_loops=True)
+        partial = sch.cache_write(block_sum, 0, "local")
+        sch.reverse_compute_at(partial, block, preserve_unit_loops=True)
+        taps = sch.fuse(*sch.get_loops(partial)[1:])
+        _, ty, tx = sch.split(taps, [None, self.threads, self.channels])
+        sch.bind(ty, axes[0])
+        sch.bind(tx, axes[1])
+        sch.compute_at(block_sum, tx, preserve_unit_loops=True)
+
+        # 6. Sums of all blocks, by the second kernel.
+        self._sum_parts(sch, conv, epilogue, nchw)
+
+    def _sum_parts(self, sch: Schedule, total: SBlockRV, epilogue: SBlockRV, nchw: bool) -> None:
+        """Give a block a row of taps (NCHW) or some channels (NHWC), and its threads the parts."""
+        _, share = sch.split(sch.get_loops(total)[4], [None, self.part_threads])
+        shared_sum = sch.rfactor(share, 0)
+
+        if nchw:
+            c, m, kh, tap = sch.get_loops(epilogue)
+            block = sch.fuse(c, m, kh)
+        else:
+            kh, kw, c, m = sch.get_loops(epilogue)
+            bc, tap = sch.split(c, [None, self.channels])
+            sch.reorder(kh, kw, bc, m, tap)
+            block = sch.fuse(kh, kw, bc, m)
+        sch.bind(block, "blockIdx.x")
+        sch.bind(tap, "threadIdx.x")
+        sch.set_scope(total, 0, "local")
+        sch.compute_at(total, tap, preserve_unit_loops=True)
+
+        sch.set_scope(shared_sum, 0, "shared")
+        leave = sch.cache_write(shared_sum, 0, "local")
+        sch.compute_at(leave, block, preserve_unit_loops=True)
+        _, share, *taps = sch.get_loops(leave)
+        tap = taps[3 if nchw else 2]
+        sch.reorder(share, tap)
+        sch.bind(share, "threadIdx.y")
+        sch.bind(tap, "threadIdx.x")
+        sch.compute_at(shared_sum, sch.get_loops(leave)[-1], preserve_unit_loops=True)
+
+
+def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    """List the vectors of channels: powers of two up to 16 bytes, where they are contiguous."""
+    if shape.layout == "NCHW" or shape.channel_multiplier > 1:
+        return (1,)
+    return tuple(
+        lanes
+        for lanes in (1, 2, 4, 8)
+        if lanes * shape.itemsize <= 16 and shape.in_channels % lanes == 0
+    )
+
+
+def _is_vector(shape: DepthwiseConv2dShape) -> bool:
+    """Tell whether the gradient of the output is loaded as vectors: of columns, or of channels."""
+    return shape.layout == "NHWC" or shape.out_width % 4 == 0

@@ -1,0 +1,143 @@
+"""The gradients: adjoints of the convolution, reproducible, and kernels like any other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+import dwtir
+from backends import CPU, CUDA, OPENCL, Backend
+from dwtir import DepthwiseConv2dShape, Epilogue, InvalidEpilogueError, reference, schedules
+from dwtir.notation import OPERATIONS
+from strategies import Tensors, integer_tensors, named_shapes, real_tensors, seeds, shapes
+
+GRADIENTS = [operation for operation in OPERATIONS if operation != "forward"]
+
+
+def all_tensors(shape: DepthwiseConv2dShape, seed: int) -> Tensors:
+    """Make data, weight and the gradient of the output."""
+    wanted = (replace(shape, operation=operation) for operation in OPERATIONS)
+    return {
+        name: array for one in wanted for name, array in real_tensors(one, Epilogue(), seed).items()
+    }
+
+
+@given(shape=shapes(flop=200_000), seed=seeds)
+@named_shapes(seed=0)
+def test_the_oracle_is_its_own_adjoint(shape: DepthwiseConv2dShape, seed: int) -> None:
+    """A convolution is linear in data and in weight: <g, y> = <dx, x> = <dw, w>."""
+    tensors = {name: array.astype(np.float64) for name, array in all_tensors(shape, seed).items()}
+    results = {
+        operation: reference.depthwise_conv2d(
+            replace(shape, operation=operation),
+            *(tensors[name] for name in replace(shape, operation=operation).input_shapes),
+        )
+        for operation in OPERATIONS
+    }
+    products = [
+        np.vdot(tensors["grad_out"], results["forward"]),
+        np.vdot(tensors["data"], results["grad_data"]),
+        np.vdot(tensors["weight"], results["grad_weight"]),
+    ]
+    size = np.linalg.norm(tensors["grad_out"]) * np.linalg.norm(results["forward"])
+    np.testing.assert_allclose(products, products[0], rtol=0, atol=1e-12 * max(size, 1))
+
+
+@given(shape=shapes(flop=100_000, kernel=5), seed=seeds)
+def test_the_oracle_is_the_derivative(shape: DepthwiseConv2dShape, seed: int) -> None:
+    """A step of 1 along a direction changes the output by exactly what the gradient says."""
+    tensors = {name: array.astype(np.float64) for name, array in all_tensors(shape, seed).items()}
+    rng = np.random.default_rng(seed)
+    for operation, moved in (("grad_data", "data"), ("grad_weight", "weight")):
+        direction = rng.standard_normal(tensors[moved].shape)
+        there = tensors | {moved: tensors[moved] + direction}
+        change = reference.depthwise_conv2d(
+            shape, there["data"], there["weight"]
+        ) - reference.depthwise_conv2d(shape, tensors["data"], tensors["weight"])
+        gradient = replace(shape, operation=operation)
+        slope = reference.depthwise_conv2d(
+            gradient, *(tensors[name] for name in gradient.input_shapes)
+        )
+        expected = np.vdot(tensors["grad_out"], change)
+        size = np.linalg.norm(tensors["grad_out"]) * np.linalg.norm(change)
+        assert np.vdot(slope, direction) == pytest.approx(expected, abs=1e-11 * max(size, 1))
+
+
+@pytest.mark.parametrize(
+    "backend", [CPU, OPENCL, pytest.param(CUDA, marks=pytest.mark.gpu)], ids=lambda one: one.name
+)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_the_weights_gradient_is_the_same_bits_every_time(backend: Backend, layout: str) -> None:
+    shape = replace(DepthwiseConv2dShape.parse("3x40x29x31_k3_s2_p1_wgrad"), layout=layout)
+    tile = schedules.choose(shape, backend.target())
+    tensors = real_tensors(shape, Epilogue(), 0)
+    first, *others = backend.run(tile, shape, Epilogue(), *[tensors] * 4)
+    for other in others:
+        assert other.tobytes() == first.tobytes()
+
+
+@pytest.mark.parametrize("operation", GRADIENTS)
+def test_a_gradient_has_no_epilogue(operation: str) -> None:
+    shape = replace(DepthwiseConv2dShape.parse("1x4x9x9_k3_p1"), operation=operation)
+    with pytest.raises(InvalidEpilogueError, match=f"got bias.* for {operation}"):
+        dwtir.build(shape, epilogue="bias", target="cpu")
+
+
+@pytest.mark.parametrize("target", ["cpu", "opencl", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("ending", ["dgrad", "wgrad"])
+def test_a_gradient_is_built_and_called_like_a_convolution(
+    target: str, layout: str, ending: str
+) -> None:
+    shape = DepthwiseConv2dShape.parse(f"2x24x17x15_k5_s2x1_p2_m2_{layout}_{ending}")
+    kernel = dwtir.build(shape, target=target)
+    arrays = list(integer_tensors(shape, Epilogue(), 0).values())
+    expected = reference.depthwise_conv2d(shape, *arrays)
+    if target == "cuda":
+        import torch
+
+        out = kernel(*(torch.from_numpy(array).cuda() for array in arrays)).cpu().numpy()
+    else:
+        out = kernel(*arrays)
+    np.testing.assert_array_equal(out, expected)
+    assert (kernel.info.workspace != ()) == (ending == "wgrad" and target != "cpu")
+    first, second = shape.input_shapes
+    with pytest.raises(dwtir.ArgumentError, match=f"{second} must have shape"):
+        kernel(arrays[0], arrays[0])
+    with pytest.raises(dwtir.ArgumentError, match=f"takes 2 tensors \\({first}, {second}\\)"):
+        kernel(arrays[0])
+
+
+@pytest.mark.parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_saved_gradient_is_loaded(target: str, tmp_path: Path) -> None:
+    shape = DepthwiseConv2dShape.parse("2x24x17x15_k3_p1_nhwc_wgrad")
+    kernel = dwtir.build(shape, target=target)
+    kernel.export(tmp_path / "kernel.so")
+    again = dwtir.load(tmp_path / "kernel.so")
+    assert again.shape == shape
+    assert again.info == replace(kernel.info, resources=again.info.resources)
+
+
+@pytest.mark.gpu
+def test_a_workspace_lives_as_long_as_a_graph() -> None:
+    """torch's tensors and TVM's, captured in a CUDA graph and replayed on other values."""
+    import torch
+
+    shape = DepthwiseConv2dShape.parse("4x64x30x30_k3_p1_wgrad")
+    kernel = dwtir.build(shape, target="cuda")
+    data = torch.randn(shape.data_shape, device="cuda")
+    grad = torch.randn(shape.out_shape, device="cuda")
+    out = torch.empty(shape.weight_shape, device="cuda")
+    kernel(data, grad, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel(data, grad, out=out)
+    data.copy_(torch.randn_like(data))
+    rubbish = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(8)]
+    graph.replay()
+    assert torch.equal(out, kernel(data, grad))
+    assert len(rubbish) == 8
