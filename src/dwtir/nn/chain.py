@@ -1,0 +1,142 @@
+"""A convolution with the modules that follow it, which one kernel with an epilogue computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from .functional import sides
+from .module import DepthwiseConv2d
+from .tensors import Tensor
+
+__all__ = ["Chain", "is_depthwise", "is_patched", "steps_of", "why_not"]
+
+_ACTIVATIONS = {
+    torch.nn.ReLU: "relu",
+    torch.nn.ReLU6: "relu6",
+    torch.nn.Hardswish: "hardswish",
+    torch.nn.SiLU: "silu",
+    torch.nn.GELU: "gelu",
+}
+
+
+def is_depthwise(module: Any) -> bool:
+    """Tell whether a module is a convolution with a group for each of its several channels."""
+    return isinstance(module, torch.nn.Conv2d) and module.groups == module.in_channels > 1
+
+
+def is_patched(module: Any) -> bool:
+    """Tell whether somebody gave a module a forward of its own, or looks in from a hook."""
+    kinds = ("_forward", "_forward_pre", "_backward", "_backward_pre")
+    hooks = (getattr(module, f"{kind}_hooks") for kind in kinds)
+    return "forward" in module.__dict__ or any(hooks)
+
+
+def why_not(conv: Any) -> str | None:
+    """Say why a depthwise convolution's class computes what no kernel does; None if it does not."""
+    plain = (torch.nn.Conv2d._conv_forward, DepthwiseConv2d._conv_forward)
+    if "forward" in conv.__dict__:
+        return "it has a forward of its own"
+    if not _pads_as_tensorflow(conv) and (
+        type(conv).forward is not torch.nn.Conv2d.forward or type(conv)._conv_forward not in plain
+    ):
+        return f"its class {type(conv).__name__} computes something of its own"
+    return None if conv.padding_mode == "zeros" else f"its padding is {conv.padding_mode}"
+
+
+def _pads_as_tensorflow(conv: Any) -> bool:
+    """Tell timm's layers that pad as TensorFlow does."""
+    return type(conv).__name__ in ("Conv2dSame", "Conv2dSameExport")
+
+
+def steps_of(module: Any) -> tuple[str, ...] | None:
+    """Return the epilogue steps that a module is; None if it is none, or not always.
+
+    These are batch normalisations that keep statistics, the activations that there are
+    steps for, and timm's ``BatchNormAct2d``, which is both.
+    """
+    kind = type(module)
+    if kind in _ACTIVATIONS:
+        exact = kind is not torch.nn.GELU or module.approximate == "none"
+        return (_ACTIVATIONS[kind],) if exact else None
+    if not isinstance(module, torch.nn.BatchNorm2d) or module.running_mean is None:
+        return None
+    if kind is torch.nn.BatchNorm2d:
+        return ("scale_shift",)
+    if kind.__name__ == "BatchNormAct2d" and isinstance(module.drop, torch.nn.Identity):
+        inner = () if isinstance(module.act, torch.nn.Identity) else steps_of(module.act)
+        return None if inner is None else ("scale_shift", *inner)
+    return None
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The modules that one kernel computes, in their order.
+
+    Parameters
+    ----------
+    conv : torch.nn.Conv2d
+    followers : tuple of torch.nn.Module
+        A normalisation, an activation, or one after the other; modules with `steps_of`.
+    """
+
+    conv: Any
+    followers: tuple[Any, ...] = ()
+
+    @cached_property
+    def norm(self) -> Any:
+        """The batch normalisation, or None."""
+        first = self.followers[0] if self.followers else None
+        return first if isinstance(first, torch.nn.BatchNorm2d) else None
+
+    @cached_property
+    def epilogue(self) -> str:
+        """The steps behind the convolution, as `dwtir.Epilogue` reads them."""
+        bias = ["bias"] if self.norm is None and self.conv.bias is not None else []
+        return "+".join(bias + [step for f in self.followers for step in steps_of(f) or ()])
+
+    @property
+    def training(self) -> bool:
+        """Whether any of the modules is in training."""
+        return any(module.training for module in (self.conv, *self.followers))
+
+    @property
+    def sources(self) -> list[Tensor]:
+        """The tensors that the result depends on, besides the image."""
+        tensors = [self.conv.weight, self.conv.bias]
+        if (norm := self.norm) is not None:
+            # torch counts batches; that it writes the statistics, it does not note.
+            tensors += [norm.weight, norm.bias, norm.running_mean, norm.running_var]
+            tensors.append(norm.num_batches_tracked)
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def original(self, image: Tensor) -> Tensor:
+        """Compute it by the modules' own classes."""
+        for module in (self.conv, *self.followers):
+            image = type(module).forward(module, image)
+        return image
+
+    def geometry(self, size: Sequence[int]) -> tuple[Any, Any, Any]:
+        """Return stride, padding and dilation for an image of this height and width."""
+        conv = self.conv
+        padding = "SAME" if _pads_as_tensorflow(conv) else conv.padding
+        around = sides(padding, size, conv.kernel_size, conv.stride, conv.dilation)
+        return conv.stride, around, conv.dilation
+
+    def operands(self, dtype: torch.dtype) -> list[Tensor]:
+        """Return the tensors of the epilogue, in the order of its steps."""
+        norm, bias = self.norm, self.conv.bias
+        if norm is None:
+            return [] if bias is None else [bias.to(dtype)]
+        scale = torch.rsqrt(norm.running_var.float() + norm.eps)
+        if norm.weight is not None:
+            scale = scale * norm.weight.float()
+        mean = norm.running_mean.float()
+        shift = -mean * scale if bias is None else (bias.float() - mean) * scale
+        if norm.bias is not None:
+            shift = shift + norm.bias.float()
+        return [scale.to(dtype), shift.to(dtype)]

@@ -1,0 +1,167 @@
+"""Takes a network's depthwise layers, with what follows them, to dwtir's kernels, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..errors import ArgumentError, InvalidScheduleError, InvalidShapeError
+from .chain import Chain, is_depthwise, is_patched, steps_of, why_not
+from .converted import ConvertedForward, FoldedForward, form_of
+from .measure import medians
+from .observe import Image, Run, observe
+from .report import ConvertedLayer, Report
+
+__all__ = ["convert", "restore"]
+
+
+def convert(
+    model: torch.nn.Module,
+    example_input: Any,
+    *,
+    fuse: bool = True,
+    when: str = "faster",
+    graphs: bool = False,
+) -> Report:
+    """Let the depthwise layers of a network run dwtir's kernels, for inference.
+
+    The model is run once, in evaluation mode, to see what its layers are called with. A
+    layer is replaced for the shapes, up to the batch size, the types, memory formats and
+    the kind of device that it is seen with, if its kernel is faster. Anything else runs
+    the original modules, and is warned about once a layer; so are calls that want a
+    gradient. Training is as it was: for that there is `DepthwiseConv2d`.
+
+    Modules stay where they are and keep their parameters: a replaced convolution gets a
+    ``forward`` of its own, and so do the modules that became part of its kernel, which then
+    pass on what they are given. Kernels for other batch sizes are built when they are met.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Is changed; `restore` takes it back.
+    example_input : torch.Tensor or tuple
+        What the model is called with; a tuple is its positional arguments. Under autocast
+        the layers are seen with its type.
+    fuse : bool
+        Whether a batch normalisation and an activation become part of the kernel of the
+        convolution before them, if nobody else uses what is in between. Their values are
+        computed when the model's change, which is seen by the tensors' versions: not after
+        a write through ``.data``, nor in the replay of a CUDA graph captured before.
+    when : {"faster", "always"}
+        Which kernels are used: those that are measured to be faster than the original
+        modules, on random images, in turns; or all. Each is measured alone. On the CPU, the
+        threads of TVM and of torch get in each other's way where kernels and modules take
+        turns, so there the whole network is worth a look.
+    graphs : bool
+        Whether layers on a GPU are measured in CUDA graphs, as a network runs that is
+        captured in one, instead of by calls from Python.
+
+    Returns
+    -------
+    Report
+        What became of each layer; ``print`` shows it as a table.
+
+    Raises
+    ------
+    ArgumentError
+        If the model is no module or `when` is unknown.
+
+    Examples
+    --------
+    >>> import torch, dwtir.nn
+    >>> conv = torch.nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
+    >>> model = torch.nn.Sequential(conv, torch.nn.BatchNorm2d(8), torch.nn.ReLU()).eval()
+    >>> report = dwtir.nn.convert(model, torch.zeros(1, 8, 9, 9), when="always")
+    >>> report.layers[0].note
+    '1, 2'
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if when not in ("faster", "always"):
+        raise ArgumentError(f"when must be 'faster' or 'always', got {when!r}")
+    measure = partial(medians, graphs=graphs) if when == "faster" else None
+    restore(model)
+    names = {module: name for name, module in model.named_modules()}
+    convs = [module for module in names if is_depthwise(module)]
+    untouched = {module for module in names if not is_patched(module)}
+    followers = _outermost(module for module in names if module in untouched and steps_of(module))
+    reasons = {conv: why_not(conv) for conv in convs}
+    able = [conv for conv in convs if reasons[conv] is None]
+    runs = observe(model, example_input, [*able, *followers])
+    layers: list[ConvertedLayer] = []
+    forwards: list[ConvertedForward] = []
+    for conv in sorted(convs, key=[*runs, *convs].index):
+        if conv not in runs:
+            reason = reasons[conv] or "the example does not run it"
+            layers.append(ConvertedLayer(names[conv], "", False, reason))
+            continue
+        chain = Chain(conv, _followers(conv, runs) if fuse and conv in untouched else ())
+        forward = ConvertedForward(names[conv], chain)
+        note = ", ".join(names[follower] for follower in chain.followers)
+        images = dict.fromkeys(run.image for run in runs[conv])
+        layers += [_decide(forward, image, note, measure) for image in images]
+        if forward.forms:
+            forwards.append(forward)
+    for forward in forwards:
+        chain = forward.chain
+        chain.conv.forward = forward
+        for follower in chain.followers:
+            follower.forward = FoldedForward(chain, follower)
+    return Report(tuple(layers))
+
+
+def restore(model: torch.nn.Module) -> None:
+    """Take back what `convert` did to a model."""
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, ConvertedForward | FoldedForward):
+            del module.forward
+
+
+def _outermost(modules: Iterable[Any]) -> list[Any]:
+    """Leave out the modules that are inside of others."""
+    found = list(modules)
+    inside = {inner for module in found for inner in module.modules() if inner is not module}
+    return [module for module in found if module not in inside]
+
+
+def _followers(conv: Any, runs: Mapping[Any, Sequence[Run]]) -> tuple[Any, ...]:
+    """Find the normalisation and the activation that alone use what is before them."""
+    found: list[Any] = []
+    last = conv
+    while len(runs.get(last, ())) == 1:
+        (run,) = runs[last]
+        follower = run.users[0] if len(set(run.users)) == 1 else None
+        steps = None if follower is None else steps_of(follower)
+        if steps is None or len(runs[follower]) != 1 or (found and steps[0] == "scale_shift"):
+            break
+        found.append(follower)
+        if steps != ("scale_shift",):
+            break
+        last = follower
+    return tuple(found)
+
+
+def _decide(
+    forward: ConvertedForward, image: Image, note: str, measure: Callable[..., list[float]] | None
+) -> ConvertedLayer:
+    """Build the kernel for one kind of image, measure it if wanted, and say whether it is used."""
+    left = partial(ConvertedLayer, forward.name, "", False)
+    with image.context(), torch.no_grad():
+        example = image.random()
+        try:
+            shape = str(forward.shape(example))
+            forward.run(example)
+        except (ArgumentError, InvalidShapeError, InvalidScheduleError) as error:
+            return left(str(error))
+        before = after = None
+        if measure is not None:
+            calls = [partial(forward.chain.original, example), partial(forward.run, example)]
+            before, after = measure(calls, image.device)
+            if after >= before:
+                return ConvertedLayer(forward.name, shape, False, "slower", before, after)
+        forward.forms.add(form_of(example))
+    return ConvertedLayer(forward.name, shape, True, note, before, after)

@@ -1,0 +1,150 @@
+"""The forward of a layer that `convert` replaced: when it may run the kernel, and with what."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from ..errors import ArgumentError
+from ..shape import DepthwiseConv2dShape
+from . import ops
+from .chain import Chain
+from .derived import Derived
+from .functional import autocast
+from .kernels import shape_of
+from .tensors import DEVICES, Tensor, memory_format, spatial_weight
+
+__all__ = ["ConvertedForward", "FoldedForward", "OriginalPathWarning", "form_of"]
+
+
+class OriginalPathWarning(UserWarning):
+    """A converted layer met what it was not converted for, and ran its original modules."""
+
+
+def form_of(image: Tensor) -> tuple[Any, ...]:
+    """Return what a layer is converted for: all of an image but its batch size and values."""
+    last = memory_format(image) is torch.channels_last
+    return (*image.shape[1:], str(image.dtype), str(autocast(image)), last, image.device.type)
+
+
+class FoldedForward:
+    """What a module whose work is done in the kernel before it does instead: nothing.
+
+    In training it does its own work again.
+
+    Parameters
+    ----------
+    chain : Chain
+        That the module is part of.
+    module : torch.nn.Module
+    """
+
+    def __init__(self, chain: Chain, module: Any) -> None:
+        self.chain = chain
+        self.module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Pass on the only argument."""
+        (image,) = (*args, *kwargs.values())
+        if self.chain.training:
+            return type(self.module).forward(self.module, image)
+        return image
+
+
+class ConvertedForward:
+    """What a converted convolution does instead of its class's forward.
+
+    Parameters
+    ----------
+    name : str
+        The layer, for warnings.
+    chain : Chain
+        Its modules.
+    """
+
+    def __init__(self, name: str, chain: Chain) -> None:
+        self.name = name
+        self.chain = chain
+        self.forms: set[tuple[Any, ...]] = set()
+        """What it is converted for; see `form_of`."""
+        self._warned = False
+        self._derived = Derived()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute the convolution and its followers; in training, the convolution alone."""
+        (image,) = (*args, *kwargs.values())
+        chain = self.chain
+        if chain.training:
+            return type(chain.conv).forward(chain.conv, image)
+        if not image.numel():
+            return chain.original(image)
+        reason = self._refusal(image)
+        if reason is None:
+            return self.run(image)
+        if not torch.compiler.is_compiling() and not self._warned:
+            self._warned = True
+            message = f"{self.name} runs its original modules: {reason}"
+            warnings.warn(message, OriginalPathWarning, stacklevel=4)
+        return chain.original(image)
+
+    def _refusal(self, image: Tensor) -> str | None:
+        """Say why the kernel is not for this call."""
+        tensors = (image, *self.chain.sources) if torch.is_grad_enabled() else ()
+        if any(tensor.requires_grad for tensor in tensors):
+            return "a gradient is wanted; torch.no_grad() says that it is not"
+        if image.dim() != 4 or form_of(image) not in self.forms:
+            form = memory_format(image) if image.dim() == 4 else "unbatched"
+            return (
+                f"it is not converted for {tuple(image.shape)}, {image.dtype}, {form}, "
+                f"{image.device}"
+            )
+        return None
+
+    def shape(self, image: Tensor) -> DepthwiseConv2dShape:
+        """Describe the convolution of an image.
+
+        Raises
+        ------
+        ArgumentError, InvalidShapeError
+            If no kernel takes it.
+        """
+        conv, dtype = self.chain.conv, autocast(image) or image.dtype
+        if image.device.type not in DEVICES:
+            raise ArgumentError(f"input must be on cpu or cuda, got {image.device}")
+        geometry = self.chain.geometry(image.shape[2:])
+        return shape_of(image.shape, conv.weight.shape, dtype, memory_format(image), *geometry)
+
+    def run(self, image: Tensor) -> Tensor:
+        """Compute the chain by one kernel."""
+        chain, dtype = self.chain, autocast(image) or image.dtype
+        image = image.to(dtype)
+        geometry = chain.geometry(image.shape[2:])
+        weight, operands = self._weight(image), self._operands(dtype)
+        return ops.fused(image, weight, operands, chain.epilogue, *geometry)
+
+    def _weight(self, image: Tensor) -> Tensor:
+        """Return the weight in the image's type, and in memory as a kernel wants it."""
+        weight = self.chain.conv.weight
+        last = memory_format(image) is torch.channels_last
+        if weight.dtype == image.dtype and not last:
+            return weight
+
+        def make() -> list[Tensor]:
+            made = weight.to(image.dtype)
+            if last:
+                made = spatial_weight(made).clone(memory_format=torch.contiguous_format)
+                made = made.permute(2, 0, 1).unsqueeze(1)
+            return [made]
+
+        return self._derived.get(("weight", image.dtype, last, weight.device), [weight], make)[0]
+
+    def _operands(self, dtype: torch.dtype) -> list[Tensor]:
+        """Return the epilogue's tensors in the type of the image."""
+        chain = self.chain
+        bias = chain.conv.bias
+        if chain.norm is None and (bias is None or bias.dtype == dtype):
+            return chain.operands(dtype)
+        key = ("operands", dtype, chain.conv.weight.device)
+        return self._derived.get(key, chain.sources, lambda: chain.operands(dtype))

@@ -1,0 +1,156 @@
+"""The depthwise convolution as a function, beside those of ``torch.nn.functional``."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from ..errors import ArgumentError
+from . import ops
+from .tensors import DEVICES, Tensor
+
+__all__ = ["autocast", "depthwise_conv2d", "pair", "sides"]
+
+IntPair: TypeAlias = int | Sequence[int]
+PaddingArgument: TypeAlias = str | int | Sequence[int]
+
+
+def depthwise_conv2d(
+    input: Tensor,  # noqa: A002  # torch's name
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntPair = 1,
+    padding: PaddingArgument = 0,
+    dilation: IntPair = 1,
+) -> Tensor:
+    """Convolve each channel of an image with its own filters.
+
+    It is ``torch.nn.functional.conv2d`` with ``groups=input.shape[-3]``. The kernel for the
+    sizes that are met is built at the first call and kept, by the tuning record if there is
+    one. Gradients of any order, autocast, ``torch.compile``, ``torch.export``, CUDA graphs
+    and ``torch.vmap`` work; ``torch.func.grad`` does not.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        An image (N, C, H, W) or (C, H, W) on the CPU or a GPU: float32, float16 or bfloat16.
+        Contiguous and channels-last images are read as they are, and the output is laid out
+        alike; other strides, and data that is not aligned to 16 bytes, cost a copy.
+    weight : torch.Tensor
+        Filters (k * C, 1, kh, kw) of the same type and device. For channels-last images a
+        permuted copy is kept until a write to the weight, which is seen by the tensor's
+        version, or a backward pass; a write through ``.data`` is seen by neither.
+    bias : torch.Tensor, optional
+        (k * C,) values.
+    stride, dilation : int or (int, int)
+    padding : int, (int, int), (int, int, int, int) or str
+        Zeros around the image: everywhere; above-and-below and left-and-right; or top,
+        left, bottom, right. ``"valid"`` is none, ``"same"`` is torch's, for a stride of 1,
+        and ``"SAME"`` is TensorFlow's, which depends on the image's size.
+
+    Returns
+    -------
+    torch.Tensor
+        (N, k * C, OH, OW), or (k * C, OH, OW).
+
+    Raises
+    ------
+    ArgumentError
+        If a tensor or a parameter is none of the above; nothing falls back to another
+        convolution.
+    InvalidShapeError
+        If the output would be empty, or is too large to index.
+    """
+    if input.dim() == 3:
+        image = input.unsqueeze(0)
+        return depthwise_conv2d(image, weight, bias, stride, padding, dilation).squeeze(0)
+    if input.dim() != 4:
+        raise ArgumentError(f"input must be (N, C, H, W) or (C, H, W), got {tuple(input.shape)}")
+    stride, dilation = pair("stride", stride), pair("dilation", dilation)
+    padding = sides(padding, input.shape[2:], weight.shape[2:], stride, dilation)
+    dtype = autocast(input)
+    if dtype is not None:
+        input, weight = input.to(dtype), weight.to(dtype)  # noqa: A001
+        bias = None if bias is None else bias.to(dtype)
+    return ops.depthwise_conv2d(input, weight, bias, stride, padding, dilation)
+
+
+def autocast(image: Tensor) -> torch.dtype | None:
+    """Return the type that autocast, if it is on, wants a convolution to be computed in."""
+    device = image.device.type
+    if device in DEVICES and torch.is_autocast_enabled(device) and image.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return None
+
+
+def pair(name: str, value: IntPair) -> tuple[int, int]:
+    """Return a stride or a dilation as two numbers.
+
+    Raises
+    ------
+    ArgumentError
+        If it is not one or two integers of at least 1.
+    """
+    values = _integers(name, value, 1)
+    if len(values) == 1:
+        return values[0], values[0]
+    if len(values) == 2:
+        return values[0], values[1]
+    raise ArgumentError(f"{name} must be one integer or two, got {value!r}")
+
+
+def sides(
+    padding: PaddingArgument,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+) -> tuple[int, int, int, int]:
+    """Return the padding at the top, left, bottom and right of an image of this size.
+
+    Raises
+    ------
+    ArgumentError
+        If it is no padding, or ``"same"`` with a stride, as torch has it.
+    """
+    if not isinstance(padding, str):
+        values = _integers("padding", padding, 0)
+        if len(values) in (1, 2):
+            return (values[0], values[-1]) * 2
+        if len(values) == 4:
+            return values[0], values[1], values[2], values[3]
+        raise ArgumentError(f"padding must be one, two or four integers, got {padding!r}")
+    if padding.lower() == "valid":
+        return 0, 0, 0, 0
+    if padding not in ("same", "SAME"):
+        raise ArgumentError(f"padding must be integers, 'valid', 'same' or 'SAME', got {padding!r}")
+    if padding == "same" and stride != (1, 1):
+        raise ArgumentError(
+            f"padding='same' is for a stride of 1, got {stride}; 'SAME' is TensorFlow's, for any"
+        )
+    totals = [
+        torch.sym_max(
+            ((size[axis] - 1) // stride[axis]) * stride[axis]
+            + dilation[axis] * (kernel[axis] - 1)
+            + 1
+            - size[axis],
+            0,
+        )
+        for axis in range(2)
+    ]
+    top, left = totals[0] // 2, totals[1] // 2
+    return top, left, totals[0] - top, totals[1] - left
+
+
+def _integers(name: str, value: Any, least: int) -> tuple[int, ...]:
+    values = tuple(value) if isinstance(value, Sequence) else (value,)
+    try:
+        numbers = tuple(operator.index(entry) for entry in values)
+    except TypeError:
+        raise ArgumentError(f"{name} must be integers, got {value!r}") from None
+    if any(number < least for number in numbers):
+        raise ArgumentError(f"{name} must be >= {least}, got {value!r}")
+    return numbers

@@ -1,0 +1,90 @@
+"""The module `DepthwiseConv2d`, in the place of ``torch.nn.Conv2d``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..errors import ArgumentError
+from .functional import IntPair, PaddingArgument, depthwise_conv2d, sides
+from .tensors import Tensor
+
+__all__ = ["DepthwiseConv2d"]
+
+
+class DepthwiseConv2d(torch.nn.Conv2d):  # type: ignore[misc]  # torch is Any to mypy
+    """A ``torch.nn.Conv2d`` with ``groups=in_channels`` that runs dwtir's kernels.
+
+    Parameters, ``state_dict`` and initial values are those of ``torch.nn.Conv2d``; what
+    inputs and paddings it takes, and what it raises, is described at
+    `dwtir.nn.functional.depthwise_conv2d`.
+
+    Parameters
+    ----------
+    in_channels, out_channels, kernel_size, stride, dilation, bias, padding_mode, device, dtype
+        As of ``torch.nn.Conv2d``; `out_channels` is a multiple of `in_channels`.
+    padding : int, (int, int), (int, int, int, int) or str
+        Besides torch's, four sides, and ``"SAME"``, which is TensorFlow's.
+    groups : int, optional
+        If given, `in_channels`.
+
+    Examples
+    --------
+    >>> import torch, dwtir.nn
+    >>> layer = dwtir.nn.DepthwiseConv2d(8, 16, 3, stride=2, padding="SAME")
+    >>> layer(torch.zeros(1, 8, 15, 15)).shape
+    torch.Size([1, 16, 8, 8])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: IntPair,
+        stride: IntPair = 1,
+        padding: PaddingArgument = 0,
+        dilation: IntPair = 1,
+        groups: int | None = None,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if groups not in (None, in_channels):
+            raise ArgumentError(f"groups must be in_channels, {in_channels}, got {groups}")
+        own: Any = None  # a padding that torch does not know
+        if padding == "SAME":
+            own = padding
+        elif isinstance(padding, tuple | list) and len(padding) == 4:
+            own = tuple(padding)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding if own is None else 0,
+            dilation,
+            in_channels,
+            bias,
+            padding_mode,
+            device,
+            dtype,
+        )
+        if own is not None:
+            self.padding = own
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
+        if input.dim() > 2 and input.shape[-3] != self.in_channels:
+            raise ArgumentError(
+                f"input must have {self.in_channels} channels, got {tuple(input.shape)}"
+            )
+        padding: PaddingArgument = self.padding
+        if self.padding_mode != "zeros":
+            top, left, bottom, right = sides(
+                padding, input.shape[-2:], self.kernel_size, self.stride, self.dilation
+            )
+            around = (left, right, top, bottom)
+            input = torch.nn.functional.pad(input, around, mode=self.padding_mode)  # noqa: A001
+            padding = 0
+        return depthwise_conv2d(input, weight, bias, self.stride, padding, self.dilation)

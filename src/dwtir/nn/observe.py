@@ -1,0 +1,159 @@
+"""One example run of a model: which convolutions it runs on what, and who uses their outputs.
+
+The run is watched from two sides. Hooks tell which module is at work, and a dispatch mode
+sees every operator with the tensors it takes, whether a module or a plain function called
+it. So a normalisation or an activation is known to be the only user of an output, if the
+output does not outlive the run.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .functional import autocast
+from .tensors import DEVICES, Tensor
+
+__all__ = ["Image", "Run", "observe"]
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a convolution was called with, without its values.
+
+    Parameters
+    ----------
+    size, stride : tuple of int
+    dtype : torch.dtype
+    device : torch.device
+    autocast : torch.dtype or None
+        What autocast computes a convolution in, where it is on.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    autocast: torch.dtype | None
+
+    @classmethod
+    def of(cls, image: Tensor) -> Image:
+        """Describe a tensor."""
+        size, stride = tuple(image.shape), image.stride()
+        return cls(size, stride, image.dtype, image.device, autocast(image))
+
+    def random(self) -> Tensor:
+        """Make a tensor that fits the description, of normal values."""
+        steps = zip(self.size, self.stride, strict=True)
+        extent = 1 + sum((number - 1) * step for number, step in steps)
+        memory = torch.randn(max(extent, 0), dtype=self.dtype, device=self.device)
+        return memory.as_strided(self.size, self.stride)
+
+    def context(self) -> Any:
+        """Return autocast as it was."""
+        if self.device.type not in DEVICES:
+            return nullcontext()
+        return torch.autocast(
+            self.device.type, dtype=self.autocast, enabled=self.autocast is not None
+        )
+
+
+@dataclass
+class Run:
+    """One run of a module: its image, and who used its output; None is no watched module."""
+
+    image: Image
+    users: list[torch.nn.Module | None] = field(default_factory=list)
+
+
+def observe(
+    model: torch.nn.Module, example_input: Any, modules: list[torch.nn.Module]
+) -> dict[torch.nn.Module, list[Run]]:
+    """Run a model once, in evaluation mode and without gradients.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    example_input : torch.Tensor or tuple
+        What it is called with; a tuple is its positional arguments.
+    modules : list of torch.nn.Module
+        Those to watch. They have no modules to watch inside them.
+
+    Returns
+    -------
+    dict of module to list of Run
+        In the order of their first runs; modules that are not run are missing.
+    """
+    observer = _Observer()
+    arguments = example_input if isinstance(example_input, tuple) else (example_input,)
+    with _evaluating(model), _hooked(modules, observer), torch.no_grad(), observer:
+        output = model(*arguments)
+    observer.note_survivors(output)
+    return observer.runs
+
+
+class _Observer(TorchDispatchMode):  # type: ignore[misc]  # torch is Any to mypy
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs: dict[torch.nn.Module, list[Run]] = {}
+        self._running: torch.nn.Module | None = None
+        self._watched: Any = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and (users := self._watched.get(leaf)) is not None:
+                users.append(self._running)
+        return operator(*args, **kwargs)
+
+    def note_survivors(self, output: Any) -> None:
+        """Note that the outputs which outlive the run are used: by the model's output, or later."""
+        gc.collect()
+        for users in self._watched.values():
+            users.append(None)
+
+    def enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """Before a watched module runs."""
+        image = next(iter((*args, *kwargs.values())))
+        self.runs.setdefault(module, []).append(Run(Image.of(image)))
+        self._running = module
+
+    def leave(self, module: torch.nn.Module, args: Any, output: Tensor) -> None:
+        """After a watched module has run."""
+        self._running = None
+        # What works in place gives back the tensor it took: from here on it is its output.
+        self._watched[output] = self.runs[module][-1].users
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _hooked(modules: list[torch.nn.Module], observer: _Observer) -> Iterator[None]:
+    hooks = []
+    for module in modules:
+        hooks.append(module.register_forward_pre_hook(observer.enter, with_kwargs=True))
+        hooks.append(module.register_forward_hook(observer.leave))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,77 @@
+"""What `convert` did to each layer, as objects and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["ConvertedLayer", "Report"]
+
+_HEAD = ("layer", "shape", "before us", "after us", "")
+
+
+@dataclass(frozen=True)
+class ConvertedLayer:
+    """A depthwise layer on an image of one shape, and what became of it.
+
+    Parameters
+    ----------
+    name : str
+        The convolution's name in the model.
+    shape : str
+        The text form of its `dwtir.DepthwiseConv2dShape`; "" if it never ran or has none.
+    replaced : bool
+        Whether calls of this shape run dwtir's kernel.
+    note : str
+        Why not; or, of a replaced layer, the modules that are part of the kernel.
+    before, after : float or None
+        Median seconds of the original modules and of the kernel, where they were measured.
+    """
+
+    name: str
+    shape: str
+    replaced: bool
+    note: str
+    before: float | None = None
+    after: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `convert` did: ``print(report)`` is a table."""
+
+    layers: Sequence[ConvertedLayer]
+
+    @property
+    def replaced(self) -> list[str]:
+        """The names of the layers that run dwtir's kernels for at least one shape."""
+        return list(dict.fromkeys(layer.name for layer in self.layers if layer.replaced))
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                layer.name,
+                layer.shape or "-",
+                _microseconds(layer.before),
+                _microseconds(layer.after),
+                "replaced" + (f", with {layer.note}" if layer.note else "")
+                if layer.replaced
+                else f"left: {layer.note}",
+            )
+            for layer in self.layers
+        ]
+        cells = [_HEAD, *rows]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if index in (2, 3) else cell.ljust(width)
+                for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in cells
+        ]
+        total = f"{len(self.replaced)} of {len({layer.name for layer in self.layers})} replaced"
+        return "\n".join([*lines, total])
+
+
+def _microseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e6:.1f}"

@@ -1,0 +1,125 @@
+"""What torch's tensors are to a kernel: their memory format, the size of a result, a packed weight.
+
+An image is (N, C, H, W) in torch, whichever way it lies in memory: contiguous, which is
+our NCHW, or channels last, which is our NHWC. A result lies as the image it was made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..arguments import ALIGNMENT
+
+__all__ = [
+    "DEVICES",
+    "Tensor",
+    "arranged",
+    "as_layout",
+    "empty_image",
+    "forget_packed",
+    "is_capturing",
+    "memory_format",
+    "output_size",
+    "packed_weight",
+    "spatial_weight",
+]
+
+Tensor: TypeAlias = torch.Tensor
+
+DEVICES = ("cpu", "cuda")
+"""The types of the devices that there are kernels for."""
+
+
+def memory_format(image: Tensor) -> torch.memory_format:
+    """Return how an image lies in memory: channels last where they are next to each other."""
+    if not image.is_contiguous() and image.stride(1) == 1:
+        return torch.channels_last
+    return torch.contiguous_format
+
+
+def arranged(tensor: Tensor, form: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """Return the tensor in a memory format and aligned; itself, if it is so already."""
+    tensor = tensor.contiguous(memory_format=form)
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+
+
+def as_layout(image: Tensor, form: torch.memory_format) -> Tensor:
+    """View an image of a memory format as a kernel's contiguous NCHW or NHWC tensor."""
+    return image if form is torch.contiguous_format else image.permute(0, 2, 3, 1)
+
+
+def empty_image(like: Tensor, size: Sequence[Any], form: torch.memory_format) -> Tensor:
+    """Make an image (N, C, H, W) without values; the strides of all results come from here."""
+    return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=form)
+
+
+def output_size(
+    size: Sequence[Any],
+    kernel: Sequence[Any],
+    stride: Sequence[int],
+    padding: Sequence[Any],
+    dilation: Sequence[int],
+) -> tuple[Any, Any]:
+    """Return the height and width of the output; sizes may be symbolic."""
+    height, width = (
+        (size[axis] + padding[axis] + padding[axis + 2] - dilation[axis] * (kernel[axis] - 1) - 1)
+        // stride[axis]
+        + 1
+        for axis in range(2)
+    )
+    return height, width
+
+
+# The weight: torch's (C * M, 1, kh, kw) is what NCHW kernels take. Those for NHWC want
+# (kh, kw, C, M) in memory, a copy that is kept while the weight does not change.
+
+
+def spatial_weight(weight: Tensor) -> Tensor:
+    """View a weight as (kh, kw, C * M)."""
+    return weight.squeeze(1).permute(1, 2, 0)
+
+
+def packed_weight(weight: Tensor) -> Tensor:
+    """Return a weight as contiguous (kh, kw, C * M).
+
+    A weight that lies in memory like that, as a view, is taken as it is. Of others there
+    is one copy for each stream, of which nobody else has to know, until the weight's
+    version changes. Nothing is kept of a weight without a version, nor while a CUDA graph
+    is captured: replays have to see what the weight is then.
+    """
+    spatial = spatial_weight(weight)
+    if spatial.is_contiguous() and not spatial.data_ptr() % ALIGNMENT:
+        return spatial
+    if weight.is_inference() or is_capturing(weight):
+        return spatial.clone(memory_format=torch.contiguous_format)
+    stream = torch.cuda.current_stream(weight.device).cuda_stream if weight.is_cuda else None
+    stamp = (weight.data_ptr(), weight._version)
+    copies = _packed.get(weight)
+    if copies is None:
+        copies = _packed[weight] = {}
+    found = copies.get(stream)
+    if found is None or found[0] != stamp:
+        copy = spatial.detach().clone(memory_format=torch.contiguous_format)
+        found = copies[stream] = (stamp, copy)
+    return found[1]
+
+
+def forget_packed(weight: Tensor) -> None:
+    """Drop the copies of a weight that is about to change.
+
+    A backward pass announces that: what an optimiser writes through ``.data`` does not
+    change the version.
+    """
+    _packed.pop(weight, None)
+
+
+def is_capturing(tensor: Tensor) -> bool:
+    """Tell whether a CUDA graph is captured on the current stream of a tensor's device."""
+    return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+_packed: Any = WeakIdKeyDictionary()

@@ -1,0 +1,452 @@
+"""`dwtir.nn`: the function and the module, beside those of torch."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+import dwtir.nn
+from dwtir import ArgumentError, DepthwiseConv2dShape, Epilogue, InvalidShapeError, reference
+from dwtir.nn import DepthwiseConv2d
+from dwtir.nn.functional import depthwise_conv2d
+from dwtir.nn.tensors import arranged, as_layout, memory_format, packed_weight
+from strategies import named_shapes, real_tensors, seeds, shapes
+
+# What torch says of its own convolution, once a process.
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+# Images of every kind
+
+
+def as_they_are(image: torch.Tensor) -> torch.Tensor:
+    return image
+
+
+def cropped(image: torch.Tensor) -> torch.Tensor:
+    """Lay the image out inside a larger one of the same memory format."""
+    around = F.pad(image, (1, 0, 2, 1)).contiguous(memory_format=memory_format(image))
+    return around[..., 2:-1, 1:]
+
+
+def turned(image: torch.Tensor) -> torch.Tensor:
+    return image.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+def misaligned(image: torch.Tensor) -> torch.Tensor:
+    memory = torch.empty(image.numel() + 1, dtype=image.dtype, device=image.device)
+    return memory[1:].as_strided(image.shape, image.stride()).copy_(image)
+
+
+KINDS = [as_they_are, cropped, turned, misaligned]
+
+
+def torch_tensors(
+    shape: DepthwiseConv2dShape, seed: int, device: str = "cpu"
+) -> tuple[torch.Tensor, ...]:
+    """Return data, weight and bias as torch has them, in the memory format of the layout."""
+    arrays = real_tensors(shape, Epilogue(("bias",)), seed)
+    tensors = [torch.from_numpy(array.astype(np.float32)) for array in arrays.values()]
+    data, weight, bias = (t.to(device, getattr(torch, shape.dtype)) for t in tensors)
+    if shape.layout == "NHWC":
+        data, weight = data.permute(0, 3, 1, 2), weight.permute(2, 3, 0, 1)
+    return data, weight.reshape(shape.out_channels, 1, *shape.kernel), bias
+
+
+def torchs(
+    shape: DepthwiseConv2dShape, data: torch.Tensor, weight: torch.Tensor, bias: Any = None
+) -> torch.Tensor:
+    top, left, bottom, right = shape.padding
+    data = F.pad(data, (left, right, top, bottom))
+    return F.conv2d(data, weight, bias, shape.stride, 0, shape.dilation, groups=shape.in_channels)
+
+
+def assert_within(shape: DepthwiseConv2dShape, got: torch.Tensor, seed: int) -> None:
+    """Compare an output with torch's in float64."""
+    epilogue = Epilogue(("bias",))
+    arrays = real_tensors(shape, epilogue, seed)
+    data, weight, _ = arrays.values()
+    expected = torchs(shape, *(tensor.double() for tensor in torch_tensors(shape, seed)))
+    bound = torch.from_numpy(reference.error_bound(shape, data, weight, arrays, epilogue=epilogue))
+    if shape.layout == "NHWC":
+        bound = bound.permute(0, 3, 1, 2)
+    assert ((got.cpu().double() - expected).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(shape=shapes(flop=200_000), kind=st.sampled_from(KINDS), seed=seeds)
+@named_shapes(kind=cropped, seed=0)
+def test_the_function_computes_torchs_convolution(
+    device: str,
+    shape: DepthwiseConv2dShape,
+    kind: Callable[[torch.Tensor], torch.Tensor],
+    seed: int,
+) -> None:
+    data, weight, bias = torch_tensors(shape, seed, device)
+    image = kind(data)
+    padding = shape.padding
+    got = depthwise_conv2d(image, weight, bias, shape.stride, padding, shape.dilation)
+    assert got.dtype == image.dtype
+    assert got.device == image.device
+    form = memory_format(image)
+    assert got.stride() == torch.empty(got.shape, memory_format=form).stride()
+    assert_within(shape, got, seed)
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_both_formats_are_read_without_a_copy(form: torch.memory_format) -> None:
+    image = torch.randn(2, 3, 5, 7).contiguous(memory_format=form)
+    assert memory_format(image) is form
+    assert arranged(image, form) is image
+    assert as_layout(image, form).is_contiguous()
+    assert as_layout(image, form).data_ptr() == image.data_ptr()
+
+
+def test_an_image_without_a_batch() -> None:
+    image, weight = torch.randn(4, 9, 11), torch.randn(8, 1, 3, 3)
+    got = depthwise_conv2d(image, weight, stride=2, padding=1)
+    torch.testing.assert_close(got, F.conv2d(image, weight, None, 2, 1, groups=4))
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_an_empty_batch(form: torch.memory_format) -> None:
+    image = torch.empty(0, 4, 9, 11, requires_grad=True).contiguous(memory_format=form)
+    weight = torch.randn(8, 1, 3, 3, requires_grad=True)
+    got = depthwise_conv2d(image, weight, stride=2)
+    assert got.shape == F.conv2d(image, weight, None, 2, groups=4).shape
+    got.sum().backward()
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
+
+
+def test_an_image_that_has_only_a_size() -> None:
+    module = DepthwiseConv2d(4, 8, 3, 2, "SAME", device="meta")
+    assert module(torch.empty(2, 4, 9, 11, device="meta")).shape == (2, 8, 5, 6)
+
+
+# Paddings
+
+
+@pytest.mark.parametrize(("size", "stride"), [((9, 10), 1), ((9, 10), 2), ((7, 5), (3, 2))])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_tensorflows_padding_depends_on_the_image(
+    size: tuple[int, int], stride: Any, dilation: int
+) -> None:
+    image, weight = torch.randn(1, 4, *size), torch.randn(4, 1, 3, 4)
+    shape = DepthwiseConv2dShape(
+        batch=1,
+        in_channels=4,
+        height=size[0],
+        width=size[1],
+        kernel=(3, 4),
+        stride=stride,
+        dilation=dilation,
+        padding="SAME",
+    )
+    got = depthwise_conv2d(image, weight, None, stride, "SAME", dilation)
+    torch.testing.assert_close(got, torchs(shape, image, weight))
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (4, 1), (2, 6)])
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_torchs_paddings_by_name(kernel: tuple[int, int], padding: str) -> None:
+    image, weight = torch.randn(1, 4, 9, 8), torch.randn(4, 1, *kernel)
+    got = depthwise_conv2d(image, weight, padding=padding)
+    torch.testing.assert_close(got, F.conv2d(image, weight, padding=padding, groups=4))
+
+
+# What is refused
+
+IMAGE, WEIGHT = torch.zeros(1, 4, 9, 9), torch.zeros(8, 1, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((IMAGE[0, 0], WEIGHT), r"input must be \(N, C, H, W\) or \(C, H, W\), got \(9, 9\)"),
+        ((IMAGE[:, :0], WEIGHT), r"input must have channels, got \(1, 0, 9, 9\)"),
+        ((IMAGE, WEIGHT[:6]), r"weight must be \(k \* 4, 1, kh, kw\) .* got \(6, 1, 3, 3\)"),
+        ((IMAGE, torch.zeros(4, 4, 3, 3)), r"weight must be .* got \(4, 4, 3, 3\)"),
+        ((IMAGE.double(), WEIGHT.double()), "input must be float32, .* got torch.float64"),
+        ((IMAGE, WEIGHT.half()), "weight must be float32, got torch.float16"),
+        ((IMAGE.half(), WEIGHT), "weight must be float16, got torch.float32"),
+        ((IMAGE, WEIGHT, torch.zeros(4)), r"bias must have shape \(8,\), got \(4,\)"),
+        ((IMAGE, WEIGHT, None, 0), "stride must be >= 1, got 0"),
+        ((IMAGE, WEIGHT, None, (1, 2, 3)), r"stride must be one integer or two, got \(1, 2, 3\)"),
+        ((IMAGE, WEIGHT, None, 1, -1), "padding must be >= 0, got -1"),
+        ((IMAGE, WEIGHT, None, 1, (1, 2, 3)), "padding must be one, two or four integers"),
+        ((IMAGE, WEIGHT, None, 1, "full"), "padding must be integers, 'valid', 'same' or 'SAME'"),
+        ((IMAGE, WEIGHT, None, 2, "same"), "padding='same' is for a stride of 1"),
+        ((IMAGE, WEIGHT, None, 1, 0, 1.5), "dilation must be integers, got 1.5"),
+    ],
+)
+def test_what_no_kernel_takes_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        depthwise_conv2d(*arguments)
+
+
+def test_an_empty_output_is_refused() -> None:
+    with pytest.raises(InvalidShapeError, match="the output is empty"):
+        depthwise_conv2d(IMAGE, torch.zeros(4, 1, 11, 11))
+
+
+# The packed weight: it follows the weight
+
+
+def channels_last(*size: int) -> torch.Tensor:
+    return torch.randn(*size).contiguous(memory_format=torch.channels_last)
+
+
+def changes() -> dict[str, Callable[[torch.Tensor], object]]:
+    return {
+        "in place": lambda weight: weight.mul_(2),
+        "copied to": lambda weight: weight.copy_(torch.randn(6, 1, 3, 3)),
+        "other data": lambda weight: setattr(weight, "data", torch.randn(6, 1, 3, 3)),
+        "through a view": lambda weight: weight.detach()[1].zero_(),
+    }
+
+
+@pytest.mark.parametrize("change", changes())
+def test_a_changed_weight_is_packed_anew(change: str) -> None:
+    image, weight = channels_last(1, 6, 5, 5), torch.randn(6, 1, 3, 3)
+    depthwise_conv2d(image, weight)
+    assert packed_weight(weight) is packed_weight(weight)
+    changes()[change](weight)
+    got = depthwise_conv2d(image, weight)
+    torch.testing.assert_close(got, F.conv2d(image, weight, groups=6))
+
+
+def test_a_packed_weight_goes_with_its_weight() -> None:
+    weight = torch.randn(6, 1, 3, 3)
+    alive = weakref.ref(packed_weight(weight))
+    gc.collect()
+    assert alive() is not None
+    del weight
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_weight_without_a_version() -> None:
+    image = channels_last(1, 6, 5, 5)
+    with torch.inference_mode():
+        weight = torch.randn(6, 1, 3, 3)
+        for _ in range(2):
+            got = depthwise_conv2d(image, weight)
+            torch.testing.assert_close(got, F.conv2d(image, weight, groups=6))
+            weight.mul_(2)
+
+
+def test_a_weight_that_lies_as_kernels_want_it_is_not_copied() -> None:
+    weight = torch.randn(3, 3, 6).permute(2, 0, 1).unsqueeze(1)
+    assert packed_weight(weight).data_ptr() == weight.data_ptr()
+    image = channels_last(1, 6, 5, 5)
+    torch.testing.assert_close(depthwise_conv2d(image, weight), F.conv2d(image, weight, groups=6))
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(shape=shapes(flop=100_000), kind=st.sampled_from(KINDS), seed=seeds)
+@named_shapes(kind=cropped, seed=0)
+def test_gradients_are_within_their_bounds(
+    device: str,
+    shape: DepthwiseConv2dShape,
+    kind: Callable[[torch.Tensor], torch.Tensor],
+    seed: int,
+) -> None:
+    data, weight, bias = torch_tensors(shape, seed, device)
+    tensors = [tensor.requires_grad_() for tensor in (kind(data), weight, bias)]
+    out = depthwise_conv2d(*tensors, shape.stride, shape.padding, shape.dilation)
+    generator = torch.Generator().manual_seed(seed)
+    gradient = torch.randn(out.shape, generator=generator).to(device, out.dtype)
+    got = torch.autograd.grad(out, tensors, kind(gradient))
+    assert torch.equal(got[2], kind(gradient).sum((0, 2, 3)))
+    contiguous = replace(shape, layout="NCHW")
+    arrays = [tensor.detach().double().cpu().numpy() for tensor in (data, weight, gradient)]
+    image, filters, out_gradient = arrays
+    filters = filters.reshape(contiguous.weight_shape)
+    for operation, result, inputs in (
+        ("grad_data", got[0], (out_gradient, filters)),
+        ("grad_weight", got[1], (image, out_gradient)),
+    ):
+        described = replace(contiguous, operation=operation)
+        expected = reference.depthwise_conv2d(described, *inputs)
+        bound = reference.error_bound(described, *inputs)
+        found = result.double().cpu().numpy().reshape(expected.shape)
+        assert (np.abs(found - expected) <= bound).all(), operation
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_gradients_of_gradients(form: torch.memory_format) -> None:
+    def penalty(function: Callable[..., torch.Tensor], groups: dict[str, int]) -> list[Any]:
+        torch.manual_seed(0)
+        image = torch.randn(2, 6, 9, 8).contiguous(memory_format=form).requires_grad_()
+        weight, bias = (torch.randn(n, requires_grad=True) for n in ((12, 1, 3, 3), (12,)))
+        tensors = (image, weight, bias)
+        out = function(*tensors, (2, 1), (1, 2), (1, 2), **groups)
+        first = torch.autograd.grad(out.square().sum(), tensors, create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum() + first[1].sum(), tensors[:2])
+        return [*first, *second]
+
+    ours, theirs = penalty(depthwise_conv2d, {}), penalty(F.conv2d, {"groups": 6})
+    for got, expected in zip(ours, theirs, strict=True):
+        largest = float(expected.detach().abs().max())
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6 * largest)
+
+
+@pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
+def test_only_the_gradients_that_are_wanted(wanted: tuple[bool, bool]) -> None:
+    image, weight = torch.randn(1, 4, 7, 7), torch.randn(4, 1, 3, 3)
+    for tensor, needed in zip((image, weight), wanted, strict=True):
+        tensor.requires_grad_(needed)
+    out = depthwise_conv2d(image, weight)
+    assert out.requires_grad == any(wanted)
+    if any(wanted):
+        out.sum().backward()
+    assert (image.grad is not None, weight.grad is not None) == wanted
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_trains_as_torch_does_with_an_optimiser_that_writes_data(form: torch.memory_format) -> None:
+    """Such a write does not change the weight's version."""
+    ours, theirs = both("multiplier")
+    image = torch.randn(2, 6, 9, 10).contiguous(memory_format=form)
+    for _ in range(3):
+        for module in (ours, theirs):
+            module.zero_grad()
+            module(image).square().mean().backward()
+            for parameter in module.parameters():
+                parameter.data.sub_(0.1 * parameter.grad)
+        with torch.no_grad():
+            torch.testing.assert_close(ours(image), theirs(image))
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_gradients_under_autocast(form: torch.memory_format) -> None:
+    ours, theirs = both("plain")
+    image = torch.randn(2, 6, 9, 10).contiguous(memory_format=form)
+    for module in (ours, theirs):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = module(image).float().square().mean()
+        loss.backward()
+    for got, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert got.grad.dtype == torch.float32
+        torch.testing.assert_close(got.grad, expected.grad, rtol=0.05, atol=0.05)
+
+
+# The module
+
+
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "stride, no bias": {"stride": (2, 1), "padding": (1, 0), "bias": False},
+    "multiplier": {"out_channels": 12, "padding": 2, "dilation": 2},
+    "same": {"kernel_size": (4, 5), "padding": "same"},
+    "valid": {"padding": "valid"},
+    "reflect": {"padding": (1, 2), "padding_mode": "reflect"},
+    "circular": {"kernel_size": 4, "padding": "same", "padding_mode": "circular"},
+}
+
+
+def both(configuration: str, **others: Any) -> tuple[DepthwiseConv2d, torch.nn.Conv2d]:
+    """Make ours and torch's, from the same seed."""
+    arguments = {"in_channels": 6, "out_channels": 6, "kernel_size": 3}
+    arguments |= CONFIGURATIONS[configuration] | others
+    made = []
+    for kind in (DepthwiseConv2d, torch.nn.Conv2d):
+        torch.manual_seed(0)
+        made.append(kind(**arguments, groups=6))
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_the_module_is_torchs(configuration: str, form: torch.memory_format) -> None:
+    ours, theirs = both(configuration)
+    state = ours.state_dict()
+    assert list(state) == list(theirs.state_dict())
+    assert all(torch.equal(state[name], values) for name, values in theirs.state_dict().items())
+    assert repr(ours) == repr(theirs).replace("Conv2d", "DepthwiseConv2d")
+    image = torch.randn(2, 6, 9, 10).contiguous(memory_format=form)
+    torch.testing.assert_close(ours(image), theirs(image))
+    torch.testing.assert_close(ours(image[0]), theirs(image[0]))
+    theirs.load_state_dict(copy.deepcopy(ours).state_dict())
+    with torch.no_grad():
+        ours.weight.neg_()
+        theirs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(ours(image), theirs(image))
+
+
+def test_groups_may_be_left_out_but_not_be_wrong() -> None:
+    assert DepthwiseConv2d(6, 12, 3).groups == 6
+    with pytest.raises(ArgumentError, match="groups must be in_channels, 6, got 3"):
+        DepthwiseConv2d(6, 12, 3, groups=3)
+    with pytest.raises(ValueError, match="out_channels must be divisible by groups"):
+        DepthwiseConv2d(6, 8, 3)
+
+
+def test_another_number_of_channels_is_no_other_multiplier() -> None:
+    for size in ((1, 4, 9, 9), (4, 9, 9)):
+        with pytest.raises(ArgumentError, match="input must have 6 channels, got"):
+            DepthwiseConv2d(6, 12, 3)(torch.zeros(size))
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "replicate"])
+@pytest.mark.parametrize("padding", ["SAME", (1, 0, 2, 3), [1, 0, 2, 3]])
+def test_the_module_has_paddings_of_its_own(padding: Any, padding_mode: str) -> None:
+    module = DepthwiseConv2d(6, 6, 3, 2, padding, padding_mode=padding_mode)
+    image = torch.randn(1, 6, 9, 10)
+    around = (0, 1, 1, 1) if padding == "SAME" else (0, 3, 1, 2)
+    mode = "constant" if padding_mode == "zeros" else padding_mode
+    padded = F.pad(image, around, mode=mode)
+    torch.testing.assert_close(
+        module(image), F.conv2d(padded, module.weight, module.bias, 2, groups=6)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_autocast_decides_the_type(dtype: torch.dtype, form: torch.memory_format) -> None:
+    ours, _ = both("plain")
+    image = torch.randn(2, 6, 9, 10).contiguous(memory_format=form)
+    with torch.autocast("cpu", dtype=dtype):
+        got = ours(image)
+    assert got.dtype == dtype
+    half = copy.deepcopy(ours).to(dtype)
+    assert torch.equal(got, half(image.to(dtype)))
+    with torch.autocast("cpu", enabled=False):
+        assert ours(image).dtype == torch.float32
+
+
+def test_threads_may_share_a_module() -> None:
+    ours, theirs = both("plain")
+
+    def right(seed: int) -> bool:
+        generator = torch.Generator().manual_seed(seed)
+        image = torch.randn(1 + seed % 3, 6, 9, 10, generator=generator)
+        if seed % 2:
+            image = image.contiguous(memory_format=torch.channels_last)
+        with torch.no_grad():
+            return torch.allclose(ours(image), theirs(image), atol=1e-5)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(right, range(24)))
+
+
+def test_its_names() -> None:
+    assert set(dwtir.nn.__all__) <= set(dir(dwtir.nn))

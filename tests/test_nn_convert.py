@@ -1,0 +1,693 @@
+"""`dwtir.nn.convert`: what is replaced and fused, what is left, and that nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from dwtir import ArgumentError, DepthwiseConv2dShape
+from dwtir.nn import DepthwiseConv2d, OriginalPathWarning, Report, convert, restore
+
+FORMS = [torch.contiguous_format, torch.channels_last]
+
+
+class InvertedResidual(nn.Module):
+    """As in MobileNetV2: expand, depthwise, project, each with a normalisation."""
+
+    def __init__(self, channels: int, stride: int, activation: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        hidden = 3 * channels
+        self.expand = nn.Conv2d(channels, hidden, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(hidden)
+        self.act1 = activation()
+        self.depthwise = nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False)
+        self.norm2 = nn.BatchNorm2d(hidden)
+        self.act2 = activation()
+        self.project = nn.Conv2d(hidden, channels, 1, bias=False)
+        self.norm3 = nn.BatchNorm2d(channels)
+        self.residual = stride == 1
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        out = self.act1(self.norm1(self.expand(image)))
+        out = self.act2(self.norm2(self.depthwise(out)))
+        out = self.norm3(self.project(out))
+        return image + out if self.residual else out
+
+
+class ConvNeXtBlock(nn.Module):
+    """A depthwise 7x7 with a bias, and then a normalisation over the channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.norm = nn.LayerNorm(channels)
+        self.mlp = nn.Sequential(
+            nn.Linear(channels, 4 * channels), nn.GELU(), nn.Linear(4 * channels, channels)
+        )
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        out = self.depthwise(image).permute(0, 2, 3, 1)
+        return image + self.mlp(self.norm(out)).permute(0, 3, 1, 2)
+
+
+def with_statistics(model: nn.Module) -> nn.Module:
+    """Give the normalisations something to do."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None:
+            nn.init.normal_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+            if module.affine:
+                nn.init.normal_(module.weight)
+                nn.init.normal_(module.bias)
+    return model
+
+
+def mobilenet() -> nn.Module:
+    return with_statistics(
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2, 1),
+            InvertedResidual(8, 1, lambda: nn.ReLU6(inplace=True)),
+            InvertedResidual(8, 2, nn.Hardswish),
+            InvertedResidual(8, 1, lambda: nn.SiLU(inplace=True)),
+        )
+    ).eval()
+
+
+def convnext() -> nn.Module:
+    stem = nn.Conv2d(3, 8, 4, 4)
+    return nn.Sequential(stem, ConvNeXtBlock(8), ConvNeXtBlock(8)).eval()
+
+
+NETWORKS = {"mobilenet": mobilenet, "convnext": convnext}
+
+
+@pytest.fixture(autouse=True)
+def _seed_and_no_gradients() -> Iterator[None]:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+def image_of(*size: int, form: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+    return torch.randn(size).contiguous(memory_format=form)
+
+
+def always(model: nn.Module, example: Any, **options: Any) -> Report:
+    return convert(model, example, when="always", **options)
+
+
+def chain(*modules: nn.Module) -> nn.Sequential:
+    for module in modules:
+        with_statistics(module)
+    return nn.Sequential(*modules).eval()
+
+
+def depthwise(**others: Any) -> nn.Conv2d:
+    return nn.Conv2d(6, 6, 3, padding=1, groups=6, **others)
+
+
+def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Compare float32 results of sums in another order, and of folded normalisations."""
+    largest = float(expected.abs().max())
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6 * largest)
+
+
+# Networks
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_converted_network_computes_the_same(name: str, form: torch.memory_format) -> None:
+    model = NETWORKS[name]()
+    image = image_of(2, 3, 32, 32, form=form)
+    expected, state = model(image), model.state_dict()
+    report = always(model, image)
+    assert report.replaced == [n for n, _ in model.named_modules() if n.endswith("depthwise")]
+    assert_close(model(image), expected)
+    assert model(image).stride() == expected.stride()
+    assert {n: t.data_ptr() for n, t in model.state_dict().items()} == {
+        n: t.data_ptr() for n, t in state.items()
+    }
+    restore(model)
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    assert torch.equal(model(image), expected)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_the_report_says_what_became_of_each_layer(fuse: bool) -> None:
+    report = always(mobilenet(), image_of(2, 3, 32, 32), fuse=fuse)
+    notes = [f"{i}.norm2, {i}.act2" if fuse else "" for i in (1, 2, 3)]
+    assert [layer.note for layer in report.layers] == notes
+    assert all(layer.replaced and layer.before is layer.after is None for layer in report.layers)
+    shape = DepthwiseConv2dShape.parse("2x24x16x16_k3_s2_p1")
+    assert report.layers[1].shape == str(shape)
+    head, *rows, total = str(report).splitlines()
+    assert head.split() == ["layer", "shape", "before", "us", "after", "us"]
+    assert [row.split()[0] for row in rows] == ["1.depthwise", "2.depthwise", "3.depthwise"]
+    assert total == "3 of 3 replaced"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(
+    "activation",
+    [nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.GELU, lambda: nn.ReLU(inplace=True), None],
+)
+def test_what_follows_is_folded(
+    activation: Callable[[], nn.Module] | None, norm: bool, bias: bool, form: torch.memory_format
+) -> None:
+    followers = [nn.BatchNorm2d(6)] if norm else []
+    followers += [activation()] if activation else []
+    model = chain(depthwise(bias=bias), *followers, nn.Conv2d(6, 2, 1))
+    image = image_of(2, 6, 9, 7, form=form)
+    expected = model(image)
+    (layer,) = always(model, image).layers
+    assert layer.note == ", ".join(str(1 + index) for index in range(len(followers)))
+    assert_close(model(image), expected)
+
+
+def test_a_normalisation_without_parameters_is_folded() -> None:
+    model = chain(depthwise(), nn.BatchNorm2d(6, affine=False))
+    image = image_of(1, 6, 9, 7)
+    expected = model(image)
+    assert always(model, image).layers[0].note == "1"
+    assert_close(model(image), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_and_autocast(dtype: torch.dtype) -> None:
+    model, image = mobilenet(), image_of(2, 3, 32, 32)
+    expected = model(image)
+    tolerance = {"rtol": 0.0, "atol": 16 * torch.finfo(dtype).eps * float(expected.abs().max())}
+    with torch.autocast("cpu", dtype=dtype):
+        report = always(model, image)
+        got = model(image)
+    name = str(dtype).removeprefix("torch.")
+    assert all(name in layer.shape for layer in report.layers)
+    torch.testing.assert_close(got.float(), expected, **tolerance)
+    restore(model.to(dtype))
+    assert len(always(model, image.to(dtype)).replaced) == 3
+    torch.testing.assert_close(model(image.to(dtype)).float(), expected, **tolerance)
+
+
+# What is not folded
+
+
+class Between(nn.Module):
+    """Uses what is between the convolution and the end in one more way."""
+
+    def __init__(self, use: str) -> None:
+        super().__init__()
+        self.use = use
+        self.conv, self.norm, self.act = depthwise(), nn.BatchNorm2d(6), nn.ReLU()
+
+    def forward(self, image: torch.Tensor) -> Any:
+        convolved = self.conv(image)
+        if self.use == "before":
+            convolved = convolved + 1
+        normalised = self.norm(convolved)
+        if self.use == "in place":
+            convolved.neg_()
+        out = self.act(normalised)
+        if self.use == "residual":
+            return out + convolved
+        if self.use == "kept":
+            self.seen = lambda: convolved
+        if self.use == "output":
+            return {"features": [normalised], "out": out}
+        if self.use == "twice":
+            return self.act(out - 1)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("use", "folded"),
+    [
+        ("nothing", "norm, act"),
+        ("before", ""),
+        ("in place", ""),
+        ("residual", ""),
+        ("kept", ""),
+        ("output", "norm"),
+        ("twice", "norm"),
+    ],
+)
+def test_what_somebody_else_uses_is_not_folded(use: str, folded: str) -> None:
+    model, image = with_statistics(Between(use)).eval(), image_of(1, 6, 9, 7)
+    expected = model(image)
+    (layer,) = always(model, image).layers
+    assert (layer.replaced, layer.note) == (True, folded)
+    torch.testing.assert_close(model(image), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "follower",
+    [
+        nn.GELU(approximate="tanh"),
+        nn.Sigmoid(),
+        nn.BatchNorm2d(6, track_running_stats=False),
+        nn.GroupNorm(2, 6),
+    ],
+)
+def test_what_is_no_step_is_not_folded(follower: nn.Module) -> None:
+    model, image = chain(depthwise(), follower), image_of(2, 6, 9, 7)
+    expected = model(image)
+    (layer,) = always(model, image).layers
+    assert (layer.replaced, layer.note) == (True, "")
+    assert_close(model(image), expected)
+
+
+def test_what_somebody_looks_at_is_not_folded() -> None:
+    model, image = chain(depthwise(), nn.BatchNorm2d(6), nn.ReLU()), image_of(1, 6, 9, 7)
+    seen = []
+    model[1].register_forward_hook(lambda module, args, output: seen.append(output.clone()))
+    expected = model(image), seen.pop()
+    assert always(model, image).layers[0].note == ""
+    seen.clear()
+    assert_close(model(image), expected[0])
+    assert_close(seen[0], expected[1])
+
+
+def test_a_convolution_that_runs_twice_is_not_fused() -> None:
+    conv = depthwise()
+    model, image = chain(conv, nn.ReLU(), conv, nn.ReLU()), image_of(1, 6, 9, 7)
+    expected = model(image)
+    (layer,) = always(model, image).layers
+    assert (layer.name, layer.replaced, layer.note) == ("0", True, "")
+    assert_close(model(image), expected)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        lambda image: image[:1].expand(3, -1, -1, -1),
+        lambda image: image.transpose(2, 3),
+        lambda image: image[..., 1:, 2:],
+        lambda image: image.contiguous(memory_format=torch.channels_last)[..., 1:],
+    ],
+)
+def test_images_of_any_strides(strange: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model, image = chain(depthwise(), nn.ReLU()), strange(image_of(2, 6, 9, 9))
+    expected = model(image)
+    assert always(model, image).replaced == ["0"]
+    assert_close(model(image), expected)
+
+
+def test_an_example_without_images_is_left() -> None:
+    report = always(chain(depthwise(), nn.ReLU()), image_of(0, 6, 9, 9))
+    assert [layer.note for layer in report.layers] == ["batch must be an integer >= 1, got 0"]
+
+
+def test_two_images_of_one_layer_are_decided_apart() -> None:
+    conv = depthwise()
+    model, image = chain(conv, nn.MaxPool2d(2), conv), image_of(1, 6, 9, 8)
+    expected = model(image)
+    sizes = [layer.shape.split("_")[0] for layer in always(model, image).layers]
+    assert sizes == ["1x6x9x8", "1x6x4x4"]
+    assert_close(model(image), expected)
+
+
+# Classes of timm, which are known by their names
+
+
+class Conv2dSame(nn.Conv2d):
+    """Pads as TensorFlow does."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(F.pad(image, (0, 1, 1, 1)), self.weight, self.bias, self.stride, groups=6)
+
+
+class BatchNormAct2d(nn.BatchNorm2d):
+    """A normalisation with an activation inside."""
+
+    def __init__(self, channels: int, drop: nn.Module, act: nn.Module) -> None:
+        super().__init__(channels)
+        self.drop, self.act = drop, act
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.act(self.drop(super().forward(image)))
+
+
+def test_tensorflows_padding() -> None:
+    model, image = chain(Conv2dSame(6, 6, 3, 2, groups=6)), image_of(2, 6, 9, 8)
+    expected = model(image)
+    (layer,) = always(model, image).layers
+    assert layer.shape == str(DepthwiseConv2dShape.parse("2x6x9x8_k3_s2_psame"))
+    assert_close(model(image), expected)
+
+
+@pytest.mark.parametrize(
+    ("drop", "act", "folded"),
+    [
+        (nn.Identity(), nn.SiLU(), "1"),
+        (nn.Identity(), nn.Identity(), "1, 2"),
+        (nn.Identity(), nn.Sigmoid(), ""),
+        (nn.Dropout(), nn.ReLU(), ""),
+    ],
+)
+def test_a_normalisation_with_an_activation(drop: nn.Module, act: nn.Module, folded: str) -> None:
+    model = chain(depthwise(), BatchNormAct2d(6, drop, act), nn.ReLU())
+    image = image_of(2, 6, 9, 8)
+    expected = model(image)
+    assert always(model, image).layers[0].note == folded
+    assert_close(model(image), expected)
+
+
+# What is left
+
+
+class Standardised(nn.Conv2d):
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(image, self.weight / self.weight.norm(), self.bias, groups=6)
+
+
+def with_own_forward() -> nn.Conv2d:
+    conv = depthwise()
+    conv.forward = lambda image: image  # type: ignore[method-assign]
+    return conv
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: depthwise(padding_mode="reflect"), "its padding is reflect"),
+        (lambda: Standardised(6, 6, 3, groups=6), "its class Standardised computes something"),
+        (with_own_forward, "it has a forward of its own"),
+        (lambda: depthwise().double(), "input must be float32, .* got torch.float64"),
+    ],
+)
+def test_what_no_kernel_computes_is_left(make: Callable[[], nn.Conv2d], reason: str) -> None:
+    model = chain(make())
+    image = image_of(1, 6, 9, 7).to(model[0].weight.dtype)
+    expected = model(image)
+    report = always(model, image)
+    (layer,) = report.layers
+    assert not layer.replaced
+    assert re.match(reason, layer.note)
+    assert str(report).count("left: ") == 1
+    assert torch.equal(model(image), expected)
+
+
+def test_a_layer_that_the_example_does_not_run_is_left() -> None:
+    model = chain(depthwise())
+    model.unused = depthwise()
+
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, image: torch.Tensor, run: bool) -> torch.Tensor:
+            return self.inner[0](image) if run else image
+
+    report = always(First(), (image_of(1, 6, 9, 7), True))
+    assert [layer.replaced for layer in report.layers] == [True, False]
+    assert str(report).splitlines()[-2].split("  ")[-1] == "left: the example does not run it"
+    assert report.replaced == ["inner.0"]
+
+
+def test_a_model_that_has_only_sizes_is_left() -> None:
+    with torch.device("meta"):
+        report = always(chain(depthwise(), nn.ReLU()), torch.empty(1, 6, 9, 7))
+    assert [layer.note for layer in report.layers] == ["input must be on cpu or cuda, got meta"]
+
+
+def test_other_convolutions_are_not_in_the_report() -> None:
+    model = chain(nn.Conv2d(6, 6, 3), nn.Conv2d(6, 6, 1, groups=3), nn.Conv2d(6, 1, 1))
+    report = always(model, image_of(1, 6, 9, 7))
+    assert report.layers == ()
+    assert str(report).splitlines()[-1] == "0 of 0 replaced"
+
+
+# After the conversion
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_batch_sizes_need_no_word(form: torch.memory_format) -> None:
+    model = mobilenet()
+    images = [image_of(n, 3, 32, 32, form=form) for n in (2, 1, 5, 0)]
+    expected = [model(image) for image in images]
+    always(model, images[0])
+    for image, output in zip(images, expected, strict=True):
+        assert model(image).shape == output.shape
+        if len(image):
+            assert_close(model(image), output)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda image: image[..., :-1], r"0 runs .*: it is not converted for \(2, 6, 9, 7\)"),
+        (lambda image: image.contiguous(memory_format=torch.channels_last), "channels_last"),
+        (lambda image: image[0], "unbatched"),
+    ],
+)
+def test_what_it_was_not_converted_for_is_right_and_told_once(
+    change: Callable[[torch.Tensor], torch.Tensor], message: str
+) -> None:
+    model, image = chain(depthwise(), nn.ReLU()), image_of(2, 6, 9, 8)
+    expected = model(change(image))
+    always(model, image)
+    with pytest.warns(OriginalPathWarning, match=message):
+        assert torch.equal(model(change(image)), expected)
+    assert torch.equal(model(change(image)), expected)  # pytest makes errors of warnings
+
+
+def test_another_type_runs_the_original_modules() -> None:
+    model, image = chain(depthwise(), nn.BatchNorm2d(6), nn.ReLU()), image_of(2, 6, 9, 8)
+    always(model, image)
+    model.double()
+    with pytest.warns(OriginalPathWarning, match=r"torch\.float64"):
+        got = model(image.double())
+    restore(model)
+    assert torch.equal(got, model(image.double()))
+
+
+def test_gradients_are_those_of_the_original_modules() -> None:
+    model, image = chain(depthwise(), nn.BatchNorm2d(6), nn.ReLU()), image_of(2, 6, 9, 8)
+    original = copy.deepcopy(model)
+    always(model, image)
+    with torch.enable_grad():
+        with pytest.warns(OriginalPathWarning, match="a gradient is wanted"):
+            model(image).sum().backward()
+        original(image).sum().backward()
+    for ours, theirs in zip(model.parameters(), original.parameters(), strict=True):
+        assert ours.grad is not None
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_training_is_that_of_the_original_modules() -> None:
+    model, image = mobilenet(), image_of(2, 3, 32, 32)
+    original = copy.deepcopy(model)
+    always(model, image)
+    for network in (model, original):
+        network.train()
+        with torch.enable_grad():
+            network(image).square().mean().backward()
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter -= 0.1 * parameter.grad
+        network.eval()
+    for name, values in original.state_dict().items():
+        assert torch.equal(model.state_dict()[name], values)
+    assert_close(model(image), original(image))
+
+
+def test_what_works_in_training_only_keeps_its_place() -> None:
+    model, image = (
+        chain(depthwise(), nn.Dropout(), nn.BatchNorm2d(6), nn.ReLU()),
+        image_of(2, 6, 9, 8),
+    )
+    original = copy.deepcopy(model)
+    always(model, image)
+    outputs = []
+    for network in (model.train(), original.train()):
+        torch.manual_seed(1)
+        outputs.append(network(image))
+    assert torch.equal(*outputs)
+
+
+def test_modules_may_be_called_by_keyword() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = depthwise(), nn.BatchNorm2d(6)
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return self.norm(input=self.conv(input=image))
+
+    model, image = Named().eval(), image_of(2, 6, 9, 8)
+    expected = model(image)
+    assert always(model, image).layers[0].note == "norm"
+    assert_close(model(image), expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_new_values_are_folded_anew(form: torch.memory_format) -> None:
+    model, image = mobilenet(), image_of(2, 3, 32, 32, form=form)
+    other = mobilenet()
+    always(model, image)
+    model(image)
+    model.load_state_dict(other.state_dict())
+    assert_close(model(image), other(image))
+    always(model, image)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_var.mul_(2)
+    restored = copy.deepcopy(model)
+    restore(restored)
+    assert_close(model(image), restored(image))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_is_converted_and_on_its_own(
+    copied: Callable[[nn.Module], nn.Module], form: torch.memory_format
+) -> None:
+    model, image = mobilenet(), image_of(2, 3, 32, 32, form=form)
+    expected = model(image)
+    always(model, image)
+    model(image)
+    twin = copied(model)
+    for parameter in model.parameters():
+        parameter.zero_()
+    assert_close(twin(image), expected)
+    restore(twin)
+    assert torch.equal(twin(image), expected)
+
+
+def test_runs_in_inference_mode() -> None:
+    model, image = mobilenet(), image_of(2, 3, 32, 32)
+    expected = model(image)
+    with torch.inference_mode():
+        always(model, image)
+        assert_close(model(image), expected)
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.bias.add_(1)
+    assert not torch.equal(model(image), expected)
+    with torch.inference_mode():
+        made = mobilenet()
+        expected = made(image)
+        always(made, image)
+        assert_close(made(image), expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_compiles_as_one_graph(form: torch.memory_format) -> None:
+    model, image = mobilenet(), image_of(2, 3, 32, 32, form=form)
+    expected = model(image)
+    always(model, image)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(image), expected)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.bias.add_(1)
+    assert_close(compiled(image), model(image))
+
+
+@pytest.mark.filterwarnings("default")
+def test_exports() -> None:
+    model, image = mobilenet(), image_of(2, 3, 32, 32)
+    expected = model(image)
+    always(model, image)
+    sizes = ({0: torch.export.Dim("batch")},)
+    exported = torch.export.export(model, (image,), dynamic_shapes=sizes)
+    names = [str(node.target) for node in exported.graph.nodes]
+    assert names.count("dwtir.depthwise_conv2d_fused.default") == 3
+    assert_close(exported.module()(image), expected)
+    assert_close(exported.module()(image[:1]), expected[:1])
+
+
+def test_convert_starts_from_the_original_modules() -> None:
+    model, image = mobilenet(), image_of(2, 3, 32, 32)
+    expected = model(image)
+    for size in (16, 32):
+        report = always(model, image_of(1, 3, size, size))
+        assert len(report.replaced) == 3
+    assert_close(model(image), expected)
+    restore(model)
+    restore(model)
+    assert torch.equal(model(image), expected)
+
+
+def test_a_model_in_training_stays_so_and_as_it_is() -> None:
+    model = mobilenet().train()
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
+    state = copy.deepcopy(model.state_dict())
+    always(model, image_of(2, 3, 32, 32))
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(model.state_dict()[name], values) for name, values in state.items())
+
+
+def test_our_own_modules_are_fused() -> None:
+    model = chain(DepthwiseConv2d(6, 12, 3, 2, "SAME"), nn.BatchNorm2d(12), nn.SiLU())
+    image = image_of(2, 6, 9, 8)
+    expected = model(image)
+    assert always(model, image).layers[0].note == "1, 2"
+    assert_close(model(image), expected)
+
+
+def test_what_is_not_faster_is_left() -> None:
+    """No time is expected of either; what the report says of them is what happens."""
+    model = chain(depthwise(), nn.ReLU(), nn.Conv2d(6, 6, 3, groups=6))
+    image = image_of(1, 6, 24, 24)
+    expected = model(image)
+    report = convert(model, image)
+    assert len(report.layers) == 2
+    for layer in report.layers:
+        assert layer.before is not None
+        assert layer.after is not None
+        assert layer.replaced == (layer.after < layer.before)
+        assert layer.note == ({"0": "1", "2": ""}[layer.name] if layer.replaced else "slower")
+        assert ("forward" in model[int(layer.name)].__dict__) == layer.replaced
+    assert_close(model(image), expected)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"model must be a torch\.nn\.Module, got str"):
+        convert("mobilenet", image_of(1, 3, 9, 9))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="when must be 'faster' or 'always', got 'never'"):
+        convert(chain(depthwise()), image_of(1, 6, 9, 9), when="never")
+
+
+def test_a_model_that_cannot_run_is_as_it_was() -> None:
+    model = mobilenet()
+    with pytest.raises(RuntimeError, match="channels"):
+        always(model, image_of(1, 4, 9, 9))
+    assert not any(module._forward_hooks for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{"when": "always"}, {}, {"graphs": True}])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_on_a_gpu_and_in_a_cuda_graph(
+    name: str, form: torch.memory_format, options: dict[str, Any]
+) -> None:
+    model, image = NETWORKS[name]().cuda(), image_of(2, 3, 32, 32, form=form).cuda()
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        expected = model(image)
+        convert(model, image, **options)
+        torch.testing.assert_close(model(image), expected, rtol=1e-3, atol=1e-3)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = model(image)
+        graph.replay()
+        assert torch.equal(got, model(image))

@@ -1,0 +1,291 @@
+"""The operators inside torch: compiled, exported, batched and traced; and what imports what."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch.library import opcheck
+from torch.nn import functional as F
+
+import dwtir
+from dwtir import ArgumentError
+from dwtir.nn import DepthwiseConv2d, ops
+from dwtir.nn.functional import depthwise_conv2d
+from dwtir.nn.tensors import memory_format
+
+FORMS = [torch.contiguous_format, torch.channels_last]
+GEOMETRY = ((2, 1), (1, 1, 2, 0), (1, 2))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+
+
+def images() -> dict[str, torch.Tensor]:
+    image = torch.randn(2, 6, 9, 11)
+    last = image.contiguous(memory_format=torch.channels_last)
+    return {
+        "contiguous": image,
+        "channels last": last,
+        "cropped": image[..., 1:],
+        "channels last, cropped": last[..., 1:, :],
+        "transposed": image.transpose(2, 3),
+        "expanded": image[:1].expand(3, -1, -1, -1),
+        "misaligned": image.flatten()[6 * 9 * 11 :].view(1, 6, 9, 11),
+        "channels backwards": last.permute(0, 3, 2, 1)[:, :6],
+    }
+
+
+@pytest.mark.parametrize("name", images())
+def test_torch_checks_the_operators(name: str) -> None:
+    """The schemas are right, and the fake kernels' results have the real ones' strides."""
+    image, weight, bias = images()[name], torch.randn(12, 1, 3, 3), torch.randn(12)
+    opcheck(ops.depthwise_conv2d, (image, weight, bias, *GEOMETRY))
+    opcheck(ops.depthwise_conv2d, (image, weight, None, *GEOMETRY))
+    opcheck(ops.fused, (image, weight, [bias], "bias+relu", *GEOMETRY))
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("name", images())
+def test_torch_checks_the_gradients(name: str, wanted: bool) -> None:
+    image, weight = images()[name].requires_grad_(wanted), torch.randn(12, 1, 3, 3)
+    out = ops.depthwise_conv2d(image, weight.requires_grad_(wanted), None, *GEOMETRY)
+    gradient = torch.randn_like(out).requires_grad_(wanted)
+    if wanted:
+        opcheck(ops.depthwise_conv2d, (image, weight, torch.randn(12), *GEOMETRY))
+    last = memory_format(image) is torch.channels_last
+    opcheck(ops.grad_data, (gradient, weight, image.shape, last, *GEOMETRY))
+    opcheck(ops.grad_weight, (image, gradient, weight.shape, *GEOMETRY))
+
+
+def test_an_epilogue_has_no_gradient() -> None:
+    image, weight = torch.randn(1, 4, 5, 5), torch.randn(4, 1, 3, 3, requires_grad=True)
+    geometry = ((1, 1), (0, 0, 0, 0), (1, 1))
+    with pytest.raises(ArgumentError, match="a fused epilogue has no gradient"):
+        ops.fused(image, weight, [], "relu", *geometry)
+    with torch.no_grad():
+        ops.fused(image, weight, [], "relu", *geometry)
+
+
+def network(padding: Any = "SAME") -> torch.nn.Module:
+    first = DepthwiseConv2d(8, 16, 3, 2, padding)
+    return torch.nn.Sequential(first, torch.nn.ReLU(), DepthwiseConv2d(16, 16, 5, 1, "same", 2))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_compiles_as_one_graph(form: torch.memory_format) -> None:
+    model, image = network(), torch.randn(2, 8, 15, 17).contiguous(memory_format=form)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert torch.equal(compiled(image), model(image))
+        assert compiled(image).stride() == model(image).stride()
+
+
+def test_compiles_for_sizes_that_change() -> None:
+    model = network()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    with torch.no_grad():
+        for size in ((2, 8, 15, 17), (3, 8, 15, 17), (5, 8, 22, 13)):
+            image = torch.randn(size)
+            assert torch.equal(compiled(image), model(image))
+
+
+@pytest.mark.filterwarnings("default")
+def test_compiles_with_inductor() -> None:
+    model, image = network(), torch.randn(2, 8, 15, 17)
+    compiled = torch.compile(model, fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(image), model(image))
+
+
+def test_compiles_under_autocast() -> None:
+    model, image = network(), torch.randn(2, 8, 15, 17)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(compiled(image), model(image))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_compiles_with_gradients(form: torch.memory_format) -> None:
+    model, image = network(), torch.randn(2, 8, 15, 17).contiguous(memory_format=form)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        found = []
+        for function in (compiled, model):
+            model.zero_grad()
+            function(image).square().mean().backward()
+            found.append([parameter.grad.clone() for parameter in model.parameters()])
+        torch.testing.assert_close(*found)
+        torch.optim.SGD(model.parameters(), 0.1).step()
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("padding", ["SAME", 1])
+def test_exports(padding: Any) -> None:
+    """TensorFlow's padding needs the image's size; torch's leaves it open."""
+    model, image = network(padding).eval(), torch.randn(2, 8, 15, 17)
+    batch, height = torch.export.Dim("batch"), torch.export.Dim("height", min=4)
+    sizes = {0: batch} if padding == "SAME" else {0: batch, 2: height}
+    exported = torch.export.export(model, (image,), dynamic_shapes=(sizes,)).module()
+    other = torch.randn(5, 8, 15 if padding == "SAME" else 22, 17)
+    with torch.no_grad():
+        for example in (image, other):
+            assert torch.equal(exported(example), model(example))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dims", [(0, None, None), (None, 0, 0), (2, 0, None), (0, None, 0)])
+def test_maps_over_a_dimension(dims: tuple[int | None, ...], form: torch.memory_format) -> None:
+    def ours(*tensors: torch.Tensor) -> torch.Tensor:
+        return depthwise_conv2d(*tensors, 1, 1)
+
+    def theirs(*tensors: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(*tensors, 1, 1, groups=8)
+
+    tensors = []
+    for size, dim in zip(((2, 8, 9, 7), (16, 1, 3, 3), (16,)), dims, strict=True):
+        batched = torch.randn(3, *size)
+        if len(size) == 4 and size[0] == 2:
+            batched = torch.stack([one.contiguous(memory_format=form) for one in batched])
+        tensors.append(batched[0] if dim is None else batched.movedim(0, dim))
+    got, expected = (torch.vmap(f, dims)(*tensors) for f in (ours, theirs))
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_maps_over_gradients(form: torch.memory_format) -> None:
+    image = torch.randn(2, 8, 9, 7).contiguous(memory_format=form).requires_grad_()
+    tensors = (
+        image,
+        torch.randn(16, 1, 3, 3, requires_grad=True),
+        torch.zeros(16).requires_grad_(),
+    )
+    gradients = torch.randn(4, 2, 16, 9, 7)
+    got, expected = (
+        torch.autograd.grad(out, tensors, gradients, is_grads_batched=True)
+        for out in (depthwise_conv2d(*tensors, 1, 1), F.conv2d(*tensors, 1, 1, groups=8))
+    )
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dims", [(0, None), (None, 0), (0, 0), (1, 2)])
+def test_maps_over_the_gradients_operators(dims: tuple[int | None, int | None]) -> None:
+    geometry = ((1, 1), (1, 1, 1, 1), (1, 1))
+    sizes = {"image": (2, 8, 9, 7), "out": (2, 16, 9, 7), "weight": (16, 1, 3, 3)}
+
+    def data(gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return ops.grad_data(gradient, weight, sizes["image"], False, *geometry)
+
+    def filters(image: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        return ops.grad_weight(image, gradient, sizes["weight"], *geometry)
+
+    for function, names in ((data, ("out", "weight")), (filters, ("image", "out"))):
+        tensors = [torch.randn(3, *sizes[name]) for name in names]
+        given = [t[0] if d is None else t.movedim(0, d) for t, d in zip(tensors, dims, strict=True)]
+        one_by_one = [
+            function(*(t[0 if d is None else i] for t, d in zip(tensors, dims, strict=True)))
+            for i in range(3)
+        ]
+        torch.testing.assert_close(torch.vmap(function, dims)(*given), torch.stack(one_by_one))
+
+
+# Imports
+
+
+def python(code: str, **environment: str) -> str:
+    """Run code in a new process and return what it prints."""
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert child.returncode == 0, child.stderr
+    return child.stdout.strip()
+
+
+USE = """
+import torch, dwtir.nn
+image = torch.ones(1, 4, 5, 5, device=DEVICE)
+print(dwtir.nn.DepthwiseConv2d(4, 4, 3, bias=False, device=DEVICE)(image).shape[-1])
+print(int(torch.nn.functional.relu(image).sum()))
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("first", ["torch", "tvm", "dwtir", "dwtir.nn"])
+def test_the_order_of_imports_does_not_matter(first: str, device: str) -> None:
+    assert python(f"import {first}" + USE.replace("DEVICE", repr(device))) == "3\n100"
+
+
+def test_without_torch_the_extra_is_named() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+import dwtir
+kernel = dwtir.build("1x2x5x5_k3", target="cpu")
+try:
+    import dwtir.nn
+except dwtir.ToolchainError as error:
+    print(error)
+"""
+    assert python(code) == "dwtir.nn needs torch: pip install 'dwtir[torch]'"
+
+
+# What only a GPU shows
+
+
+@pytest.mark.gpu
+def test_runs_on_the_current_stream() -> None:
+    image = torch.randn(2, 8, 9, 9, device="cuda").contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(8, 1, 3, 3, device="cuda")
+    expected = depthwise_conv2d(image, weight)
+    late = torch.zeros_like(image)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        late.copy_(image)
+        got = depthwise_conv2d(late, weight)
+    assert torch.cuda.current_stream().query(), "work went to the default stream"
+    stream.synchronize()
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMS)
+def test_a_cuda_graph_sees_what_the_weight_is_at_its_replay(form: torch.memory_format) -> None:
+    image = torch.randn(2, 8, 9, 9, device="cuda").contiguous(memory_format=form)
+    weight = torch.randn(8, 1, 3, 3, device="cuda")
+    depthwise_conv2d(image, weight)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = depthwise_conv2d(image, weight)
+    for factor in (1, 2, -1):
+        weight.mul_(factor)
+        graph.replay()
+        assert torch.equal(got, depthwise_conv2d(image, weight))
+
+
+@pytest.mark.gpu
+def test_runs_on_another_device_than_the_current_one() -> None:
+    last = torch.device("cuda", torch.cuda.device_count() - 1)
+    image, weight = torch.randn(2, 8, 9, 9), torch.randn(8, 1, 3, 3)
+    got = depthwise_conv2d(image.to(last), weight.to(last))
+    assert got.device == last
+    torch.testing.assert_close(got.cpu(), F.conv2d(image, weight, groups=8))
+
+
+def test_the_operators_are_there_by_name() -> None:
+    assert dwtir.nn.ops.depthwise_conv2d is torch.ops.dwtir.depthwise_conv2d.default
