@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 import dwtir
-from dwtir import DepthwiseConv2dShape, Epilogue
-from dwtir.bench import Row, bench_layer
-from dwtir.bench.report import summary, table
+from dwtir import DepthwiseConv2dShape, Epilogue, InvalidShapeError
+from dwtir.bench import Row, bench_layer, layers
+from dwtir.bench.__main__ import main
+from dwtir.bench.report import row_cells, summary, text
+from dwtir.bench.results import Results
 from dwtir.kernel import Timing
 from dwtir.target import KNOWN_GPUS, resolve
 
@@ -28,14 +30,10 @@ def timing(microseconds: float, spread: float = 0.0) -> Timing:
 
 def row(text: str, own: float, spread: float = 0.0, **peers: float) -> Row:
     names = {"nchw": "torch NCHW native", "nhwc": "torch NHWC cudnn"}
-    layouts = {"nchw": "NCHW", "nhwc": "NHWC"}
     timings = {"dwtir": timing(own, spread)}
+    timings |= {names[key]: timing(microseconds) for key, microseconds in peers.items()}
     shape = DepthwiseConv2dShape.parse(text)
-    used = {"dwtir": shape.layout}
-    for key, microseconds in peers.items():
-        timings[names[key]] = timing(microseconds)
-        used[names[key]] = layouts[key]
-    return Row(shape, Epilogue(), H200, True, timings, used, ("torch NCHW cudnn: wrong",))
+    return Row(shape, Epilogue(), H200, True, timings, ("torch NCHW cudnn: wrong",))
 
 
 def test_ratios_are_of_the_fastest_peer() -> None:
@@ -64,27 +62,86 @@ def test_the_summary_names_the_worst() -> None:
     assert floor.startswith("share of the floor")
     assert wide.startswith("1 rows")
     assert left == "left out: torch NCHW cudnn: wrong"
-    head, first, second = table(rows)
-    assert head.split()[0] == "layer"
-    assert first.split()[1:] == [
-        "10.00",
-        "0",
-        "20.00",
-        "2.00x",
-        "5.00",
-        "0.50x",
-        "torch",
-        "NHWC",
-        "cudnn",
-    ]
-    assert second.split()[1] == "10.00~"
+    head, first, second = row_cells(rows)
+    assert head[0] == "layer"
+    numbers = ("10.00", "0", "20.00", "2.00x", "5.00", "0.50x")
+    assert first[1:] == (*numbers, "torch NHWC cudnn")
+    assert second[1] == "10.00~"
+
+
+def test_doubtful_rows_are_marked() -> None:
+    quiet = row("1x8x9x9_k3_p1", 10, nchw=20)
+    loud = dataclasses.replace(quiet, load=0.5)
+    spread = row("1x8x9x9_k3_p1", 10, spread=0.3, nchw=20)
+    assert [found.doubt[0] for found in (quiet, loud, spread)] == [False, True, False]
+    assert min([loud, spread, quiet], key=lambda found: found.doubt) is quiet
+    assert row_cells([loud])[1][1:4:2] == ("10.00!", "20.00!")
+    assert "1 rows were measured while others used the CPU; they are marked !" in summary([loud])
+
+
+def test_warm_data_have_no_floor() -> None:
+    found = dataclasses.replace(row("64x256x56x56_k3_p1", 100, nchw=400), cold=False)
+    assert found.floor is None
+    assert row_cells([found])[1][2] == "-"
+
+
+FORMS = {"batches": [1], "dtypes": ["float32"], "layouts": ["NCHW"]}
+
+
+def test_words_name_layers() -> None:
+    found = layers.named(["network", "mobilenet_v2", "mnasnet1_0"], **FORMS, epilogue="relu")
+    assert {str(layer.task.epilogue) for layer in found} == {"relu"}
+    assert len({str(layer.task) for layer in found}) == len(found)
+    assert ("mobilenet_v2", "mnasnet1_0") in {layer.networks for layer in found}
+    assert {layer.task.shape for layer in found} < {
+        layer.task.shape for layer in layers.named(["suite"], **FORMS)
+    }
+    assert len(layers.named(["seeds"], **FORMS)) == 8
+    operations = ("grad_data", "grad_weight")
+    gradients = layers.named(["network", "mobilenet_v2"], **FORMS, operations=operations)
+    assert {layer.task.shape for layer in gradients} == {
+        dataclasses.replace(layer.task.shape, operation=operation)
+        for layer in layers.named(["network", "mobilenet_v2"], **FORMS)
+        for operation in operations
+    }
+    (shape,) = layers.named([LAYER], **FORMS)
+    assert (str(shape.task.shape), shape.networks) == (str(DepthwiseConv2dShape.parse(LAYER)), ())
+
+
+@pytest.mark.parametrize("words", [["network"], ["suite", LAYER], ["seeds", "2017"], ["sweets"]])
+def test_other_words_are_refused(words: list[str]) -> None:
+    with pytest.raises(InvalidShapeError):
+        layers.named(words, **FORMS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([f"{LAYER}_dgrad", "--epilogue", "relu"], "InvalidEpilogueError: only the forward"),
+        (["seeds", "--operation", "grad_data"], "InvalidShapeError: operations are chosen for"),
+        (["network"], "InvalidShapeError: network is followed by a name, got none"),
+        ([LAYER, "--rounds", "0"], "ArgumentError: --rounds must be >= 1, got 0"),
+        ([LAYER, "--plot", "all.txt"], "ArgumentError: a plot is a folder or a file"),
+        ([LAYER, "--resume"], "ArgumentError: --resume needs --json"),
+        ([LAYER, "--target", "opencl"], "the target of a benchmark is cuda or cpu, got 'opencl'"),
+        ([LAYER, "--schedule", "v4"], "InvalidScheduleError: "),
+    ],
+)
+def test_what_the_command_refuses(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--target", "cpu", "--baselines", "none", *arguments]) == 1
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
 
 
 def test_the_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dwtir.bench", "--target", "cpu", "--baselines", "none"]
     files = ["--csv", str(tmp_path / "rows.csv"), "--json", str(tmp_path / "rows.json")]
+    files += ["--plot", str(tmp_path / "all.png")]
     child = subprocess.run(
-        [*command, "--rounds", "2", *files, LAYER, "2x4x8x8_k3_s2_psame_bfloat16_nhwc"],
+        [*command, "--rounds", "2", *files, LAYER, "2x4x8x8_k3_s2_psame_bfloat16_nhwc_wgrad"],
         capture_output=True,
         text=True,
     )
@@ -93,30 +150,79 @@ def test_the_command(tmp_path: Path) -> None:
         lines = list(csv.DictReader(stream))
     assert lines[0]["shape"] == str(DepthwiseConv2dShape.parse(LAYER))
     assert all(float(line["dwtir median_us"]) > 0 for line in lines)
-    found = json.loads((tmp_path / "rows.json").read_text())
-    assert found["about"]["dwtir"] == dwtir.__version__
-    assert len(found["rows"]) == 2
-    bad = subprocess.run([*command, "network"], capture_output=True, text=True)
-    assert bad.returncode == 1
-    assert "network is followed by a name" in bad.stderr
+    found = Results.read(tmp_path / "rows.json")
+    assert found.about["dwtir"] == dwtir.__version__
+    assert found.about["command"].endswith("--schedule manual --baselines none --rounds 2")
+    printed, expected = child.stdout.splitlines(), text(found)
+    assert (printed[0], len(printed)) == (expected[0], len(expected))
+    assert [str(row.shape) for row in found.rows] == [line["shape"] for line in lines]
+    assert "no plot of speed-ups: no row has a time of PyTorch" in child.stderr
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.gpu  # not for the GPU itself in the case of the CPU: torch is where the GPU is
-@pytest.mark.parametrize("target", ["cpu", "cuda"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        "2x16x20x18_k3_psame",
-        "2x16x20x18_k5_s2_psame_m2_nhwc",
-        "2x16x20x18_k3_d2_p2_float16_nhwc",
-        "2x16x20x18_k7_p3_bfloat16",
-    ],
-)
-@pytest.mark.parametrize("steps", [None, "bias+relu", "scale_shift+residual+silu"])
-def test_pytorch_beside_us(target: str, text: str, steps: str | None) -> None:
+def test_a_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.json"
+    options = ["--target", "cpu", "--baselines", "none", "--json", str(path), "--resume"]
+    shapes = [LAYER, "1x8x9x9_k3", "1x8x7x7_k3"]
+    assert main([*options, "--rounds", "2", *shapes]) == 0
+    done = Results.read(path)
+    steady, spread, missing = done.rows
+    steady = dataclasses.replace(steady, timings={"dwtir": timing(123)}, load=0.0)
+    spread = dataclasses.replace(spread, timings={"dwtir": timing(123, spread=0.5)})
+    dataclasses.replace(done, rows=[steady, spread]).write(path)
+    capsys.readouterr()
+    assert main([*options, "--rounds", "2", *shapes]) == 0
+    again = Results.read(path)
+    assert [row.shape for row in again.rows] == [steady.shape, spread.shape, missing.shape]
+    assert (again.target.bandwidth or 0) >= (done.target.bandwidth or 0) > 0
+    assert (done.about["sessions"], again.about["sessions"]) == ("1", "2")
+    assert again.rows[0].own == pytest.approx(steady.own)
+    assert again.rows[1].own != pytest.approx(spread.own)
+    assert str(steady.shape) not in capsys.readouterr().err
+    assert main([*options, "--rounds", "3", *shapes]) == 1
+    assert "RecordError" in (error := capsys.readouterr().err)
+    assert "command must be" in error
+
+
+def test_a_gradient_is_bounded_and_named_as_its_convolution() -> None:
+    forward, gradient = row("1x8x9x9_k3_p1", 10), row("1x8x9x9_k3_p1_wgrad", 10)
+    assert gradient.floor == forward.floor
+    assert (gradient.short, forward.short) == ("8x9x9 k3x3 wgrad", "8x9x9 k3x3")
+    assert gradient.facts()["shape"].endswith("_wgrad")
+
+
+TARGETS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+TEXTS = [
+    "2x16x20x18_k3_psame",
+    "2x16x20x18_k5_s2_psame_m2_nhwc",
+    "2x16x20x18_k3_d2_p2_float16_nhwc",
+    "2x16x20x18_k7_p3_bfloat16",
+]
+
+
+def check_beside_us(target: str, text: str, steps: str | None = None) -> None:
     found = bench_layer(
-        DepthwiseConv2dShape.parse(text), resolve(target), epilogue=Epilogue.of(steps), rounds=2
+        DepthwiseConv2dShape.parse(text),
+        resolve(target),
+        epilogue=Epilogue.of(steps),
+        cold=target == "cuda",
+        rounds=1,
     )
     assert found.wrong == ()
-    assert {layout for name, layout in found.layouts.items() if name != "dwtir"} == {"NCHW", "NHWC"}
+    assert found.best("NCHW") is not None
+    assert found.best("NHWC") is not None
     assert found.ratio() is not None
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("steps", [None, "bias+relu", "scale_shift+residual+silu"])
+def test_pytorch_beside_us(target: str, text: str, steps: str | None) -> None:
+    check_beside_us(target, text, steps)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("gradient", ["dgrad", "wgrad"])
+def test_pytorchs_gradients_beside_ours(target: str, text: str, gradient: str) -> None:
+    check_beside_us(target, f"{text}_{gradient}")

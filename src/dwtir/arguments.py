@@ -75,13 +75,11 @@ class Signature:
         self.device = device
         self._workspace = workspace
         self._scratch: dict[Any, list[Any]] = {}
-        # torch's weight is the same memory as ours in NCHW.
+        # torch's weight is the same memory as ours in NCHW, and with one filter the same shape.
+        several = shape.channel_multiplier > 1 and shape.operation != "grad_weight"
         self._torch_weight = (
-            (shape.out_channels, 1, *shape.kernel)
-            if shape.layout == "NCHW" and shape.operation != "grad_weight"
-            else None
+            (shape.out_channels, 1, *shape.kernel) if shape.layout == "NCHW" and several else None
         )
-        self._torch_dtype: Any = None
         self._numpy_dtype = numpy_dtype(shape.dtype)
 
     def bind(self, inputs: tuple[Any, ...], out: Any = None) -> Bound:
@@ -107,38 +105,23 @@ class Signature:
             raise ArgumentError(f"OpenCL kernels take NumPy arrays, got {_kind(inputs[0])}")
         return self._bind_dlpack(inputs, out)
 
-    # torch: the hot path. One expression decides; the words for an error come after.
+    # torch: the hot path. Compiled code compares types, sizes, strides and devices itself;
+    # here is what it does not look at. The words for an error come after.
 
     def _bind_torch(self, torch: Any, inputs: tuple[Any, ...], out: Any) -> Bound:
-        if self._torch_dtype is None:
-            self._torch_dtype = getattr(torch, self.dtype)
-        weight = inputs[1]
-        if (
-            self._torch_weight is not None
-            and isinstance(weight, torch.Tensor)
-            and weight.shape == self._torch_weight
-            and weight.shape != self.shapes[1]
-            and weight.is_contiguous()
-        ):
-            inputs = (inputs[0], weight.view(self.shapes[1]), *inputs[2:])
+        inputs = self._with_own_weight(inputs)
         given = inputs if out is None else (*inputs, out)
-        device = inputs[0].device
-        dtype, recording = self._torch_dtype, torch.is_grad_enabled()
-        addresses = []
-        for name, shape, tensor in zip(self.names, self.shapes, given, strict=False):
-            if (
-                not isinstance(tensor, torch.Tensor)
-                or tensor.shape != shape
-                or tensor.dtype is not dtype
-                or tensor.device != device
-                or tensor.layout is not torch.strided
-                or not tensor.is_contiguous()
-                or (address := tensor.data_ptr()) % ALIGNMENT
-                or (recording and tensor.requires_grad)
-                or device.type != self.device
-            ):
-                self._explain_torch(torch, name, shape, tensor, device)
-            addresses.append(address)
+        recording, fine, addresses = torch.is_grad_enabled(), True, []
+        try:
+            for tensor in given:
+                address = tensor.data_ptr()
+                if address % ALIGNMENT or tensor.is_neg() or (recording and tensor.requires_grad):
+                    fine = False
+                addresses.append(address)
+        except (AttributeError, RuntimeError):  # no torch tensor, or one without memory
+            fine = False
+        if not fine:
+            self.explain(inputs, out)
         if out is None:
             out = inputs[0].new_empty(self.shapes[-1])
         else:
@@ -150,6 +133,31 @@ class Signature:
             return Bound((*inputs, *scratch, out), out)
         return Bound((*inputs, out), out)
 
+    def _with_own_weight(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """View torch's weight of several filters a channel as ours."""
+        weight = inputs[1]
+        if self._torch_weight is None or getattr(weight, "shape", None) != self._torch_weight:
+            return inputs
+        if not weight.is_contiguous():
+            return inputs
+        return (inputs[0], weight.view(self.shapes[1]), *inputs[2:])
+
+    def explain(self, inputs: tuple[Any, ...], out: Any = None) -> None:
+        """Look at torch's tensors as compiled code does, and say what it refuses.
+
+        Raises
+        ------
+        ArgumentError
+            Naming the tensor, what is wrong with it and what it should be.
+        """
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(inputs[0], torch.Tensor):
+            return
+        inputs = self._with_own_weight(inputs)
+        given = inputs if out is None else (*inputs, out)
+        for name, shape, tensor in zip(self.names, self.shapes, given, strict=False):
+            self._explain_torch(torch, name, shape, tensor, inputs[0].device)
+
     def _explain_torch(
         self, torch: Any, name: str, shape: tuple[int, ...], tensor: Any, device: Any
     ) -> None:
@@ -160,7 +168,9 @@ class Signature:
         if tensor.layout is not torch.strided:
             raise ArgumentError(f"{name} must be a dense tensor, got layout {tensor.layout}")
         self._check(name, shape, _torch_facts(tensor), str(device))
-        if tensor.requires_grad:
+        if tensor.is_neg():
+            raise ArgumentError(f"{name} is a negated view; call resolve_neg() on it")
+        if tensor.requires_grad and torch.is_grad_enabled():
             raise ArgumentError(
                 f"{name} requires a gradient, which a kernel does not record; "
                 "call it under torch.no_grad() or with .detach()"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     import tvm
 
 __all__ = ["Kernel", "KernelInfo", "Resources", "Timing", "load"]
+
+
+_Device: TypeAlias = contextlib.AbstractContextManager[Any]
+_NOTHING: _Device = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -208,19 +213,21 @@ class Kernel:
         """
         bound = self._signature.bind(inputs, out)
         run = self._run or self._cannot_run()
-        torch = sys.modules.get("torch")
-        device = getattr(inputs[0], "device", None)
-        if (
-            torch is not None
-            and isinstance(device, torch.device)
-            and device.type == "cuda"
-            and device.index != torch.cuda.current_device()
-        ):
-            with torch.cuda.device(device):
+        try:
+            with self._device_of(inputs[0]):
                 run(*bound.arguments)
-        else:
-            run(*bound.arguments)
+        except Exception:
+            self._signature.explain(inputs, out)
+            raise
         return bound.result
+
+    def _device_of(self, tensor: Any) -> _Device:
+        """Make a torch tensor's GPU the current one."""
+        if self.target.kind != "cuda" or not getattr(tensor, "is_cuda", False):
+            return _NOTHING
+        cuda: Any = sys.modules["torch"].cuda
+        here = tensor.get_device() == cuda.current_device()
+        return _NOTHING if here else cast(_Device, cuda.device(tensor.device))
 
     def script(self) -> str:
         """Return the scheduled TensorIR as TVMScript."""

@@ -3,52 +3,155 @@
 from __future__ import annotations
 
 import argparse
-import platform
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import replace
 from pathlib import Path
 
-from .. import cuda
-from ..errors import DwtirError, InvalidShapeError
-from ..shape import DTYPES, LAYOUTS
-from ..target import Target, resolve
-from ..tune import Task, tasks
-from .report import Row, summary, table, write_csv, write_json
-from .rounds import bench_layer
+from ..errors import ArgumentError, DwtirError
+from ..shape import DTYPES, LAYOUTS, OPERATIONS
+from ..target import resolve
+from . import layers, readme
+from .plots import check_path, plot
+from .report import markdown, text
+from .results import Results, write_csv
+from .session import Session, Settings
+
+_EPILOG = """\
+report FILE.json ...   prints, plots and converts results of earlier runs (report --help)
+readme [README.md]     writes README's block, and the page and the picture of each file of
+                       bench/results/bench-*.json beside it
+network NAME ... --end-to-end
+                       whole networks of timm or torchvision, and their training (with --help)
+
+examples:
+  python -m dwtir.bench 64x256x56x56_k3_psame 128x96x56x56_k7_p3_nhwc
+  python -m dwtir.bench network mobilenet_v2 --layout NCHW NHWC --json rows.json --plot plots
+  python -m dwtir.bench suite --layout NHWC --operation grad_data grad_weight
+  python -m dwtir.bench network mobilenet_v2 --end-to-end --layout NCHW NHWC
+  python -m dwtir.bench seeds
+"""
+
+
+_END_TO_END = "--end-to-end"
+_FORWARD = next(iter(OPERATIONS))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure the layers that are named; return the process's exit status."""
-    options = _parser().parse_args(arguments)
+    """Measure the layers that are named, or report; return the process's exit status."""
     try:
-        target = resolve(options.target)
-        rows: list[Row] = []
-        for task in _layers(options):
-            rows.append(
-                bench_layer(
-                    task.shape,
-                    target,
-                    epilogue=task.epilogue,
-                    schedule=options.schedule,
-                    cold=not options.warm,
-                    baselines=options.baselines == "torch",
-                    rounds=options.rounds,
-                )
-            )
-            print(table(rows[-1:])[-1], file=sys.stderr, flush=True)
-        about = _about(target)
-        print("\n".join([", ".join(f"{k} {v}" for k, v in about.items()), "", *table(rows)]))
-        print("\n".join(["", *summary(rows)]))
-        if options.csv is not None:
-            with options.csv.open("w", newline="", encoding="utf-8") as stream:
-                write_csv(rows, stream)
-        if options.json is not None:
-            with options.json.open("w", encoding="utf-8") as stream:
-                write_json(rows, about, stream)
+        if arguments[:1] == ["report"]:
+            return _report(arguments[1:])
+        if arguments[:1] == ["readme"]:
+            return _readme(arguments[1:])
+        if _END_TO_END in arguments:
+            from . import end_to_end  # needs torch
+
+            return end_to_end.main(arguments)
+        return _measure(arguments)
     except (DwtirError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
+
+
+def _measure(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    if options.plot is not None:
+        check_path(options.plot)
+    for name, least in (("rounds", 1), ("again", 0)):
+        if getattr(options, name) < least:
+            raise ArgumentError(f"--{name} must be >= {least}, got {getattr(options, name)}")
+    if options.resume and options.json is None:
+        raise ArgumentError("--resume needs --json with the file to go on with, got none")
+    wanted = layers.named(
+        options.what,
+        batches=options.batch,
+        dtypes=options.dtype,
+        layouts=options.layout,
+        operations=options.operation,
+        epilogue=options.epilogue,
+    )
+    results = _run(options, wanted)
+    print("\n".join(text(results)))
+    _write(results, options)
+    return 0
+
+
+def _run(options: argparse.Namespace, wanted: Sequence[layers.Layer]) -> Results:
+    settings = Settings(
+        schedule=options.schedule,
+        cold=not options.warm,
+        baselines=options.baselines == "torch",
+        rounds=options.rounds,
+        again=options.again,
+        patience=options.patience,
+    )
+    session = Session(resolve(options.target), settings, _command(options), options.json)
+    if options.resume:
+        session.resume()
+    session.measure(wanted)
+    cases = session.measure_articles() if options.what == ["seeds"] else {}
+    return replace(session.results(), cases=cases)
+
+
+def _command(options: argparse.Namespace) -> str:
+    """Write what was asked for, without the files."""
+    parts = ["python -m dwtir.bench", *options.what]
+    for name in ("dtype", "layout", "batch"):
+        parts += [f"--{name}", *map(str, getattr(options, name))]
+    if options.operation != [_FORWARD]:
+        parts += ["--operation", *options.operation]
+    parts += ["--epilogue", options.epilogue] if options.epilogue else []
+    parts += [f"--schedule {options.schedule} --baselines {options.baselines}"]
+    parts += ["--warm"] if options.warm else []
+    return " ".join([*parts, f"--rounds {options.rounds}"])
+
+
+def _write(results: Results, options: argparse.Namespace) -> None:
+    if options.csv is not None:
+        with options.csv.open("w", newline="", encoding="utf-8") as stream:
+            write_csv(results.rows, stream)
+    if options.json is not None:
+        results.write(options.json)
+    if options.plot is not None:
+        print("\n".join(plot(results, options.plot)), file=sys.stderr)
+
+
+def _report(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m dwtir.bench report", description="Print the results of earlier runs."
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write them as a page")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write all rows there")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw them there; or a file")
+    options = parser.parse_args(arguments)
+    if options.plot is not None:
+        check_path(options.plot)
+        if options.plot.suffix and len(options.files) > 1:
+            raise ArgumentError(
+                f"plots of {len(options.files)} results go to a folder, got {options.plot}"
+            )
+    found = {path: Results.read(path) for path in options.files}
+    print("\n\n".join("\n".join(text(results)) for results in found.values()))
+    if options.markdown is not None:
+        page = "\n\n".join("\n".join(markdown(results)) for results in found.values())
+        options.markdown.write_text(f"{page}\n", encoding="utf-8")
+    if options.csv is not None:
+        with options.csv.open("w", newline="", encoding="utf-8") as stream:
+            write_csv([row for results in found.values() for row in results.rows], stream)
+    for path, results in found.items() if options.plot is not None else ():
+        print("\n".join(plot(results, options.plot, prefix=f"{path.stem}-")), file=sys.stderr)
+    return 0
+
+
+def _readme(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m dwtir.bench readme",
+        description="Write what is generated from bench/results/bench-*.json.",
+    )
+    parser.add_argument("readme", nargs="?", type=Path, default=Path("README.md"))
+    print("\n".join(readme.rewrite(parser.parse_args(arguments).readme)))
     return 0
 
 
@@ -56,14 +159,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dwtir.bench",
         description="Time layers by dwtir and by PyTorch, in turns, after a check of the results.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "what",
         nargs="+",
         metavar="WHAT",
-        help="shapes; or suite; or seeds; or network NAME, of the suite, timm or torchvision",
+        help="shapes; suite; network NAME ..., of the suite, timm or torchvision; "
+        "or seeds, the articles' rows, and on a GPU their tables beside the published ones",
     )
-    for name, allowed in (("dtype", tuple(DTYPES)), ("layout", LAYOUTS)):
+    for name, allowed in (
+        ("dtype", tuple(DTYPES)),
+        ("layout", LAYOUTS),
+        ("operation", tuple(OPERATIONS)),
+    ):
         parser.add_argument(
             f"--{name}", nargs="+", choices=allowed, default=[allowed[0]], help="of networks"
         )
@@ -72,42 +182,32 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--schedule", default="manual", help="ours: manual, tuned, or a step")
     parser.add_argument("--baselines", choices=("torch", "none"), default="torch")
     parser.add_argument("--warm", action="store_true", help="data that stays in the caches")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each (default 7)")
+    parser.add_argument(
+        "--again", type=int, default=0, help="how often to repeat layers that are flagged"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0,
+        metavar="SECONDS",
+        help="for others to leave the CPU, a layer (default 0)",
+    )
     parser.add_argument("--target", help="cuda or cpu; the GPU if there is one")
-    parser.add_argument("--csv", type=Path, help="write the rows there")
-    parser.add_argument("--json", type=Path, help="write the rows there, with versions")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the rows there")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write all there, from which report makes the rest",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the rows that FILE of --json has already"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE|FOLDER", help="draw all in a file, or each in a folder"
+    )
     return parser
-
-
-def _layers(options: argparse.Namespace) -> list[Task]:
-    forms = {"batches": options.batch, "dtypes": options.dtype, "layouts": options.layout}
-    kind, *names = options.what
-    if kind in ("suite", "seeds") and not names:
-        return tasks.from_suite("all" if kind == "suite" else kind, **forms)
-    if kind == "network":
-        if not names:
-            raise InvalidShapeError("network is followed by a name, got none")
-        found = [
-            task
-            for name in names
-            for task in tasks.from_network(name, **forms, epilogue=options.epilogue)
-        ]
-        return list({str(task): task for task in found}.values())
-    return tasks.from_shapes(options.what, options.epilogue)
-
-
-def _about(target: Target) -> dict[str, str]:
-    """Say what was measured on, and with which versions."""
-    about = {"device": target.name, "python": platform.python_version()}
-    for package in ("dwtir", "apache-tvm", "torch"):
-        try:
-            about[package] = version(package)
-        except PackageNotFoundError:
-            about[package] = "none"
-    if target.kind == "cuda":
-        properties = cuda.device_properties()
-        about |= {"gpu": properties.name, "driver for CUDA": properties.driver_version}
-    return about
 
 
 if __name__ == "__main__":

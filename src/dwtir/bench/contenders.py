@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,12 @@ import numpy as np
 from ..build import build
 from ..epilogue import Epilogue
 from ..reference import numpy_dtype
-from ..shape import DepthwiseConv2dShape
-from .problem import Problem, import_torch
+from ..shape import LAYOUTS, DepthwiseConv2dShape
+from .gradients import gradient
+from .problem import Problem, aligned, import_torch
+from .processor import keep_memory
 
-__all__ = ["Contender", "ours", "peers"]
+__all__ = ["Contender", "convolutions", "ours", "peers"]
 
 
 @dataclass(frozen=True)
@@ -40,56 +42,77 @@ class Contender:
     result: Callable[[], np.ndarray[Any, Any]]
 
 
-def ours(problem: Problem, schedule: str) -> Contender:
+def ours(
+    problem: Problem, schedule: str, *, name: str = "dwtir", on_miss: str = "warn"
+) -> Contender:
     """Build our kernel.
 
     Parameters
     ----------
-    schedule : str
+    schedule, on_miss : str
         As for `dwtir.build`.
+    name : str
+        Of the contender.
     """
     shape = problem.shape
-    kernel = build(shape, schedule, epilogue=problem.epilogue, target=problem.target)
+    kernel = build(
+        shape, schedule, epilogue=problem.epilogue, target=problem.target, on_miss=on_miss
+    )
     if problem.target.kind == "cpu":
-        sets = [[array.copy() for array in problem.arrays] for _ in range(problem.sets)]
-        outs = [np.empty(shape.out_shape, numpy_dtype(shape.dtype)) for _ in sets]
+        sets = [[_copy(array) for array in problem.arrays] for _ in range(problem.sets)]
+        outs = [aligned(shape.result_shape, np.dtype(numpy_dtype(shape.dtype))) for _ in sets]
         outs[0].view(f"uint{8 * shape.itemsize}").fill(2 ** (8 * shape.itemsize) - 1)
         return Contender(
-            "dwtir",
+            name,
             shape.layout,
             lambda number: kernel(*sets[number], out=outs[number]),
             lambda: outs[0],
         )
     torch = import_torch("a benchmark on a GPU")
-    tensors = [_memory(found, shape) for found in problem.tensors(shape.layout)]
+    tensors = [
+        [_memory(name, tensor, shape) for name, tensor in zip(problem.names, found, strict=True)]
+        for found in problem.tensors(shape.layout)
+    ]
     dtype = getattr(torch, shape.dtype)
     results = [
-        torch.full(shape.out_shape, float("nan"), dtype=dtype, device="cuda") for _ in tensors
+        torch.full(shape.result_shape, float("nan"), dtype=dtype, device="cuda") for _ in tensors
     ]
     return Contender(
-        "dwtir",
+        name,
         shape.layout,
         lambda number: kernel(*tensors[number], out=results[number]),
         lambda: np.asarray(results[0].float().cpu().numpy()),
     )
 
 
-def _memory(tensors: list[Any], shape: DepthwiseConv2dShape) -> list[Any]:
-    """Turn torch's tensors into ours, which are the same memory."""
+def _copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    copy = aligned(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def _memory(name: str, tensor: Any, shape: DepthwiseConv2dShape) -> Any:
+    """Turn a tensor of torch's into ours: an image, or a weight, which may be copied."""
     if shape.layout == "NCHW":
-        return tensors
-    data, weight, *operands = tensors
-    # (C*M, 1, kh, kw) with channels last is (kh, kw, C*M) in memory only if made so.
-    weight = weight.reshape(shape.out_channels, *shape.kernel).permute(1, 2, 0).contiguous()
-    return [
-        data.permute(0, 2, 3, 1),
-        weight.reshape(shape.weight_shape),
-        *(t.permute(0, 2, 3, 1) if t.ndim == 4 else t for t in operands),
-    ]
+        return tensor
+    if name == "weight":
+        # (C*M, 1, kh, kw) with channels last is (kh, kw, C*M) in memory only if made so.
+        filters = tensor.reshape(shape.out_channels, *shape.kernel).permute(1, 2, 0)
+        return filters.contiguous().reshape(shape.weight_shape)
+    return tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor
 
 
-def peers(problem: Problem) -> list[Contender]:
-    """Return PyTorch's ways: both layouts, on a GPU native and cuDNN, compiled where it fuses.
+def peers(
+    problem: Problem, layouts: Sequence[str] = LAYOUTS, *, compiled: bool = True
+) -> list[Contender]:
+    """Return PyTorch's ways: by layout, on a GPU native and cuDNN, compiled where it fuses.
+
+    Parameters
+    ----------
+    layouts : sequence of str
+        Of the tensors.
+    compiled : bool
+        Whether torch.compile is among the ways to compute an epilogue.
 
     Raises
     ------
@@ -97,15 +120,17 @@ def peers(problem: Problem) -> list[Contender]:
         If torch is not installed.
     """
     torch = import_torch("a benchmark against PyTorch")
+    if problem.target.kind == "cpu":
+        keep_memory()
     found = []
-    for layout in ("NCHW", "NHWC"):
+    for layout in layouts:
         if problem.target.kind == "cpu":
             found.append(_torch(torch, problem, layout, f"torch {layout}", cudnn=False))
             continue
         for cudnn in (False, True):
             name = f"torch {layout} {'cudnn' if cudnn else 'native'}"
             found.append(_torch(torch, problem, layout, name, cudnn=cudnn))
-        if problem.epilogue.steps:
+        if compiled and problem.epilogue.steps:
             name = f"torch.compile {layout}"
             found.append(_torch(torch, problem, layout, name, cudnn=True, compiled=True))
     return found
@@ -116,25 +141,32 @@ def _torch(
 ) -> Contender:
     shape = problem.shape
     sets = problem.tensors(layout)
-    function = _function(torch, shape, problem.epilogue)
+    if shape.operation == "forward":
+        function = _function(torch, shape, problem.epilogue)
+    else:
+        function, sets = gradient(torch, shape, layout, sets)
     if compiled:
         function = torch.compile(function, fullgraph=True)
     # Each set keeps its output, so that its memory is its own as ours is.
     outs: list[Any] = [None] * len(sets)
 
     def call(number: int) -> None:
-        with _flags(torch, cudnn), torch.inference_mode():
+        with convolutions(torch, cudnn=cudnn), torch.inference_mode():
             outs[number] = function(*sets[number])
 
     def result() -> np.ndarray[Any, Any]:
         array = np.asarray(outs[0].float().cpu().numpy())
+        if shape.operation == "grad_weight":
+            array = array.reshape(shape.in_channels, shape.channel_multiplier, *shape.kernel)
+            return array.transpose(2, 3, 0, 1) if shape.layout == "NHWC" else array
         return array.transpose(0, 2, 3, 1) if shape.layout == "NHWC" else array
 
     return Contender(name, layout, call, result)
 
 
 @contextlib.contextmanager
-def _flags(torch: Any, cudnn: bool) -> Iterator[None]:
+def convolutions(torch: Any, *, cudnn: bool) -> Iterator[None]:
+    """Let PyTorch convolve by cuDNN at its best in full float32, or without it."""
     with torch.backends.cudnn.flags(enabled=cudnn, benchmark=True, allow_tf32=False):
         yield
 

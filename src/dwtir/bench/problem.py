@@ -15,10 +15,11 @@ from ..reference import numpy_dtype
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 
-__all__ = ["Problem", "import_torch"]
+__all__ = ["Problem", "aligned", "import_torch"]
 
 _CACHE_SIZES = 3
 _MAX_SETS = 64
+_ALIGNMENT = 64
 
 
 def import_torch(what: str) -> Any:
@@ -36,6 +37,14 @@ def import_torch(what: str) -> Any:
     return torch
 
 
+def aligned(extent: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return an array in memory that is aligned as PyTorch's is; NumPy aligns to 16 bytes."""
+    count = prod(extent) * dtype.itemsize
+    memory = np.empty(count + _ALIGNMENT, np.uint8)
+    skip = -memory.ctypes.data % _ALIGNMENT
+    return memory[skip : skip + count].view(dtype).reshape(extent)
+
+
 class Problem:
     """A layer's inputs on a device.
 
@@ -48,8 +57,10 @@ class Problem:
 
     Attributes
     ----------
+    names : list of str
+        Of the inputs: those of ``shape.input_shapes`` and the epilogue's operands.
     arrays : list of array
-        Data, weight and the epilogue's operands, in the shape's layout.
+        The inputs, in that order, in the shape's layout.
     sets : int
         How often they are there.
     """
@@ -59,9 +70,10 @@ class Problem:
     ) -> None:
         self.shape, self.epilogue, self.target = shape, epilogue, target
         rng = np.random.default_rng(0)
-        extents = (shape.data_shape, shape.weight_shape, *epilogue.operands(shape).values())
-        self.arrays = [self._normal(rng, extent) for extent in extents]
-        set_bytes = sum(a.nbytes for a in self.arrays) + prod(shape.out_shape) * shape.itemsize
+        extents = shape.input_shapes | epilogue.operands(shape)
+        self.names = list(extents)
+        self.arrays = [self._normal(rng, extent) for extent in extents.values()]
+        set_bytes = sum(a.nbytes for a in self.arrays) + prod(shape.result_shape) * shape.itemsize
         self.sets = self._rotation(set_bytes) if cold else 1
         self._tensors: dict[str, list[list[Any]]] = {}
 
@@ -77,7 +89,7 @@ class Problem:
     def tensors(self, layout: str) -> list[list[Any]]:
         """Return the sets as torch tensors of a layout: NCHW, or NHWC with channels last.
 
-        The weight is (out_channels, 1, kh, kw) in torch's sense, the data
+        A weight is (out_channels, 1, kh, kw) in torch's sense, an image
         (N, C, H, W); in NHWC both are permuted views of contiguous memory.
         """
         if layout not in self._tensors:
@@ -86,23 +98,23 @@ class Problem:
             dtype = getattr(torch, self.shape.dtype)
             first = [
                 torch.from_numpy(np.ascontiguousarray(array.astype(np.float32))).to(device, dtype)
-                for array in self._as_nchw()
+                for array in map(self._as_nchw, self.names, self.arrays)
             ]
             form = torch.channels_last if layout == "NHWC" else torch.contiguous_format
             first = [t.contiguous(memory_format=form) if t.ndim == 4 else t for t in first]
-            self._tensors[layout] = [first] + [
+            self._tensors[layout] = [
                 [tensor.clone(memory_format=torch.preserve_format) for tensor in first]
-                for _ in range(self.sets - 1)
+                for _ in range(self.sets)
             ]
         return self._tensors[layout]
 
-    def _as_nchw(self) -> list[np.ndarray[Any, Any]]:
-        data, weight, *operands = self.arrays
-        if self.shape.layout == "NHWC":
-            data = data.transpose(0, 3, 1, 2)
-            weight = weight.transpose(2, 3, 0, 1)
-            operands = [a.transpose(0, 3, 1, 2) if a.ndim == 4 else a for a in operands]
-        return [data, weight.reshape(self.shape.out_channels, 1, *self.shape.kernel), *operands]
+    def _as_nchw(self, name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        shape = self.shape
+        nhwc = shape.layout == "NHWC"
+        if name == "weight":
+            filters = array.transpose(2, 3, 0, 1) if nhwc else array
+            return filters.reshape(shape.out_channels, 1, *shape.kernel)
+        return array.transpose(0, 3, 1, 2) if nhwc and array.ndim == 4 else array
 
 
 def _last_cache() -> int:

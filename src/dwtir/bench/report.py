@@ -1,141 +1,139 @@
-"""What a benchmark found: rows, ratios, means, and the worst row by name."""
+"""What a benchmark found, as text: tables, ratios, means, and the worst row by name."""
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import geometric_mean
-from typing import Any, TextIO
 
-from ..epilogue import Epilogue
-from ..kernel import Timing
-from ..shape import DepthwiseConv2dShape
-from ..target import Target
-from ..tune.outcome import floor_seconds
+from .articles import TABLES
+from .results import Results
+from .row import WIDE, Row
+from .seeds import table_cells
 
-__all__ = ["Row", "summary", "table", "write_csv", "write_json"]
-
-_WIDE = 0.1
-"""Spread, p20 to p80 over the median, above which a time is flagged."""
+__all__ = [
+    "aligned",
+    "markdown",
+    "microseconds",
+    "piped",
+    "row_cells",
+    "summary",
+    "text",
+    "times",
+]
 
 _HEAD = ("layer", "dwtir us", "% floor", "same layout us", "ratio", "any us", "ratio", "by")
+_MAX_REASONS = 10
 
 
-@dataclass(frozen=True)
-class Row:
-    """One layer, measured.
-
-    Parameters
-    ----------
-    shape, epilogue, target
-        What was computed, and where.
-    cold : bool
-        Whether the inputs came from memory.
-    timings : dict of str to Timing
-        Seconds by contender; ``dwtir`` is ours.
-    layouts : dict of str to str
-        The contenders' layouts.
-    wrong : tuple of str
-        Peers that were left out, and why.
-    """
-
-    shape: DepthwiseConv2dShape
-    epilogue: Epilogue
-    target: Target
-    cold: bool
-    timings: dict[str, Timing]
-    layouts: dict[str, str]
-    wrong: tuple[str, ...] = ()
-
-    @property
-    def own(self) -> float:
-        """Our median, in seconds."""
-        return self.timings["dwtir"].median
-
-    @property
-    def floor(self) -> float | None:
-        """The least time that memory and arithmetic allow; None where rates are not known."""
-        return floor_seconds(self.shape, self.target, self.epilogue)
-
-    def best(self, layout: str | None = None) -> tuple[str, float] | None:
-        """Return the fastest peer, of one layout or of any, and its median in seconds."""
-        found = [
-            (timing.median, name)
-            for name, timing in self.timings.items()
-            if name != "dwtir" and layout in (None, self.layouts[name])
-        ]
-        return (min(found)[1], min(found)[0]) if found else None
-
-    def ratio(self, layout: str | None = None) -> float | None:
-        """Return how many times faster we are than the fastest peer."""
-        best = self.best(layout)
-        return None if best is None else best[1] / self.own
-
-    @property
-    def wide(self) -> list[str]:
-        """Contenders whose spread is too wide for their median to say much."""
-        return [
-            name
-            for name, timing in self.timings.items()
-            if timing.p80 - timing.p20 > _WIDE * timing.median
-        ]
-
-    def facts(self) -> dict[str, Any]:
-        """Return all of it as flat JSON values, times in microseconds."""
-        found: dict[str, Any] = {
-            "shape": str(self.shape),
-            "epilogue": str(self.epilogue),
-            "device": self.target.name,
-            "cold": self.cold,
-            "floor_us": None if self.floor is None else self.floor * 1e6,
-            "ratio_same_layout": self.ratio(self.shape.layout),
-            "ratio_any_layout": self.ratio(),
-            "wide": ", ".join(self.wide),
-            "left_out": "; ".join(self.wrong),
-        }
-        for name, timing in self.timings.items():
-            for part in ("median", "p20", "p80"):
-                found[f"{name} {part}_us"] = getattr(timing, part) * 1e6
-        return found
+def text(results: Results) -> list[str]:
+    """Write results for a terminal: about, rows, summary and the articles' tables."""
+    lines = [", ".join(f"{name} {value}" for name, value in results.about.items())]
+    if results.rows:
+        lines += ["", *aligned(row_cells(results.rows)), "", *summary(results.rows)]
+    for title, cells in _article_tables(results):
+        lines += ["", title, *aligned(cells)]
+    return lines
 
 
-def table(rows: Iterable[Row]) -> list[str]:
-    """Write rows as lines of text."""
-    cells = [_HEAD]
+def markdown(results: Results) -> list[str]:
+    """Write results as a page."""
+    lines = [f"# Benchmark on {results.target.name}", ""]
+    lines += piped([("", ""), *results.about.items()])
+    if results.rows:
+        lines += ["", "## Layers", "", *_explained(results.rows), ""]
+        lines += [*_bullets(summary(results.rows)), "", *piped(row_cells(results.rows))]
+    for title, cells in _article_tables(results):
+        lines += ["", f"## {title}", "", *piped(cells)]
+    return lines
+
+
+def _explained(rows: Sequence[Row]) -> list[str]:
+    states = {row.cold for row in rows}
+    data = " and ".join(
+        what
+        for cold, what in (
+            (True, "cold, inputs that rotate through three times the last cache"),
+            (False, "warm, data that stays in the caches"),
+        )
+        if cold in states
+    )
+    return [
+        f"Medians of rounds in turns, {data}. A ratio is PyTorch's time over dwtir's: above 1,",
+        f"dwtir is faster. ~ marks a spread (p20 to p80) above {100 * WIDE:.0f} %, ! a row whose",
+        "CPU others used meanwhile.",
+    ]
+
+
+def _article_tables(results: Results) -> list[tuple[str, list[tuple[str, ...]]]]:
+    if not results.cases:
+        return []
+    return [
+        (f"{table.article.name}: {table.title}", table_cells(table, results.cases))
+        for table in TABLES
+    ]
+
+
+def row_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Write rows as cells, the first line their head."""
+    cells: list[tuple[str, ...]] = [_HEAD]
     for row in rows:
         same, best = row.best(row.shape.layout), row.best()
         cells.append(
             (
-                f"{row.shape}{'' if not row.epilogue.steps else f'+{row.epilogue}'}",
-                _microseconds(row.own) + ("~" if "dwtir" in row.wide else ""),
+                str(row),
+                microseconds(row.own) + _mark(row, "dwtir"),
                 "-" if row.floor is None else f"{100 * row.floor / row.own:.0f}",
-                _microseconds(same and same[1]),
-                _times(row.ratio(row.shape.layout)),
-                _microseconds(best and best[1]),
-                _times(row.ratio()),
+                microseconds(same and same[1]) + _mark(row, same and same[0]),
+                times(row.ratio(row.shape.layout)),
+                microseconds(best and best[1]) + _mark(row, best and best[0]),
+                times(row.ratio()),
                 best[0] if best else "-",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return cells
+
+
+def _mark(row: Row, name: str | None) -> str:
+    return "!" if name and row.disturbed else "~" if name in row.wide else ""
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Align cells for a terminal: text to the left, numbers to the right."""
+    columns = list(zip(*cells, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    numbers = [_is_numbers(column[1:]) for column in columns]
     return [
         "  ".join(
-            cell.ljust(width) if index in (0, 7) else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(line, widths, numbers, strict=True)
         ).rstrip()
         for line in cells
     ]
 
 
+def piped(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Write cells as a table of Markdown."""
+    head, *lines = cells
+    columns = zip(*lines, strict=True)
+    rules = ["---:" if _is_numbers(column) else "---" for column in columns]
+    return [f"| {' | '.join(line)} |" for line in (head, rules, *lines)]
+
+
+def _is_numbers(column: Sequence[str]) -> bool:
+    return all(
+        not cell or cell == "-" or cell.rstrip("x~!").replace(".", "").isdecimal()
+        for cell in column
+    )
+
+
 def summary(rows: Sequence[Row]) -> list[str]:
     """Write geometric means, and the worst row by name."""
     lines = []
-    for what, layout in (("in the same layout", True), ("in any layout", False)):
+    for what, same in (("in the same layout", True), ("in any layout", False)):
         ratios = [
             (ratio, row)
             for row in rows
-            if (ratio := row.ratio(row.shape.layout if layout else None)) is not None
+            if (ratio := row.ratio(row.shape.layout if same else None)) is not None
         ]
         if ratios:
             worst, row = min(ratios, key=lambda pair: pair[0])
@@ -143,37 +141,33 @@ def summary(rows: Sequence[Row]) -> list[str]:
             lines.append(
                 f"against the best PyTorch {what}: {mean:.2f}x by geometric mean over "
                 f"{len(ratios)} rows, {sum(ratio < 1 for ratio, _ in ratios)} below 1; "
-                f"worst {worst:.2f}x: {row.shape}"
+                f"worst {worst:.2f}x: {row}"
             )
     floors = [row.floor / row.own for row in rows if row.floor is not None]
     if floors:
         lines.append(f"share of the floor: {100 * geometric_mean(floors):.0f} % by geometric mean")
     wide = sum(bool(row.wide) for row in rows)
     if wide:
-        lines.append(f"{wide} rows have a spread above {100 * _WIDE:.0f} %; ours are marked ~")
-    left = sorted({reason for row in rows for reason in row.wrong})
-    lines += [f"left out: {reason}" for reason in left[:10]]
+        lines.append(f"{wide} rows have a spread above {100 * WIDE:.0f} %; such times are marked ~")
+    disturbed = sum(row.disturbed for row in rows)
+    if disturbed:
+        lines.append(f"{disturbed} rows were measured while others used the CPU; they are marked !")
+    reasons = sorted({reason for row in rows for reason in row.wrong})
+    lines += [f"left out: {reason}" for reason in reasons[:_MAX_REASONS]]
+    if len(reasons) > _MAX_REASONS:
+        lines.append(f"left out: {len(reasons) - _MAX_REASONS} more; --json has all")
     return lines
 
 
-def write_csv(rows: Sequence[Row], stream: TextIO) -> None:
-    """Write a line a row."""
-    facts = [row.facts() for row in rows]
-    names = dict.fromkeys(name for row in facts for name in row)
-    writer = csv.DictWriter(stream, list(names))
-    writer.writeheader()
-    writer.writerows(facts)
+def _bullets(lines: Sequence[str]) -> list[str]:
+    return [f"- {line}" for line in lines]
 
 
-def write_json(rows: Sequence[Row], about: dict[str, str], stream: TextIO) -> None:
-    """Write all rows, with what they were measured on."""
-    json.dump({"about": about, "rows": [row.facts() for row in rows]}, stream, indent=1)
-    stream.write("\n")
-
-
-def _microseconds(seconds: float | None) -> str:
+def microseconds(seconds: float | None) -> str:
+    """Write a time that may not be known."""
     return "-" if seconds is None else f"{seconds * 1e6:.2f}"
 
 
-def _times(ratio: float | None) -> str:
+def times(ratio: float | None) -> str:
+    """Write a ratio that may not be known."""
     return "-" if ratio is None else f"{ratio:.2f}x"

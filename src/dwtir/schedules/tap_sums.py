@@ -1,8 +1,8 @@
 """The gradient of the weight: every thread keeps the sums of its taps in registers.
 
-Two kernels. In the first, a block sums `parts`-th of all tiles of rows x cols
-outputs, for a few channels and all taps, or some of a large kernel, and leaves
-one partial sum a tap::
+Two kernels. In the first, a block takes one of `parts` shares of all tiles of
+rows x cols outputs, for a few channels and all taps, or some of a large kernel,
+and leaves one partial sum a tap::
 
     blockIdx.x = m * (kernel tiles) * (channel tiles) * parts
       threads = channel vectors (NHWC) and tiles
@@ -13,8 +13,8 @@ one partial sum a tap::
       threads = taps and channels
         partial[part, kh, kw] = sum over threads of shared
 
-In the second, a thread sums the partials of one tap, part after part: the order
-is the same in every run, and so are the bits of the result.
+In the second, `part_threads` threads sum the partials of one tap, and one of them
+their sums. The order is the same in every run, and so are the bits of the result.
 
 Registers: the taps' sums and a tile's inputs, `vector` times.
 """
@@ -90,6 +90,12 @@ class TapSums(Strategy):
     threads: int
     parts: int
     part_threads: int
+
+    @classmethod
+    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether the second kernel has a thread for each tap of a row (NCHW)."""
+        wide = shape.layout == "NCHW" and shape.kernel[1] > target.max_threads_per_block
+        return super().claims(shape, target) and not wide
 
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> TapSums:

@@ -27,6 +27,7 @@ from ..shape import DepthwiseConv2dShape
 from .outcome import Task
 
 __all__ = [
+    "build_model",
     "by_use",
     "depthwise_parameters",
     "for_operations",
@@ -35,6 +36,7 @@ __all__ = [
     "from_network",
     "from_shapes",
     "from_suite",
+    "has_model",
 ]
 
 _MAX_FILE_BYTES = 1 << 20
@@ -249,7 +251,7 @@ def _find(name: str) -> tuple[ModuleType, str]:
         except ImportError:
             missing.append(candidate)
             continue
-        if _has_model(library, model_name):
+        if has_model(library, model_name):
             return library, model_name
         installed.append(candidate)
     known = f"the suite has no network {name!r}; it has {', '.join(suite.networks())}"
@@ -260,13 +262,14 @@ def _find(name: str) -> tuple[ModuleType, str]:
     raise InvalidShapeError(f"{known}; others are timm/NAME or torchvision/NAME{searched}{absent}")
 
 
-def _has_model(library: Any, name: str) -> bool:
+def has_model(library: Any, name: str) -> bool:
+    """Tell whether an installed timm or torchvision has an image classifier of a name."""
     if library.__name__ == "timm":
         return bool(library.is_model(name))
     return name in library.models.list_models(module=library.models)
 
 
-def _build_model(library: Any, name: str) -> tuple[Any, tuple[int, ...]]:
+def build_model(library: Any, name: str) -> tuple[Any, tuple[int, ...]]:
     """Return a model without weights, and the channels, height and width of its image."""
     if library.__name__ == "timm":
         model = library.create_model(name, pretrained=False)
@@ -281,7 +284,7 @@ def _trace_by_name(library: ModuleType, name: str) -> list[dict[str, Any]]:
     for device in ("meta", "cpu"):
         try:
             with torch.device(device):
-                model, size = _build_model(library, name)
+                model, size = build_model(library, name)
                 return _trace(model, torch.zeros(1, *size))
         except Exception as error:  # whatever the model's own code raises
             failure = error

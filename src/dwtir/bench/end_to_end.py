@@ -1,0 +1,121 @@
+"""The command ``python -m dwtir.bench network NAME --end-to-end``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArgumentError, InvalidTargetError
+from ..shape import DTYPES, LAYOUTS
+from ..target import Target, resolve
+from . import network_row
+from .inference import infer
+from .machine import Clocks, about
+from .network_row import NetworkRow
+from .networks import Network, find
+from .report import aligned
+from .row import WIDE
+from .training import PRECISIONS, train
+
+__all__ = ["main"]
+
+_FORMAT = "end-to-end 1"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure the networks that are named; return the process's exit status."""
+    options = _parser().parse_args(arguments)
+    word, *names = options.what
+    if word != "network" or not names:
+        raise ArgumentError(f"--end-to-end is of network NAME ..., got {' '.join(options.what)}")
+    for name in ("rounds", "batch"):
+        given = getattr(options, name)
+        if min(given if isinstance(given, list) else [given]) < 1:
+            raise ArgumentError(f"--{name} must be >= 1, got {given}")
+    target = resolve(options.target)
+    if target.kind not in ("cuda", "cpu"):
+        raise InvalidTargetError(f"the target of a benchmark is cuda or cpu, got {target.name!r}")
+    networks = [find(name) for name in names]
+    clocks = Clocks(target)
+    facts = about(target)
+    rows: list[NetworkRow] = []
+    for row in _rows(networks, target, options):
+        clocks.sample()
+        rows.append(row)
+        print(aligned(network_row.cells([row]))[-1], file=sys.stderr, flush=True)
+        if options.json is not None:
+            _write(options.json, {**facts, **clocks.about()}, rows)
+    print("\n".join(_text({**facts, **clocks.about()}, rows)))
+    return 0
+
+
+def _rows(
+    networks: Sequence[Network], target: Target, options: argparse.Namespace
+) -> Iterator[NetworkRow]:
+    common: dict[str, Any] = {"rounds": options.rounds, "patience": options.patience}
+    for network, batch, layout in product(networks, options.batch, options.layout):
+        common |= {"batch": batch, "layout": layout}
+        if options.train:
+            for precision in PRECISIONS:
+                yield train(network, target, precision=precision, steps=options.steps, **common)
+            continue
+        for dtype in options.dtype:
+            form = {"dtype": dtype, "when": options.when, "compiled": not options.eager}
+            yield infer(network, target, **form, **common)
+
+
+def _text(facts: dict[str, str], rows: Sequence[NetworkRow]) -> list[str]:
+    lines = [", ".join(f"{name} {value}" for name, value in facts.items()), ""]
+    lines += aligned(network_row.cells(rows))
+    lines += [
+        "",
+        "ratio: the fastest way of PyTorch alone over the fastest with dwtir's kernels;",
+        "depthwise %: of eager PyTorch's time, in depthwise convolutions;",
+        "loss differs: the most in any step; nudged: as much for PyTorch alone, by a rounding;",
+        f"~: spread (p20 to p80) above {100 * WIDE:.0f} %; !: others used the CPU",
+    ]
+    return lines + [f"{row.network}: {note}" for row in rows for note in row.notes]
+
+
+def _write(path: Path, facts: dict[str, str], rows: Sequence[NetworkRow]) -> None:
+    found = {"format": _FORMAT, "about": facts, "rows": list(map(network_row.fields, rows))}
+    path.write_text(f"{json.dumps(found, indent=1)}\n", encoding="utf-8")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dwtir.bench network NAME ... --end-to-end",
+        description="Run whole networks by PyTorch, and with dwtir's kernels in them, in turns, "
+        "after a check of the results. On a GPU, inference runs in CUDA graphs.",
+    )
+    parser.add_argument("what", nargs="+", metavar="network NAME", help="of timm or torchvision")
+    parser.add_argument("--end-to-end", action="store_true", required=True)
+    parser.add_argument(
+        "--train", action="store_true", help="steps of a training, and their losses"
+    )
+    parser.add_argument("--steps", type=int, default=50, help="for the losses (default 50)")
+    parser.add_argument(
+        "--dtype", nargs="+", choices=tuple(DTYPES), default=["float32"], help="of inference"
+    )
+    parser.add_argument("--layout", nargs="+", choices=LAYOUTS, default=[LAYOUTS[0]])
+    parser.add_argument("--batch", nargs="+", type=int, default=[1])
+    parser.add_argument(
+        "--when", choices=("faster", "always"), default="faster", help="to convert a layer"
+    )
+    parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each (default 7)")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0,
+        metavar="SECONDS",
+        help="for others to leave the CPU, a network (default 0)",
+    )
+    parser.add_argument("--target", help="cuda or cpu; the GPU if there is one")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all there")
+    return parser

@@ -1,0 +1,210 @@
+"""Inference of whole networks: eager and compiled, as they are and with dwtir's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import ArgumentError, CompileError
+from ..nn import convert
+from ..nn.chain import is_depthwise
+from ..target import Target
+from .contenders import Contender, convolutions
+from .network_row import NetworkRow
+from .networks import Network, seeded
+from .rounds import in_short, in_turns
+from .share import depthwise_share
+from .timers import LaunchTimer, Timer, open_timer
+
+__all__ = ["FORMATS", "infer", "network_timer"]
+
+FORMATS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
+"""The layouts of images, as torch names them."""
+
+_ERROR = {"float32": 1e-4, "float16": 2.0**-6, "bfloat16": 2.0**-4}
+"""Of the largest output; twice the error of eager PyTorch in the type is allowed in any case."""
+_COMPILE = {"freezing": True}
+"""Weights are constants to the compiler, which folds and packs them."""
+
+
+def infer(
+    network: Network,
+    target: Target,
+    *,
+    batch: int = 1,
+    dtype: str = "float32",
+    layout: str = "NCHW",
+    when: str = "faster",
+    compiled: bool = True,
+    rounds: int = 7,
+    patience: float = 0.0,
+) -> NetworkRow:
+    """Measure a network by PyTorch, and by PyTorch after `dwtir.nn.convert`.
+
+    On a GPU, runs are replays of CUDA graphs where they can be captured.
+
+    Parameters
+    ----------
+    network : Network
+    target : Target
+        The CPU, or the GPU that is torch's current device.
+    batch, dtype, layout
+        Of the images; weights have the same type and layout.
+    when : {"faster", "always"}
+        Which layers are converted, as for `dwtir.nn.convert`.
+    compiled : bool
+        Whether both are run by torch.compile too.
+    rounds : int
+        How often each way is measured, in turns.
+    patience : float
+        Seconds to wait for others to leave the CPU.
+
+    Raises
+    ------
+    ArgumentError
+        If the network cannot be run so, or does not return one tensor.
+    CompileError
+        If the converted network's output is wrong.
+    """
+    form, device = FORMATS[layout], "cuda" if target.kind == "cuda" else "cpu"
+    with seeded():
+        images = torch.randn(batch, *network.image)
+    model = deepcopy(network.model).to(device)
+    try:
+        expected = _Run("float32", model, images.to(device)).result()
+        model = model.to(getattr(torch, dtype), memory_format=form)
+        images = images.to(device, getattr(torch, dtype), memory_format=form)
+        eager = _Run("torch", model, images)
+        eager_error = _error(eager.result(), expected)
+    except Exception as error:  # whatever the model's own code raises
+        raise ArgumentError(
+            f"cannot run {network.name} in {dtype} on {target.name}: {in_short(error)}"
+        ) from error
+    converted = deepcopy(model)
+    report = convert(converted, images, when=when, graphs=True)
+    runs = [eager, _Run("dwtir", converted, images)]
+    if compiled:
+        torch.compiler.reset()
+        runs += [
+            _Run("torch.compile", torch.compile(model, options=_COMPILE), images),
+            _Run("dwtir compile", torch.compile(converted, options=_COMPILE), images),
+        ]
+    allowed = max(_ERROR[dtype], 2 * eager_error)
+    graphs = target.kind == "cuda"
+    right, notes = _checked(network.name, runs, expected, allowed, graphs=graphs)
+    contenders = [Contender(run.way, layout, run.call, run.result) for run in right]
+    timer = network_timer(target, contenders, patience)
+    timings = in_turns(timer, contenders, rounds)
+    return NetworkRow(
+        network=network.name,
+        run="inference",
+        batch=batch,
+        dtype=dtype,
+        layout=layout,
+        timings=timings,
+        replaced=len(report.replaced),
+        layers=sum(map(is_depthwise, model.modules())),
+        share=depthwise_share(model, eager.once),
+        notes=tuple(notes),
+        load=timer.load,
+    )
+
+
+class _Run:
+    """One way to run a network on the same images: by Python, or as a captured graph."""
+
+    def __init__(self, way: str, model: Callable[[Any], Any], images: Any) -> None:
+        self.way, self._model, self._images = way, model, images
+        self._graph: Any = None
+        self._out: Any = None
+
+    def once(self) -> None:
+        """Run it by Python."""
+        with convolutions(torch, cudnn=True), torch.inference_mode():
+            self._out = self._model(self._images)
+
+    def call(self, _: int) -> None:
+        """Run it, by its graph where it has one; it has one set of images."""
+        if self._graph is None:
+            self.once()
+        else:
+            self._graph.replay()
+
+    def result(self) -> np.ndarray[Any, Any]:
+        """Run it, and return the output in float32."""
+        self.call(0)
+        if not isinstance(self._out, torch.Tensor):
+            raise ArgumentError(f"the output must be a tensor, got {type(self._out).__name__}")
+        return np.asarray(self._out.float().cpu().numpy())
+
+    def capture(self) -> None:
+        """Let a CUDA graph run it from now on."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.once()  # what is built, loaded or chosen at a first call
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            self.once()
+        self._graph = graph
+
+
+def _checked(
+    name: str,
+    runs: Sequence[_Run],
+    expected: np.ndarray[Any, Any],
+    allowed: float,
+    *,
+    graphs: bool,
+) -> tuple[list[_Run], list[str]]:
+    """Run each way, by a graph if wanted; leave out what does not compile, and say so.
+
+    Raises
+    ------
+    ArgumentError
+        If eager PyTorch's output is not as it was, or not finite.
+    CompileError
+        If the converted network's output is wrong.
+    """
+    right, notes = [], []
+    for run in runs:
+        try:
+            run.once()
+        except Exception as error:  # what torch.compile says to a model that it does not take
+            if "compile" not in run.way:
+                raise
+            notes.append(f"{run.way}: {in_short(error)}")
+            continue
+        if graphs:
+            try:
+                run.capture()
+            except Exception as error:  # what CUDA says to what no graph takes
+                notes.append(f"{run.way} is not in a CUDA graph: {in_short(error)}")
+        found = _error(run.result(), expected)
+        reason = f"{run.way}: its error is {found:.1e}, {allowed:.1e} is allowed"
+        if found <= allowed:
+            right.append(run)
+        elif run.way == "torch.compile":
+            notes.append(reason)
+        elif run.way == "torch":
+            raise ArgumentError(f"{name} must be finite and the same in each run, got {reason}")
+        else:
+            raise CompileError(f"{name} by {reason}")
+    return right, notes
+
+
+def _error(output: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    """Return the largest error, as a part of the largest output; NaN where one is."""
+    return float(np.abs(output - expected).max() / np.abs(expected).max())
+
+
+def network_timer(target: Target, contenders: Sequence[Contender], patience: float) -> Timer:
+    """Make the timer of a device, for contenders that have run."""
+    if target.kind == "cuda":
+        return LaunchTimer(contenders)
+    return open_timer(target, contenders, 1, patience)

@@ -1,0 +1,87 @@
+"""The layers that the command's words name, and the networks that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from .. import suite
+from ..epilogue import Epilogue
+from ..errors import InvalidShapeError
+from ..tune import Task, tasks
+
+__all__ = ["Layer", "named"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer to measure, and the networks, of those that were named, that have it."""
+
+    task: Task
+    networks: tuple[str, ...] = ()
+
+
+def named(
+    words: Sequence[str],
+    *,
+    batches: Sequence[int],
+    dtypes: Sequence[str],
+    layouts: Sequence[str],
+    operations: Sequence[str] = ("forward",),
+    epilogue: str | None = None,
+) -> list[Layer]:
+    """Find layers, each once.
+
+    Parameters
+    ----------
+    words : sequence of str
+        ``suite``, all its networks; ``seeds``, the articles' rows; ``network`` and
+        names; or shapes.
+    batches, dtypes, layouts
+        Of the layers of networks, and but for the batch of the articles' rows.
+    operations : sequence of str
+        Of the layers of networks: the convolution, and its gradients.
+    epilogue : str, optional
+        Steps behind every layer.
+
+    Raises
+    ------
+    InvalidShapeError
+        If a word is none of these, or operations are chosen for shapes or ``seeds``.
+    InvalidEpilogueError
+        If there are steps behind a gradient.
+    """
+    kind, *names = words
+    forms: dict[str, Any] = {"batches": batches, "dtypes": dtypes, "layouts": layouts}
+    if kind in ("suite", "seeds") and names:
+        raise InvalidShapeError(f"{kind} stands alone, got {' '.join(names)} after it")
+    if kind == "network" and not names:
+        raise InvalidShapeError("network is followed by a name, got none")
+    if kind not in ("suite", "network") and set(operations) != {"forward"}:
+        raise InvalidShapeError(
+            f"operations are chosen for suite and network, and a shape ends in _dgrad or _wgrad; "
+            f"got {', '.join(operations)} for {kind}"
+        )
+    if kind == "seeds":
+        return [
+            Layer(replace(task, epilogue=Epilogue.of(epilogue)))
+            for task in tasks.from_suite("seeds", **forms)
+        ]
+    if kind not in ("suite", "network"):
+        return [_checked(Layer(task)) for task in tasks.from_shapes(words, epilogue)]
+    found: dict[str, Layer] = {}
+    for name in suite.networks() if kind == "suite" else names:
+        for operation, task in product(
+            operations, tasks.from_network(name, **forms, epilogue=epilogue)
+        ):
+            task = replace(task, shape=replace(task.shape, operation=operation))
+            before = found.get(str(task), Layer(task))
+            found[str(task)] = _checked(Layer(task, (*before.networks, name)))
+    return list(found.values())
+
+
+def _checked(layer: Layer) -> Layer:
+    layer.task.epilogue.check_for(layer.task.shape)
+    return layer

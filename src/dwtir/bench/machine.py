@@ -1,0 +1,201 @@
+"""What was measured on: device, versions, clocks, and the rates that bound all times."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from ..target import Target
+from ..threads import physical_cores
+from .problem import import_torch
+from .processor import keep_memory
+
+__all__ = ["Clocks", "about", "gpu_clocks", "limits", "with_rates"]
+
+_CLOCKS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "clocks.max.mem")
+_SMI_SECONDS = 30
+_COPY_BYTES = 64 * 2**20
+_MATRIX = 2048
+_REPEATS = 5
+_THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+def about(target: Target) -> dict[str, str]:
+    """Name the device and its machine, and the versions of what computes."""
+    found = {"device": target.name}
+    if target.kind == "cuda":
+        torch = import_torch("a benchmark on a GPU")
+        found["GPU"] = str(torch.cuda.get_device_name(0))
+        found["CUDA of torch"] = str(torch.version.cuda)
+        found["cuDNN"] = str(torch.backends.cudnn.version())
+    else:
+        found["CPU"] = _cpu_model()
+        found["cores"] = f"{physical_cores()} of {os.cpu_count()} logical CPUs"
+        found["malloc"] = keep_memory()
+        found |= {name: os.environ[name] for name in _THREADS if name in os.environ}
+    found["python"] = platform.python_version()
+    for package in ("dwtir", "apache-tvm", "torch"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "none"
+    return found
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError as error:
+        return f"of unknown model: {error}"
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return model[1].strip() if model else f"{platform.machine()}; /proc/cpuinfo names no model"
+
+
+class Clocks:
+    """The clocks of a GPU over a benchmark, sampled after each layer.
+
+    A GPU that has just computed still has the clocks that it computed with.
+
+    Parameters
+    ----------
+    target : Target
+        What is measured on. A CPU has no clocks that could be read everywhere.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._gpu = target.kind == "cuda"
+        self._samples: list[dict[str, str]] = []
+        self._reason = ""
+
+    def sample(self) -> None:
+        """Read the clocks now."""
+        if self._gpu and not self._reason:
+            found, self._reason = gpu_clocks(_gpu_uuid())
+            self._samples += [found] if found else []
+
+    def about(self) -> dict[str, str]:
+        """Return the driver and each clock's lowest and highest, or why they were not read."""
+        found = {}
+        if self._samples:
+            last = self._samples[-1]
+            found["driver"] = last["driver_version"]
+            for what, name in (("SM clock", "sm"), ("memory clock", "mem")):
+                seen = [sample[f"clocks.{name}"] for sample in self._samples]
+                most = last[f"clocks.max.{name}"]
+                found[what] = f"{_range(seen)} MHz of {most}, after each layer"
+        if self._reason:
+            found["clocks"] = f"not read: {self._reason}"
+        return found
+
+
+def gpu_clocks(gpu: str) -> tuple[dict[str, str], str]:
+    """Ask nvidia-smi for a GPU's driver and clocks.
+
+    Parameters
+    ----------
+    gpu : str
+        Its UUID, or its index.
+
+    Returns
+    -------
+    (dict of str to str, str)
+        The driver's version and clocks in MHz, by nvidia-smi's names, and an empty
+        text; or nothing, and why.
+    """
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return {}, "nvidia-smi is not on the PATH"
+    query = [command, f"--id={gpu}", f"--query-gpu={','.join(_CLOCKS)}"]
+    try:
+        child = subprocess.run(
+            [*query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=_SMI_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {}, f"nvidia-smi: {error}"
+    values = [value.strip() for value in child.stdout.strip().split(",")]
+    if child.returncode or len(values) != len(_CLOCKS):
+        said = " ".join((child.stderr or child.stdout).split())
+        return {}, f"nvidia-smi ended with {child.returncode}: {said}"
+    return dict(zip(_CLOCKS, values, strict=True)), ""
+
+
+def _gpu_uuid() -> str:
+    torch = import_torch("a benchmark on a GPU")
+    return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+
+
+def _range(values: Iterable[str]) -> str:
+    """Write numbers as their range; what is no number, such as ``[N/A]``, as it is."""
+    distinct = set(values)
+    if all(value.isdecimal() for value in distinct):
+        low, high = min(map(int, distinct)), max(map(int, distinct))
+        return str(low) if low == high else f"{low} to {high}"
+    return ", ".join(sorted(distinct))
+
+
+def with_rates(target: Target) -> Target:
+    """Return the target with its bandwidth and its float32 rate.
+
+    Those of a CPU are measured: copies of 64 MiB on every core at once, and a
+    product of matrices by NumPy.
+    """
+    if target.kind != "cpu":
+        return target
+    cores = physical_cores()
+    return replace(target, bandwidth=_copy_rate(cores), fp32_rate=_product_rate())
+
+
+def limits(target: Target) -> str:
+    """Write the rates of a target, and where they are from."""
+    known = [
+        f"{rate / 1e9:.0f} {unit}"
+        for rate, unit in ((target.bandwidth, "GB/s"), (target.fp32_rate, "GFLOP/s"))
+        if rate is not None
+    ]
+    if not known:
+        return f"not known for {target.name}"
+    how = (
+        "measured by copies and by NumPy's product of matrices" if target.kind == "cpu" else "known"
+    )
+    return f"{' and '.join(known)}, {how}"
+
+
+def _copy_rate(threads: int) -> float:
+    pairs = [
+        (np.ones(_COPY_BYTES, np.uint8), np.zeros(_COPY_BYTES, np.uint8)) for _ in range(threads)
+    ]
+    with ThreadPoolExecutor(threads) as pool:
+
+        def copy_all() -> None:
+            # NumPy copies without the interpreter's lock.
+            list(pool.map(lambda pair: np.copyto(pair[1], pair[0]), pairs))
+
+        return 2 * threads * _COPY_BYTES / _fastest(copy_all)
+
+
+def _product_rate() -> float:
+    matrix = np.ones((_MATRIX, _MATRIX), np.float32)
+    return 2 * _MATRIX**3 / _fastest(lambda: matrix @ matrix)
+
+
+def _fastest(call: Callable[[], object]) -> float:
+    def once() -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    return min(once() for _ in range(_REPEATS))

@@ -1,0 +1,135 @@
+"""One measured network: its times, what became of its layers, and its losses in training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..kernel import Timing
+from .processor import LOUD
+from .report import times
+from .row import is_wide
+
+__all__ = ["NUDGED", "WAYS", "NetworkRow", "cells", "fields"]
+
+WAYS = ("torch", "torch.compile", "dwtir", "dwtir compile")
+"""The network as it is and with our kernels, each run by eager PyTorch and compiled."""
+
+NUDGED = "torch nudged"
+"""PyTorch from weights that differ by a rounding, whose losses tell how fast roundings grow."""
+
+_HEAD = (
+    *("network", "run", "batch", "type", "layout"),
+    *(f"{way} ms" for way in WAYS),
+    *("ratio", "depthwise %", "replaced", "loss differs", "nudged"),
+)
+
+
+@dataclass(frozen=True)
+class NetworkRow:
+    """A network on images of one batch size, type and layout.
+
+    Parameters
+    ----------
+    network : str
+    run : {"inference", "training"}
+    batch : int
+    dtype : str
+        Of the weights and images; or ``bfloat16 autocast``.
+    layout : {"NCHW", "NHWC"}
+        Of the images.
+    timings : dict of str to Timing
+        Seconds of a run, by way.
+    replaced, layers : int
+        Depthwise layers that run dwtir's kernels, and all that there are.
+    share : float, optional
+        The part of eager PyTorch's time in depthwise convolutions.
+    losses : mapping of str to sequence of float
+        Of each step of the training, by way, and of a `NUDGED` one.
+    notes : tuple of str
+        Ways that were left out, or not run in a CUDA graph, and why.
+    load : float
+        CPUs that others kept busy meanwhile, where the network was measured on the CPU.
+    """
+
+    network: str
+    run: str
+    batch: int
+    dtype: str
+    layout: str
+    timings: dict[str, Timing]
+    replaced: int
+    layers: int
+    share: float | None = None
+    losses: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    load: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster the fastest way with our kernels is than the fastest without."""
+        own, torch = (
+            min(t.median for way, t in self.timings.items() if way.startswith(library))
+            for library in ("dwtir", "torch")
+        )
+        return torch / own
+
+    def loss_difference(self, way: str = "dwtir") -> float | None:
+        """Return the most that a loss differs from PyTorch's; None if nothing was trained."""
+        if not self.losses:
+            return None
+        pairs = zip(self.losses["torch"], self.losses[way], strict=True)
+        return max(abs(one - other) for one, other in pairs)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether others used so much of the CPU that its times say little."""
+        return self.load > LOUD
+
+
+def cells(rows: Sequence[NetworkRow]) -> list[tuple[str, ...]]:
+    """Write rows as cells, the first line their head."""
+    return [_HEAD, *map(_cells, rows)]
+
+
+def _cells(row: NetworkRow) -> tuple[str, ...]:
+    return (
+        *(row.network, row.run, str(row.batch), row.dtype, row.layout),
+        *(_milliseconds(row, way) for way in WAYS),
+        times(row.ratio),
+        "-" if row.share is None else f"{100 * row.share:.0f}",
+        f"{row.replaced} of {row.layers}",
+        *(_difference(row.loss_difference(way)) for way in ("dwtir", NUDGED)),
+    )
+
+
+def _difference(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
+
+
+def _milliseconds(row: NetworkRow, way: str) -> str:
+    timing = row.timings.get(way)
+    if timing is None:
+        return "-"
+    mark = "!" if row.disturbed else "~" if is_wide(timing) else ""
+    return f"{timing.median * 1e3:.3f}{mark}"
+
+
+def fields(row: NetworkRow) -> dict[str, Any]:
+    """Describe a row for JSON, with median, p20, p80 in microseconds and the rounds of each way."""
+    found: dict[str, Any] = {
+        name: getattr(row, name)
+        for name in (
+            *("network", "run", "batch", "dtype", "layout"),
+            *("replaced", "layers", "share", "ratio", "notes"),
+        )
+    }
+    found["loss_difference"] = row.loss_difference()
+    found["load"] = round(row.load, 2)
+    found["losses"] = {way: list(losses) for way, losses in row.losses.items()}
+    found["us"] = {
+        way: [*(round(s * 1e6, 3) for s in (t.median, t.p20, t.p80)), t.repeats]
+        for way, t in row.timings.items()
+    }
+    return found

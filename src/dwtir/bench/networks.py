@@ -1,0 +1,116 @@
+"""Whole networks to measure: timm's and torchvision's by name, or any module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from .. import suite
+from ..errors import ArgumentError, InvalidShapeError, ToolchainError
+from ..nn.chain import is_depthwise
+from ..tune.tasks import build_model, has_model
+from .rounds import in_short
+
+__all__ = ["Network", "find", "seeded"]
+
+_LIBRARIES = ("timm", "torchvision")
+_IMAGES = 4
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network that turns images into one tensor.
+
+    Parameters
+    ----------
+    name : str
+    model : torch.nn.Module
+        With float32 weights on the CPU, in evaluation mode. It is copied, never changed.
+    image : (int, int, int)
+        Channels, height and width.
+    """
+
+    name: str
+    model: Any
+    image: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, name: str, model: Any, image: tuple[int, int, int]) -> Network:
+        """Take a module as it was initialised, and make it fit to be compared.
+
+        It is put in evaluation mode, its batch normalisations with the statistics of
+        some random images: with those that they begin with, values grow or vanish from
+        layer to layer, and errors with them.
+
+        Raises
+        ------
+        ArgumentError
+            If it is no module, or has no depthwise convolution.
+        """
+        if not isinstance(model, torch.nn.Module):
+            raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        if not any(map(is_depthwise, model.modules())):
+            raise ArgumentError(f"{name} has no depthwise convolution")
+        norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.momentum = None  # the mean over all images that are seen
+        with seeded(), torch.no_grad():
+            model.train()(torch.randn(_IMAGES, *image))
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        return cls(name, model.eval(), image)
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Let torch draw the same random numbers each time, and go on as if it had not."""
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(0)
+        yield
+
+
+def find(name: str) -> Network:
+    """Build a network without trained weights.
+
+    Parameters
+    ----------
+    name : str
+        ``timm/NAME``, ``torchvision/NAME`` or ``NAME``.
+
+    Raises
+    ------
+    ToolchainError
+        If the library that might have it is not installed, or does not fit torch.
+    InvalidShapeError
+        If there is no such network.
+    """
+    known = {full.rpartition("/")[2]: full for full in suite.networks()}
+    library, _, short = known.get(name, name).rpartition("/")
+    if library not in ("", *_LIBRARIES):
+        raise InvalidShapeError(
+            f"a network is timm/NAME, torchvision/NAME or NAME of one of them, got {name!r}"
+        )
+    missing = {}
+    candidates = (library,) if library else _LIBRARIES
+    for candidate in candidates:
+        try:
+            module = import_module(candidate)
+        except Exception as error:  # a library that does not fit torch has errors of its own
+            missing[candidate] = in_short(error)
+            continue
+        if has_model(module, short):
+            with seeded():
+                model, (channels, height, width) = build_model(module, short)
+            return Network.of(f"{candidate}/{short}", model, (channels, height, width))
+    if missing:
+        raise ToolchainError(
+            f"the network {name} needs {' or '.join(missing)}: pip install {next(iter(missing))} "
+            f"({'; '.join(missing.values())})"
+        )
+    raise InvalidShapeError(f"{' and '.join(candidates)} has no network {name!r}")

@@ -1,0 +1,319 @@
+"""Pictures of results: speed-ups, the roofline, and the ladder from naive to tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from statistics import geometric_mean
+from typing import TYPE_CHECKING, TypeAlias
+
+from ..errors import ArgumentError
+from ..kernel import Timing
+from ..tune.plot import require_matplotlib
+from .articles import PUBLISHED_US, TABLES, TUNED, Case, Table
+from .results import Results
+from .row import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+__all__ = ["check_path", "panels", "plot"]
+
+_SUFFIXES = (".png", ".svg", ".pdf")
+_BARS = 48
+_FORMS = 4
+_WIDTH = 7.0
+_HEIGHT = 4.5
+_BAR_HEIGHT = 0.16
+_OURS, _PEERS = "#1f6fb4", "#9a9a9a"
+_COLOURS = ("#1f6fb4", "#e08a1e", "#3a923a", "#c03d3e", "#7a5fa8", "#6b4c3b")
+
+_Draw: TypeAlias = Callable[["Axes"], None]
+
+
+def check_path(path: Path) -> None:
+    """Check that plots can be drawn there, before the work whose plot is wanted.
+
+    Raises
+    ------
+    ArgumentError
+        If it is neither a folder nor the name of a picture.
+    ToolchainError
+        If matplotlib is missing.
+    """
+    if path.suffix not in (*_SUFFIXES, "") and not path.is_dir():
+        raise ArgumentError(
+            f"a plot is a folder or a file that ends in {', '.join(_SUFFIXES)}, got {path}"
+        )
+    require_matplotlib()
+
+
+def plot(results: Results, path: Path, *, prefix: str = "", source: str = "") -> list[str]:
+    """Draw what there is to draw.
+
+    Parameters
+    ----------
+    path : Path
+        A file for all panels, or a folder for a PNG file each; it is made.
+    prefix : str
+        Of the names in a folder.
+    source : str
+        What the picture was made from, as a note in a PNG file.
+
+    Returns
+    -------
+    list of str
+        A line for each file that was written, and for each panel that was left out, with why.
+
+    Raises
+    ------
+    ArgumentError, ToolchainError
+        As `check_path` does.
+    """
+    check_path(path)
+    drawings, lines = _panels(results)
+    if path.suffix in _SUFFIXES:
+        files = {path: drawings} if drawings else {}
+    else:
+        files = {path / f"{prefix}{name}.png": {name: drawings[name]} for name in drawings}
+    for file, drawn in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        notes = {"Description": source} if source and file.suffix == ".png" else None
+        _figure(results, list(drawn.values())).savefig(file, metadata=notes)
+    return [f"wrote {file}" for file in files] + lines
+
+
+def panels(results: Results) -> list[str]:
+    """Name what there is to draw: of speedup, roofline and ladder."""
+    return list(_panels(results)[0])
+
+
+def _figure(results: Results, drawn: list[tuple[float, _Draw]]) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    (first, draw_first), *others = drawn
+    height = max(first, sum(height for height, _ in others))
+    columns = 2 if others else 1
+    figure = Figure(figsize=(_WIDTH * columns, height), dpi=80, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(max(1, len(others)), columns)
+    draw_first(figure.add_subplot(grid[:, 0]))
+    for number, (_, draw) in enumerate(others):
+        draw(figure.add_subplot(grid[number, 1]))
+    figure.suptitle(f"{results.target.name}, dwtir {results.about.get('dwtir', '')}", fontsize=10)
+    return figure
+
+
+def _panels(results: Results) -> tuple[dict[str, tuple[float, _Draw]], list[str]]:
+    """Return the panels that can be drawn, with their heights, and lines about the others."""
+    found: dict[str, tuple[float, _Draw]] = {}
+    left = []
+    bars = _bars([row for row in results.rows if row.ratio() is not None])
+    if bars:
+        shown = dict(islice(bars.items(), _BARS))
+        title = "speed-up over PyTorch"
+        if len(shown) < len(bars):
+            title += f", the {len(shown)} smallest of {len(bars)}"
+        height = max(_HEIGHT, 1.2 + _BAR_HEIGHT * sum(map(len, shown.values())))
+        found["speedup"] = height, lambda axes: _speedup(axes, shown, title)
+    else:
+        left.append("no plot of speed-ups: no row has a time of PyTorch")
+    if results.rows:
+        found["roofline"] = _HEIGHT, lambda axes: _roofline(axes, results)
+    else:
+        left.append("no roofline: there are no rows")
+    ladder = _ladder()
+    timed = [case for case in ladder.lines if isinstance(results.cases.get(case), Timing)]
+    if timed:
+        found["ladder"] = _HEIGHT, lambda axes: _draw_ladder(axes, ladder, results)
+    else:
+        reasons = {str(results.cases.get(case, "not asked for")) for case in ladder.lines}
+        left.append(f"no ladder: its steps have no times ({', '.join(sorted(reasons))})")
+    return found, left
+
+
+# Speed-ups
+
+
+def _form(row: Row) -> str:
+    return f"{_layout(row)} {row.shape.dtype}, batch {row.shape.batch}"
+
+
+def _layout(row: Row) -> str:
+    """Name the layout, and the operation where it is a gradient."""
+    operation = row.shape.operation
+    return row.shape.layout if operation == "forward" else f"{operation} {row.shape.layout}"
+
+
+def _bars(rows: list[Row]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return ratios, in the same and in any layout, by network or layer, and by form.
+
+    A network's is the geometric mean of its layers'. Where layers have no
+    networks, or one, there are bars for each layer. The slowest are first. Many
+    forms become two, the layouts.
+    """
+    few = len({_form(row) for row in rows}) <= _FORMS
+    grouped: dict[str, dict[str, list[Row]]] = {}
+    networks = {name for row in rows for name in row.networks}
+    for row in rows:
+        for name in row.networks if len(networks) > 1 else [row.short]:
+            grouped.setdefault(name, {}).setdefault(_form(row) if few else _layout(row), []).append(
+                row
+            )
+    means = {
+        name: {
+            form: (_mean(found, same=True), _mean(found, same=False))
+            for form, found in forms.items()
+        }
+        for name, forms in grouped.items()
+    }
+    slowest = sorted(means, key=lambda name: min(any_ for _, any_ in means[name].values()))
+    return {name: means[name] for name in slowest}
+
+
+def _mean(rows: list[Row], *, same: bool) -> float:
+    """Return the geometric mean of ratios; without a peer in the layout, of those in any."""
+    return geometric_mean(
+        (row.ratio(row.shape.layout) if same else None) or row.ratio() or 1.0 for row in rows
+    )
+
+
+def _speedup(axes: Axes, bars: dict[str, dict[str, tuple[float, float]]], title: str) -> None:
+    forms = sorted({form for found in bars.values() for form in found})
+    colours = {form: _COLOURS[i % len(_COLOURS)] for i, form in enumerate(forms)}
+    place, ticks, highest, lowest = 0.0, [], 1.0, 1.0
+    for found in bars.values():
+        ticks.append(place + (len(found) - 1) / 2)
+        for form in sorted(found):
+            same, any_ = found[form]
+            axes.barh(place, same - 1, left=1, color=colours[form], height=0.9)
+            axes.plot(any_, place, "|", color="black", markersize=7, markeredgewidth=1.6)
+            highest, lowest = max(highest, same, any_), min(lowest, same, any_)
+            place += 1
+        place += 0.6
+    axes.set_yticks(ticks, list(bars), fontsize=7)
+    axes.set_ylim(place - 0.6, -1)
+    axes.set_xscale("log")
+    axes.set_xlim(lowest / 1.15, highest * 1.15)
+    _write_plainly(axes.xaxis, "x")
+    axes.axvline(1, color="black", linewidth=1)
+    axes.grid(axis="x", linewidth=0.4)
+    axes.set_axisbelow(True)
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("bar: over its fastest way in the same layout; line: in any layout", fontsize=8)
+    for form in forms:
+        axes.bar(0, 0, color=colours[form], label=form)
+    axes.legend(fontsize=7)
+
+
+def _write_plainly(axis: Axis, unit: str = "") -> None:
+    """Write 1, 2 and 5 of every decade of a logarithmic axis, without powers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{unit}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+# Roofline
+
+
+def _roofline(axes: Axes, results: Results) -> None:
+    target = results.target
+    styles = {"NCHW": "o", "NHWC": "s"}
+    intensities: list[float] = []
+    rates: list[float] = []
+    for layout, marker in styles.items():
+        rows = [row for row in results.rows if row.shape.layout == layout]
+        for what, colour, name in (("PyTorch", _PEERS, "peer"), ("dwtir", _OURS, "own")):
+            points = []
+            for row in rows:
+                best = row.best(layout)
+                seconds = row.own if name == "own" else None if best is None else best[1]
+                if seconds is not None:
+                    points.append(
+                        (row.shape.flop / row.least_bytes, row.shape.flop / seconds / 1e9)
+                    )
+            if points:
+                x, y = zip(*points, strict=True)
+                axes.plot(
+                    x,
+                    y,
+                    marker,
+                    color=colour,
+                    markersize=4,
+                    alpha=0.8,
+                    label=f"{what} {layout}",
+                    markerfacecolor=colour if name == "own" else "none",
+                )
+                intensities += x
+                rates += y
+    low, high = min(intensities) / 1.5, max(intensities) * 1.5
+    limits = {}
+    if target.bandwidth is not None:
+        memory = target.bandwidth / 1e9
+        ridge = high if target.fp32_rate is None else target.fp32_rate / target.bandwidth
+        ends = low, max(low, min(ridge, high))
+        limits[f"memory, {memory:.0f} GB/s"] = "-", ends, [x * memory for x in ends]
+    if target.fp32_rate is not None:
+        arithmetic = target.fp32_rate / 1e9
+        limits[f"float32, {arithmetic:.0f} GFLOP/s"] = "--", (low, high), [arithmetic] * 2
+    for label, (style, x_ends, y_ends) in limits.items():
+        axes.plot(x_ends, y_ends, style, color="black", linewidth=1, label=label)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        _write_plainly(axis)
+    axes.set_xlabel("FLOP per byte that must cross memory", fontsize=8)
+    axes.set_ylabel("GFLOP/s", fontsize=8)
+    axes.tick_params(which="both", labelsize=7)
+    axes.grid(linewidth=0.4)
+    notes = [] if limits else ["limits not known"]
+    if not all(row.cold for row in results.rows):
+        notes.append("warm: data in the caches may pass the limit of memory")
+    axes.set_title("\n".join(["roofline", *notes]), fontsize=10 if not notes else 9)
+    axes.legend(fontsize=7)
+
+
+# Ladder
+
+
+def _ladder() -> Table:
+    (found,) = (table for table in TABLES if any(case.way == TUNED for case in table.lines))
+    return found
+
+
+def _draw_ladder(axes: Axes, ladder: Table, results: Results) -> None:
+    cases = list(ladder.lines)
+    first = cases[0]
+    published = {case: PUBLISHED_US[first] / PUBLISHED_US[case] for case in cases}
+    ours = _gains(cases, results)
+    for offset, gains, label, colour in (
+        (-0.2, published, f"article, {ladder.article.device}", _PEERS),
+        (0.2, ours, f"here, {results.target.name}", _OURS),
+    ):
+        places = [cases.index(case) + offset for case in gains]
+        bars = axes.bar(places, list(gains.values()), 0.38, color=colour, label=label)
+        axes.bar_label(bars, fmt="%.3gx", fontsize=7)
+    axes.set_yscale("log")
+    _write_plainly(axes.yaxis, "x")
+    axes.set_xticks(
+        range(len(cases)),
+        [ladder.article.library if case.way == "library" else case.way for case in cases],
+        fontsize=8,
+    )
+    axes.set_ylabel("times as fast as naive", fontsize=8)
+    axes.tick_params(axis="y", which="both", labelsize=7)
+    axes.set_title(f"{first.shape}, naive to tuned", fontsize=10)
+    axes.legend(fontsize=7)
+
+
+def _gains(cases: list[Case], results: Results) -> dict[Case, float]:
+    """Return how many times faster than the first each case is, of those that have times."""
+    timed = {case: found for case in cases if isinstance(found := results.cases.get(case), Timing)}
+    naive = timed.get(cases[0])
+    return {case: naive.median / found.median for case, found in timed.items()} if naive else {}

@@ -1,0 +1,141 @@
+"""What is generated from committed results: a page and a picture each, and README's block."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import geometric_mean
+
+from ..errors import RecordError
+from .plots import panels, plot
+from .report import markdown, piped, times
+from .results import Results
+from .row import Row
+
+__all__ = ["BEGIN", "END", "digest", "pages", "pictures", "rewrite"]
+
+BEGIN = "<!-- begin: python -m dwtir.bench readme -->"
+END = "<!-- end: python -m dwtir.bench readme -->"
+
+_FOLDER = Path("bench", "results")
+_LOST = ("below 1", "worst")
+_HEAD = ("device", "layers", "rows", "same layout", *_LOST, "any layout", *_LOST)
+
+
+def _sources(readme: Path) -> list[Path]:
+    """Find the committed results beside a README."""
+    found = sorted((readme.parent / _FOLDER).glob("bench-*.json"))
+    if not found:
+        raise RecordError(f"no results: {readme.parent / _FOLDER} has no bench-*.json")
+    return found
+
+
+def pages(readme: Path) -> dict[Path, str]:
+    """Return what README and the results' pages should contain.
+
+    Raises
+    ------
+    RecordError
+        If there are no results, one is damaged, or README lacks the block's marks.
+    """
+    sources = _sources(readme)
+    found = {source: Results.read(source) for source in sources}
+    text = readme.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(f"{BEGIN}\n")
+    _, end, after = rest.partition(f"{END}\n")
+    if not begin or not end:
+        raise RecordError(f"{readme} lacks the lines {BEGIN} and {END}")
+    block = "\n".join(_block(found))
+    return {readme: f"{before}{BEGIN}\n\n{block}\n\n{END}\n{after}"} | {
+        source.with_suffix(".md"): "\n".join(markdown(results)) + "\n"
+        for source, results in found.items()
+    }
+
+
+def pictures(readme: Path) -> dict[Path, Path]:
+    """Return the pictures of the results, each with the file that it is made from."""
+    return {
+        source.with_name(f"{source.stem}-{panel}.png"): source
+        for source in _sources(readme)
+        for panel in panels(Results.read(source))
+    }
+
+
+def digest(source: Path) -> str:
+    """Return what a picture notes of the file that it is made from."""
+    return f"sha256 {hashlib.sha256(source.read_bytes()).hexdigest()}"
+
+
+def rewrite(readme: Path) -> list[str]:
+    """Write README's block, and the page and the picture of each of the committed results.
+
+    Returns
+    -------
+    list of str
+        A line for each file.
+
+    Raises
+    ------
+    RecordError
+        As `pages` does.
+    ToolchainError
+        If matplotlib is missing.
+    """
+    lines = []
+    for path, text in pages(readme).items():
+        path.write_text(text, encoding="utf-8")
+        lines.append(f"wrote {path}")
+    for source in _sources(readme):
+        found = Results.read(source)
+        lines += plot(found, source.parent, prefix=f"{source.stem}-", source=digest(source))
+    return lines
+
+
+def _block(found: dict[Path, Results]) -> list[str]:
+    cells: list[tuple[str, ...]] = [_HEAD]
+    for results in found.values():
+        for layers, rows in groupby(sorted(results.rows, key=_form), key=_form):
+            compared = [row for row in rows if row.ratio() is not None]
+            figures = [cell for same in (True, False) for cell in _figures(compared, same)]
+            cells.append((results.target.name, layers, str(len(compared)), *figures))
+    lines = [
+        "PyTorch's time over dwtir's, by geometric mean, against its fastest way in the same",
+        "layout and in any; above 1, dwtir is faster.",
+        "",
+        *piped(cells),
+    ]
+    for source, results in found.items():
+        path = (_FOLDER / source.name).as_posix().removesuffix(".json")
+        about = [results.about[key] for key in ("CPU", "GPU", "cores") if key in results.about]
+        about.append(f"torch {results.about.get('torch', 'none')}")
+        doubtful = sum(row.doubtful for row in results.rows)
+        about.append(f"{doubtful} of {len(results.rows)} rows with times that are flagged")
+        name = source.stem.removeprefix("bench-")
+        lines += ["", f"[All rows of {name}]({path}.md): {', '.join(about)}."]
+        for panel in panels(results):
+            lines += ["", f"![{panel} on {name}]({path}-{panel}.png)"]
+    return lines
+
+
+def _form(row: Row) -> str:
+    """Name what the rows of a line have in common."""
+    shape = row.shape
+    data = "cold" if row.cold else "warm"
+    what = "" if shape.operation == "forward" else f"{shape.operation}, "
+    return f"{what}{shape.layout} {shape.dtype}, batch {shape.batch}, {data}"
+
+
+def _figures(rows: Sequence[Row], same: bool) -> tuple[str, str, str]:
+    """Return the mean of the ratios, how many lose, and the worst."""
+    found = [
+        (ratio, row)
+        for row in rows
+        if (ratio := row.ratio(row.shape.layout if same else None)) is not None
+    ]
+    if not found:
+        return "-", "-", "-"
+    worst, row = min(found, key=lambda pair: pair[0])
+    mean = geometric_mean(ratio for ratio, _ in found)
+    return times(mean), str(sum(r < 1 for r, _ in found)), f"{times(worst)}: {row.short}"

@@ -1,0 +1,156 @@
+"""Results of a benchmark as files: JSON that holds all of it, and CSV for other programs."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from ..epilogue import Epilogue
+from ..errors import DwtirError, RecordError
+from ..files import read_json
+from ..kernel import Timing
+from ..shape import DepthwiseConv2dShape
+from ..target import Target
+from .articles import PUBLISHED_US, Case
+from .row import Row
+from .seeds import Found
+
+__all__ = ["Results", "write_csv"]
+
+_FORMAT = 1
+_MAX_BYTES = 16 * 2**20
+_TARGET = ("name", "kind", "arch", "units", "bandwidth", "fp32_rate")
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one run of the benchmark found.
+
+    Parameters
+    ----------
+    target : Target
+        The device, with its rates where they are known.
+    about : dict of str to str
+        What it was, with which versions and clocks, and the command.
+    rows : sequence of Row
+    cases : dict of Case to Timing or str
+        The articles' cases, if they were asked for; where there is no time, why.
+    """
+
+    target: Target
+    about: dict[str, str]
+    rows: Sequence[Row] = ()
+    cases: dict[Case, Found] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        """Write all of it as JSON, a row a line."""
+        networks = list(dict.fromkeys(name for row in self.rows for name in row.networks))
+        head = {
+            "format": _FORMAT,
+            "about": self.about,
+            "target": {name: getattr(self.target, name) for name in _TARGET},
+            "networks": networks,
+        }
+        rows = [_row(row, networks) for row in self.rows]
+        cases = [_case(*item) for item in self.cases.items()]
+        path.write_text(
+            f"{json.dumps(head, indent=1).removesuffix('}').rstrip()},\n"
+            f'"rows": [\n{_lines(rows)}\n],\n"articles": [\n{_lines(cases)}\n]}}\n',
+            encoding="utf-8",
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """Read what `write` wrote.
+
+        Raises
+        ------
+        RecordError
+            If the file is not there, damaged or something else.
+        """
+        try:
+            found: Any = read_json(path, _MAX_BYTES)
+            if found["format"] != _FORMAT:
+                raise RecordError(f"its format is {found['format']!r}, allowed is {_FORMAT}")
+            target = Target(**{name: found["target"][name] for name in _TARGET})
+            return cls(
+                target,
+                {str(name): str(value) for name, value in found["about"].items()},
+                [_read_row(row, target, found["networks"]) for row in found["rows"]],
+                dict(_read_case(case) for case in found["articles"]),
+            )
+        except RecordError as error:
+            raise RecordError(f"{path}: {error}") from error
+        except (DwtirError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise RecordError(f"{path}: not a benchmark's results: {error!r}") from error
+
+
+def write_csv(rows: Sequence[Row], stream: TextIO) -> None:
+    """Write a line a row."""
+    facts = [row.facts() for row in rows]
+    names = dict.fromkeys(name for row in facts for name in row)
+    writer = csv.DictWriter(stream, list(names))
+    writer.writeheader()
+    writer.writerows(facts)
+
+
+def _lines(entries: Sequence[dict[str, Any]]) -> str:
+    return ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
+
+
+def _row(row: Row, networks: Sequence[str]) -> dict[str, Any]:
+    """Describe a row, its networks by their places in a list."""
+    return {
+        "shape": str(row.shape),
+        "epilogue": list(row.epilogue.steps),
+        "cold": row.cold,
+        "networks": [networks.index(name) for name in row.networks],
+        "load": round(row.load, 2),
+        "us": {name: _microseconds(timing) for name, timing in row.timings.items()},
+        "left_out": list(row.wrong),
+    }
+
+
+def _read_row(values: dict[str, Any], target: Target, networks: Sequence[str]) -> Row:
+    timings = {str(name): _timing(numbers) for name, numbers in values["us"].items()}
+    if "dwtir" not in timings:
+        raise RecordError(f"no time of dwtir for {values['shape']}")
+    return Row(
+        DepthwiseConv2dShape.parse(values["shape"]),
+        Epilogue.of(values["epilogue"]),
+        target,
+        bool(values["cold"]),
+        timings,
+        tuple(map(str, values["left_out"])),
+        tuple(str(networks[place]) for place in values["networks"]),
+        float(values["load"]),
+    )
+
+
+def _case(case: Case, found: Found) -> dict[str, Any]:
+    entry: dict[str, Any] = {"shape": case.shape, "way": case.way, "epilogue": case.epilogue}
+    return entry | ({"missing": found} if isinstance(found, str) else {"us": _microseconds(found)})
+
+
+def _read_case(values: dict[str, Any]) -> tuple[Case, Found]:
+    case = Case(values["shape"], values["way"], values["epilogue"])
+    if case not in PUBLISHED_US:
+        raise RecordError(f"no article has {case}")
+    return case, _timing(values["us"]) if "us" in values else str(values["missing"])
+
+
+def _microseconds(timing: Timing) -> list[float]:
+    """Return median, p20 and p80 in microseconds, to the nanosecond, and the number of rounds."""
+    times = (timing.median, timing.p20, timing.p80)
+    return [*(round(seconds * 1e6, 3) for seconds in times), timing.repeats]
+
+
+def _timing(numbers: list[float]) -> Timing:
+    median, p20, p80, rounds = numbers
+    if not 0 < p20 <= median <= p80:
+        raise RecordError(f"times must be positive, p20 <= median <= p80, got {numbers}")
+    return Timing(median / 1e6, p20 / 1e6, p80 / 1e6, int(rounds))

@@ -1,0 +1,152 @@
+"""One run of the benchmark: its layers one after the other, kept in a file as they come."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from .. import cuda
+from ..errors import RecordError
+from ..target import Target
+from .articles import Case
+from .layers import Layer
+from .machine import Clocks, about, limits, with_rates
+from .report import aligned, row_cells
+from .results import Results
+from .rounds import bench_layer
+from .row import Row
+from .seeds import Found, measure
+
+__all__ = ["Session", "Settings"]
+
+_SAME = ("device", "CPU", "GPU", "cores", "dwtir", "apache-tvm", "torch", "command")
+"""What must be alike for rows to stand in one table."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How layers are measured; see `bench_layer`.
+
+    Parameters
+    ----------
+    again : int
+        How often layers whose times are doubtful are measured again.
+    """
+
+    schedule: str = "manual"
+    cold: bool = True
+    baselines: bool = True
+    rounds: int = 7
+    again: int = 0
+    patience: float = 0.0
+
+
+@dataclass
+class Session:
+    """Measures layers on a device, and writes each to standard error.
+
+    Parameters
+    ----------
+    target : Target
+        The device.
+    settings : Settings
+    command : str
+        What was asked for, for the results to say.
+    path : Path, optional
+        Where results are written after every layer, so that a run that dies has left them.
+
+    Raises
+    ------
+    ToolchainError
+        If the device is a GPU that cannot be used.
+    """
+
+    target: Target
+    settings: Settings
+    command: str
+    path: Path | None = None
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.target.kind == "cuda":
+            cuda.load_runtime().require()
+        self._clocks = Clocks(self.target)
+        self._rated = with_rates(self.target)
+        self._sessions = 1
+
+    def resume(self) -> None:
+        """Take the rows of the file, if it is there, but for those whose times are doubtful.
+
+        Raises
+        ------
+        RecordError
+            If the file is damaged, or was measured on something else or in another way.
+        """
+        if self.path is None or not self.path.exists():
+            return
+        before, now = Results.read(self.path), self.results()
+        for name in _SAME:
+            if before.about.get(name) != now.about.get(name):
+                raise RecordError(
+                    f"{self.path}: {name} must be {now.about.get(name)!r} as it is now, "
+                    f"got {before.about.get(name)!r}"
+                )
+        self._sessions += int(before.about.get("sessions", "1"))
+        if self.target.kind == "cpu":  # what was measured then is a limit as well
+            self._rated = replace(
+                self._rated,
+                bandwidth=_greater(self._rated.bandwidth, before.target.bandwidth),
+                fp32_rate=_greater(self._rated.fp32_rate, before.target.fp32_rate),
+            )
+        self.rows = {str(row): row for row in before.rows if not row.doubtful}
+
+    def measure(self, layers: Sequence[Layer]) -> None:
+        """Measure the layers that have no row yet, and then the doubtful ones again."""
+        for layer in layers:
+            if str(layer.task) not in self.rows:
+                self._measure(layer)
+        for _ in range(self.settings.again):
+            for layer in layers:
+                if self.rows[str(layer.task)].doubtful:
+                    self._measure(layer)
+        self.rows = {str(layer.task): self.rows[str(layer.task)] for layer in layers}
+
+    def _measure(self, layer: Layer) -> None:
+        row = bench_layer(
+            layer.task.shape,
+            self.target,
+            epilogue=layer.task.epilogue,
+            schedule=self.settings.schedule,
+            cold=self.settings.cold,
+            baselines=self.settings.baselines,
+            rounds=self.settings.rounds,
+            patience=self.settings.patience,
+        )
+        self._clocks.sample()
+        row = replace(row, target=self._rated, networks=layer.networks)
+        print(aligned(row_cells([row]))[-1], file=sys.stderr, flush=True)
+        name = str(layer.task)
+        self.rows[name] = min(self.rows.get(name, row), row, key=lambda row: row.doubt)
+        if self.path is not None:
+            self.results().write(self.path)
+
+    def measure_articles(self) -> dict[Case, Found]:
+        """Measure what the articles did; see `measure`."""
+        settings = self.settings
+        found = measure(self.target, baselines=settings.baselines, rounds=settings.rounds)
+        self._clocks.sample()
+        return found
+
+    def results(self) -> Results:
+        """Return what there is so far."""
+        facts = {**about(self.target), **self._clocks.about()}
+        facts |= {"limits": limits(self._rated), "command": self.command}
+        facts["sessions"] = str(self._sessions)
+        rows = [replace(row, target=self._rated) for row in self.rows.values()]
+        return Results(self._rated, facts, rows)
+
+
+def _greater(one: float | None, other: float | None) -> float:
+    return max(one or 0.0, other or 0.0)

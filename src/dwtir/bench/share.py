@@ -1,0 +1,67 @@
+"""How much of a network's time its depthwise convolutions take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..nn.chain import is_depthwise
+
+__all__ = ["depthwise_share"]
+
+_DEPTHWISE, _ALL = "depthwise convolutions", "all layers"
+_CALLS = 5
+
+
+def depthwise_share(model: Any, call: Callable[[], object]) -> float:
+    """Profile calls of a model.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    call : callable
+        Runs it, and has run it before.
+
+    Returns
+    -------
+    float
+        The part of the time in depthwise convolutions, 0 to 1: of the CPU's, or of the
+        time in kernels on a GPU.
+    """
+    cuda = next(model.parameters()).is_cuda
+    kinds = torch.profiler.ProfilerActivity
+    activities = [kinds.CPU, kinds.CUDA] if cuda else [kinds.CPU]
+    ranges: list[Any] = []
+
+    def enter(*_: Any) -> None:
+        ranges.append(torch.profiler.record_function(_DEPTHWISE))
+        ranges[-1].__enter__()
+
+    def leave(*_: Any) -> None:
+        ranges.pop().__exit__(None, None, None)
+
+    convs = [module for module in model.modules() if is_depthwise(module)]
+    hooks = [conv.register_forward_pre_hook(enter) for conv in convs]
+    hooks += [conv.register_forward_hook(leave) for conv in convs]
+    try:
+        with torch.profiler.profile(activities=activities) as profile:
+            for _ in range(_CALLS):
+                with torch.profiler.record_function(_ALL):
+                    call()
+            if cuda:
+                torch.cuda.synchronize()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    host = torch.autograd.DeviceType.CPU  # a GPU's events repeat the names
+    spent = {
+        name: sum(
+            event.device_time_total if cuda else event.cpu_time_total
+            for event in profile.events()
+            if event.name == name and event.device_type == host
+        )
+        for name in (_DEPTHWISE, _ALL)
+    }
+    return float(spent[_DEPTHWISE] / spent[_ALL])

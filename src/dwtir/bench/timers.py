@@ -1,0 +1,165 @@
+"""How contenders are timed: on the CPU by the clock, on a GPU by CUDA graphs."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import ceil
+
+from ..target import Target
+from ..timing import GraphTimer
+from .contenders import Contender
+from .problem import import_torch
+from .processor import LOUD, OtherLoad
+
+__all__ = ["LaunchTimer", "Timer", "open_timer"]
+
+_CPU_SECONDS = 5e-3
+_GPU_SECONDS = 20e-3
+_SETTLE_SECONDS = 0.15
+_WAIT_SECONDS = 0.3
+
+
+class Timer(ABC):
+    """Times a contender's calls on all sets in turn."""
+
+    @abstractmethod
+    def seconds(self, contender: Contender) -> float:
+        """Return the seconds of one call."""
+
+    @property
+    def load(self) -> float:
+        """CPUs that others kept busy during what was returned, where that is on the CPU."""
+        return 0.0
+
+
+def open_timer(
+    target: Target, contenders: Sequence[Contender], sets: int, patience: float
+) -> Timer:
+    """Make the timer of a device, for contenders that have run.
+
+    Parameters
+    ----------
+    patience : float
+        Seconds to wait for others to leave the CPU; what they disturbed is measured again.
+    """
+    return _CudaTimer(sets) if target.kind == "cuda" else _CpuTimer(contenders, sets, patience)
+
+
+class _CpuTimer(Timer):
+    def __init__(self, contenders: Sequence[Contender], sets: int, patience: float) -> None:
+        self._sets, self._patience = sets, patience
+        self._others = self._elapsed_in_all = 0.0
+        self._calls = {}
+        for contender in contenders:
+            for number in range(sets):
+                contender.call(number)
+            once = self._elapsed(contender, sets) / sets
+            self._calls[contender.name] = sets * ceil(_CPU_SECONDS / once / sets)
+
+    def seconds(self, contender: Contender) -> float:
+        while True:
+            others = OtherLoad()
+            measured = self._settled(contender)
+            used, elapsed = others.seconds()
+            if used <= LOUD * elapsed or self._patience <= 0:
+                break
+            self._wait()
+        self._others += used
+        self._elapsed_in_all += elapsed
+        return measured
+
+    def _wait(self) -> None:
+        """Sleep until others leave the CPU, or until patience ends."""
+        while self._patience > 0:
+            others = OtherLoad()
+            time.sleep(_WAIT_SECONDS)
+            used, elapsed = others.seconds()
+            self._patience -= elapsed
+            if used <= LOUD * elapsed:
+                break
+
+    @property
+    def load(self) -> float:
+        return self._others / self._elapsed_in_all if self._elapsed_in_all else 0.0
+
+    def _settled(self, contender: Contender) -> float:
+        # The threads of the contender before spin for a while when it has ended, TVM's for 100 ms.
+        settled = time.perf_counter() + _SETTLE_SECONDS
+        while time.perf_counter() < settled:
+            self._elapsed(contender, self._sets)
+        calls = self._calls[contender.name]
+        return self._elapsed(contender, calls) / calls
+
+    def _elapsed(self, contender: Contender, calls: int) -> float:
+        start = time.perf_counter()
+        for number in range(calls):
+            contender.call(number % self._sets)
+        return time.perf_counter() - start
+
+
+class _CudaTimer(Timer):
+    def __init__(self, sets: int) -> None:
+        self._sets = sets
+        torch = import_torch("a benchmark on a GPU")
+        # What earlier layers left in PyTorch's cache could not be freed during a capture.
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+
+    def seconds(self, contender: Contender) -> float:
+        (seconds,) = _graph_timer().seconds(_follow(contender.call), self._sets, repeats=1)
+        return seconds
+
+
+class LaunchTimer(Timer):
+    """Times calls on a GPU as Python launches them, one after the other without waiting.
+
+    Parameters
+    ----------
+    contenders : sequence of Contender
+        With one set each; they have run.
+    """
+
+    def __init__(self, contenders: Sequence[Contender]) -> None:
+        self._torch = import_torch("a benchmark on a GPU")
+        self._calls = {}
+        for contender in contenders:
+            self._elapsed(contender, 1)
+            once = self._elapsed(contender, 1)
+            self._calls[contender.name] = ceil(_GPU_SECONDS / once)
+
+    def seconds(self, contender: Contender) -> float:
+        calls = self._calls[contender.name]
+        return self._elapsed(contender, calls) / calls
+
+    def _elapsed(self, contender: Contender, calls: int) -> float:
+        self._torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            contender.call(0)
+        self._torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+
+@cache
+def _graph_timer() -> GraphTimer:
+    """Return the one of this process: PyTorch caches memory for each stream apart."""
+    return GraphTimer()
+
+
+def _follow(call: Callable[[int], object]) -> Callable[[int], None]:
+    """Let PyTorch, whose current stream our kernels follow too, follow TVM's current stream."""
+    import tvm
+    import tvm_ffi
+
+    torch = import_torch("a benchmark on a GPU")
+    gpu = tvm.cuda(0)
+
+    def run(number: int) -> None:
+        stream = torch.cuda.ExternalStream(tvm_ffi.get_raw_stream(gpu))
+        with torch.cuda.stream(stream):
+            call(number)
+
+    return run

@@ -1,0 +1,360 @@
+"""The benchmark of whole networks, on small ones: what is run, checked, counted and written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from copy import deepcopy
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import dwtir
+from dwtir import (
+    ArgumentError,
+    CompileError,
+    InvalidShapeError,
+    InvalidTargetError,
+    ToolchainError,
+)
+from dwtir.bench.__main__ import main
+from dwtir.bench.inference import infer
+from dwtir.bench.network_row import NUDGED, NetworkRow, cells, fields
+from dwtir.bench.networks import Network, find, seeded
+from dwtir.bench.training import PRECISIONS, swap, train
+from dwtir.kernel import Timing
+from dwtir.nn import DepthwiseConv2d
+from dwtir.target import resolve
+
+CPU = resolve("cpu")
+IMAGE = (3, 16, 16)
+
+
+def module() -> torch.nn.Module:
+    with seeded():
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(3, 16, 3, padding=1, bias=False),
+            torch.nn.BatchNorm2d(16),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False),
+            torch.nn.BatchNorm2d(16),
+            torch.nn.ReLU6(),
+            torch.nn.Conv2d(16, 16, 5, stride=2, padding=2, groups=16),
+            torch.nn.AdaptiveAvgPool2d(1),
+            torch.nn.Flatten(),
+            torch.nn.Dropout(0.1),
+            torch.nn.Linear(16, 10),
+        )
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return Network.of("small", module(), IMAGE)
+
+
+def test_a_network_is_made_fit_to_be_compared(network: Network) -> None:
+    again = Network.of("small", module(), IMAGE)
+    for one, other in zip(
+        network.model.state_dict().values(), again.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, other)
+    assert not any(part.training for part in network.model.modules())
+    assert network.model[1].momentum == 0.1
+    with seeded(), torch.no_grad():
+        found = network.model[:2](torch.randn(4, *IMAGE))
+    assert found.mean(dim=(0, 2, 3)).abs().max() < 1e-4, "not the statistics of those images"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("small", "model must be a torch.nn.Module"), (torch.nn.Flatten(), "no depthwise")],
+)
+def test_other_models_are_refused(model: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Network.of("small", model, IMAGE)
+
+
+def check_inference(found: NetworkRow, ways: set[str]) -> None:
+    assert found.notes == ()
+    assert set(found.timings) == ways
+    assert all(t.p20 <= t.median <= t.p80 for t in found.timings.values())
+    assert (found.replaced, found.layers) == (2, 2)
+    assert found.share is not None
+    assert 0 < found.share < 1
+    assert (found.losses, found.loss_difference()) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout"), [("float32", "NCHW"), ("float16", "NCHW"), ("bfloat16", "NHWC")]
+)
+def test_inference(network: Network, dtype: str, layout: str) -> None:
+    before = deepcopy(network.model.state_dict())
+    found = infer(
+        *(network, CPU),
+        batch=2,
+        dtype=dtype,
+        layout=layout,
+        when="always",
+        compiled=False,
+        rounds=2,
+    )
+    check_inference(found, {"torch", "dwtir"})
+    assert (found.run, found.batch, found.dtype, found.layout) == ("inference", 2, dtype, layout)
+    assert all(torch.equal(before[k], v) for k, v in network.model.state_dict().items())
+
+
+@pytest.mark.filterwarnings("default")  # inductor's own
+def test_compiled_inference(network: Network) -> None:
+    found = infer(network, CPU, layout="NHWC", when="always", rounds=2)
+    check_inference(found, {"torch", "torch.compile", "dwtir", "dwtir compile"})
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_inference_on_a_gpu(network: Network, dtype: str, layout: str) -> None:
+    found = infer(
+        network, resolve("cuda"), batch=4, dtype=dtype, layout=layout, when="always", rounds=2
+    )
+    check_inference(found, {"torch", "torch.compile", "dwtir", "dwtir compile"})
+
+
+class Counting(torch.nn.Module):
+    """Multiplies by ten with every run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(4, 4, 3, padding=1, groups=4)
+        self.runs = 0
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        return self.conv(image) * 10.0**self.runs
+
+
+class Twofold(Counting):
+    def forward(self, image: torch.Tensor) -> Any:
+        return image, self.conv(image)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Counting(), "must be finite and the same in each run"),
+        (Twofold(), "cannot run it in float32 on cpu.*the output must be a tensor, got tuple"),
+    ],
+)
+def test_networks_that_cannot_be_compared(model: torch.nn.Module, message: str) -> None:
+    network = Network.of("it", model, (4, 8, 8))
+    with pytest.raises(ArgumentError, match=message):
+        infer(network, CPU, compiled=False, rounds=1)
+
+
+class Suspicious(torch.nn.Module):
+    """Computes something else when its convolution is not torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(4, 4, 3, padding=1, groups=4)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        own = "forward" in self.conv.__dict__ or isinstance(self.conv, DepthwiseConv2d)
+        return self.conv(image).mean((2, 3)) * (2 if own else 1)
+
+
+def test_wrong_results_are_found() -> None:
+    network = Network.of("it", Suspicious(), (4, 8, 8))
+    with pytest.raises(CompileError, match=r"^it by dwtir: its error is 1.0e\+00, 1.0e-04 is"):
+        infer(network, CPU, when="always", compiled=False, rounds=1)
+    with pytest.raises(CompileError, match="the loss of step 1 of it in float32 is"):
+        train(network, CPU, batch=4, steps=2, rounds=1)
+
+
+# Training
+
+
+def test_swapped_layers_keep_their_parameters() -> None:
+    class Own(torch.nn.Conv2d):
+        pass
+
+    shared = torch.nn.Conv2d(4, 8, 3, stride=2, padding="valid", groups=4, padding_mode="reflect")
+    inner = torch.nn.Sequential(shared, torch.nn.Conv2d(8, 8, 1))
+    model = torch.nn.Sequential(shared, inner, Own(8, 8, 3, groups=8)).eval()
+    assert swap(model) == 1
+    assert isinstance(model[0], DepthwiseConv2d)
+    assert model[0] is inner[0]
+    assert model[0].weight is shared.weight
+    assert model[0].bias is shared.bias
+    assert not model[0].training
+    assert type(inner[1]) is torch.nn.Conv2d
+    assert type(model[2]) is Own
+    image = torch.randn(1, 4, 9, 9)
+    torch.testing.assert_close(model[0](image), shared(image))
+
+
+def check_training(found: NetworkRow, steps: int) -> None:
+    assert set(found.timings) == {"torch", "dwtir"}
+    assert set(found.losses) == {"torch", "dwtir", NUDGED}
+    assert all(len(losses) == steps for losses in found.losses.values())
+    assert found.losses["dwtir"][-1] < found.losses["dwtir"][0]
+    for way in ("dwtir", NUDGED):
+        difference = found.loss_difference(way)
+        assert difference is not None
+        assert difference < 0.05
+    assert (found.replaced, found.layers, found.share) == (2, 2, None)
+
+
+@pytest.mark.parametrize(
+    ("precision", "layout"), [("float32", "NCHW"), ("bfloat16 autocast", "NHWC")]
+)
+def test_training(network: Network, precision: str, layout: str) -> None:
+    found = train(network, CPU, batch=4, precision=precision, layout=layout, steps=20, rounds=2)
+    check_training(found, 20)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_training_on_a_gpu(network: Network, precision: str, layout: str) -> None:
+    found = train(
+        network, resolve("cuda"), batch=8, precision=precision, layout=layout, steps=20, rounds=2
+    )
+    check_training(found, 20)
+
+
+def test_training_that_cannot_be(network: Network) -> None:
+    with pytest.raises(ArgumentError, match="steps must be >= 2, got 1"):
+        train(network, CPU, steps=1)
+    normal = torch.nn.Sequential(
+        *module()[:7], torch.nn.AdaptiveAvgPool2d(1), torch.nn.BatchNorm2d(16), torch.nn.Flatten()
+    )
+    with pytest.raises(
+        ArgumentError, match=r"cannot train it in float32 on cpu.*more than 1 value"
+    ):
+        train(Network.of("it", normal, IMAGE), CPU, batch=1)
+
+
+# Rows
+
+
+def timing(milliseconds: float, spread: float = 0.0) -> Timing:
+    median = milliseconds / 1e3
+    return Timing(median, median * (1 - spread / 2), median * (1 + spread / 2), 7)
+
+
+ROW = NetworkRow(
+    network="small",
+    run="inference",
+    batch=1,
+    dtype="float32",
+    layout="NCHW",
+    timings={"torch": timing(4), "torch.compile": timing(3), "dwtir": timing(2, spread=0.5)},
+    replaced=1,
+    layers=2,
+    share=0.25,
+    notes=("dwtir compile: it cannot",),
+)
+
+
+def test_a_row_compares_the_fastest_ways() -> None:
+    assert ROW.ratio == pytest.approx(1.5)
+    head, line = cells([ROW])
+    assert dict(zip(head, line, strict=True)) == {
+        "network": "small",
+        "run": "inference",
+        "batch": "1",
+        "type": "float32",
+        "layout": "NCHW",
+        "torch ms": "4.000",
+        "torch.compile ms": "3.000",
+        "dwtir ms": "2.000~",
+        "dwtir compile ms": "-",
+        "ratio": "1.50x",
+        "depthwise %": "25",
+        "replaced": "1 of 2",
+        "loss differs": "-",
+        "nudged": "-",
+    }
+    losses = {"torch": [2.0, 1.5], "dwtir": [2.0, 1.25], NUDGED: [1.5, 1.5]}
+    loud = dataclasses.replace(ROW, load=0.5, losses=losses)
+    assert cells([loud])[1][5] == "4.000!"
+    assert cells([loud])[1][-2:] == ("2.5e-01", "5.0e-01")
+    assert fields(loud)["us"]["torch"] == [4000.0, 4000.0, 4000.0, 7]
+    assert (fields(loud)["losses"], fields(loud)["loss_difference"]) == (losses, 0.25)
+
+
+# The command
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small library with timm's interface, whose only network is the one above."""
+
+    class Model(torch.nn.Sequential):
+        pretrained_cfg = {"input_size": IMAGE}
+
+    def create_model(name: str, pretrained: bool) -> torch.nn.Module:
+        assert (name, pretrained) == ("small", False)
+        return Model(*module())
+
+    timm: Any = ModuleType("timm")
+    timm.is_model, timm.create_model = "small".__eq__, create_model
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+
+
+@pytest.mark.usefixtures("library")
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["network", "small", "--end-to-end", "--target", "cpu", "--rounds", "2"]
+    path = tmp_path / "rows.json"
+    forms = ["--eager", "--batch", "1", "2", "--when", "always", "--json", str(path)]
+    assert main([*command, *forms]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads(path.read_text())
+    assert found["format"] == "end-to-end 1"
+    assert found["about"]["dwtir"] == dwtir.__version__
+    assert [(row["network"], row["batch"]) for row in found["rows"]] == [
+        ("timm/small", 1),
+        ("timm/small", 2),
+    ]
+    assert printed.count("timm/small") == 2
+    assert printed.startswith("device cpu")
+    assert main([*command, "--train", "--steps", "3", "--batch", "4", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["run"], row["dtype"]) for row in rows] == [
+        ("training", precision) for precision in PRECISIONS
+    ]
+    assert all(len(losses) == 3 for row in rows for losses in row["losses"].values())
+
+
+@pytest.mark.usefixtures("library")
+def test_networks_that_are_not_there() -> None:
+    with pytest.raises(ToolchainError, match="mobilenet_v2 needs torchvision: pip install torchv"):
+        find("mobilenet_v2")
+    with pytest.raises(ToolchainError, match="large needs torchvision: pip install torchvision"):
+        find("large")
+    with pytest.raises(InvalidShapeError, match="timm has no network 'timm/large'"):
+        find("timm/large")
+    with pytest.raises(InvalidShapeError, match=r"a network is timm/NAME.*got 'keras/small'"):
+        find("keras/small")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["suite"], "ArgumentError: --end-to-end is of network NAME ..., got suite"),
+        (["network", "small", "--rounds", "0"], "ArgumentError: --rounds must be >= 1, got 0"),
+        (["network", "small", "--batch", "0", "1"], "ArgumentError: --batch must be >= 1"),
+        (["network", "small", "--target", "opencl"], InvalidTargetError.__name__),
+    ],
+)
+def test_what_the_command_refuses(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--end-to-end"]) == 1
+    assert message in capsys.readouterr().err

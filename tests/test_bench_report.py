@@ -1,0 +1,260 @@
+"""Results as files: JSON and back, pages, pictures, and what the committed ones generate."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dwtir import ArgumentError, DepthwiseConv2dShape, Epilogue, RecordError
+from dwtir.bench import Row, machine, readme
+from dwtir.bench.articles import PUBLISHED_US, TUNED, Case
+from dwtir.bench.plots import panels, plot
+from dwtir.bench.processor import OtherLoad
+from dwtir.bench.report import markdown, text
+from dwtir.bench.results import Results
+from dwtir.bench.seeds import Found
+from dwtir.kernel import Timing
+from dwtir.target import KNOWN_GPUS, resolve
+
+ROOT = Path(__file__).parents[1]
+H200 = KNOWN_GPUS["nvidia-h200"]
+PICTURE_BYTES = 80_000
+
+
+def timing(microseconds: float) -> Timing:
+    return Timing(*(microseconds * part / 1e6 for part in (1, 0.99, 1.02)), 7)
+
+
+def results(*, articles: bool = True, networks: bool = True) -> Results:
+    layers = (
+        ("1x32x112x112_k3_p1", "", ("mobilenet_v2", "mnasnet1_0")),
+        ("1x96x56x56_k7_p3", "bias+relu", ("mobilenet_v2",)),
+        ("1x96x56x56_k5_p2_s2_m2_float16", "", ("mnasnet1_0",)),
+    )
+    rows = [
+        Row(
+            DepthwiseConv2dShape.parse(f"{layer}_{layout}"),
+            Epilogue.of(steps),
+            replace(H200, features=()),
+            True,
+            {"dwtir": timing(3.5), "torch NCHW native": timing(9), "torch NHWC cudnn": timing(3)},
+            ("torch NCHW cudnn: its error is 1.0e-01, 1.0e-05 is allowed",),
+            names if networks else (),
+        )
+        for layout in ("nchw", "nhwc")
+        for layer, steps, names in layers
+    ]
+    cases: dict[Case, Found] = {case: timing(us / 4) for case, us in PUBLISHED_US.items()}
+    cases |= {case: "no tuning record" for case in cases if case.way == TUNED}
+    about = {"device": H200.name, "GPU": "NVIDIA H200", "dwtir": "0.1.0", "torch": "2.11"}
+    return Results(rows[0].target, about, rows, cases if articles else {})
+
+
+def test_results_come_back_as_they_were(tmp_path: Path) -> None:
+    written = results()
+    written.write(tmp_path / "rows.json")
+    read = Results.read(tmp_path / "rows.json")
+    assert (text(read), markdown(read)) == (text(written), markdown(written))
+    assert [row.networks for row in read.rows] == [row.networks for row in written.rows]
+    read.write(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "rows.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"format": 1', '"format": 2', "its format is 2, allowed is 1"),
+        ('"dwtir":[', '"other":[', "no time of dwtir for 1x32x112x112"),
+        ('"dwtir":[3.5,', '"dwtir":[-3.5,', "times must be positive, p20 <= median <= p80"),
+        ('"dwtir":[3.5,', '"dwtir":["3.5",', "not a benchmark's results"),
+        ("_k3x3_", "_k0x3_", "kernel must be an integer >= 1"),
+        ('"networks":[0', '"networks":[7', "not a benchmark's results"),
+        ('"way":"v1"', '"way":"v9"', "no article has Case"),
+        ('"rows"', '"lines"', "not a benchmark's results: KeyError"),
+        ('"rows": [', '"rows": [[', "not readable as JSON"),
+    ],
+)
+def test_damaged_results_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "rows.json"
+    results().write(path)
+    content = path.read_text()
+    assert old in content
+    path.write_text(content.replace(old, new, 1))
+    with pytest.raises(RecordError, match=message) as caught:
+        Results.read(path)
+    assert str(path) in str(caught.value)
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    head = path.read_bytes()[:24]
+    assert head.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", head[16:])
+    return width, height
+
+
+def test_pictures_in_a_folder_and_in_a_file(tmp_path: Path) -> None:
+    found = results()
+    lines = plot(found, tmp_path / "plots", prefix="h200-", source="made from this")
+    names = [f"h200-{name}.png" for name in ("speedup", "roofline", "ladder")]
+    assert lines == [f"wrote {tmp_path / 'plots' / name}" for name in names]
+    for name in names:
+        assert min(png_size(tmp_path / "plots" / name)) > 300
+        assert b"made from this" in (tmp_path / "plots" / name).read_bytes()
+    assert plot(found, tmp_path / "all.png") == [f"wrote {tmp_path / 'all.png'}"]
+    assert png_size(tmp_path / "all.png")[0] > png_size(tmp_path / "plots" / names[0])[0]
+    plot(results(networks=False), tmp_path / "all.svg")
+    picture = (tmp_path / "all.svg").read_text()
+    assert "<svg" in picture
+
+
+def test_pictures_that_cannot_be_drawn_say_why(tmp_path: Path) -> None:
+    found = results(articles=False)
+    found = replace(found, rows=[replace(row, timings={"dwtir": timing(3)}) for row in found.rows])
+    assert panels(found) == ["roofline"]
+    assert plot(found, tmp_path / "all.png") == [
+        f"wrote {tmp_path / 'all.png'}",
+        "no plot of speed-ups: no row has a time of PyTorch",
+        "no ladder: its steps have no times (not asked for)",
+    ]
+    needs_gpu = replace(found, rows=[], cases=dict.fromkeys(PUBLISHED_US, "needs a GPU"))
+    lines = plot(needs_gpu, tmp_path / "none.png")
+    assert "no ladder: its steps have no times (needs a GPU)" in lines
+    assert not (tmp_path / "none.png").exists()
+    with pytest.raises(ArgumentError, match=r"a folder or a file that ends in .png, .svg, .pdf"):
+        plot(found, tmp_path / "all.txt")
+
+
+def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dwtir.bench", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+
+
+def test_plots_without_matplotlib_are_an_error_before_any_work(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None;"
+        "from dwtir.bench.__main__ import main;"
+        "sys.exit(main(['1x8x9x9_k3', '--target', 'cpu', '--plot', 'all.png']))"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert child.returncode == 1
+    assert child.stderr.startswith("ToolchainError: plots need matplotlib; pip install")
+    assert child.stdout == ""
+
+
+def test_the_report(tmp_path: Path) -> None:
+    results().write(tmp_path / "rows.json")
+    child = run(
+        *("report", "rows.json", "--markdown", "page.md", "--csv", "rows.csv", "--plot", "plots"),
+        cwd=tmp_path,
+    )
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.splitlines() == text(results())
+    assert (tmp_path / "page.md").read_text().splitlines() == markdown(results())
+    with (tmp_path / "rows.csv").open(newline="") as stream:
+        assert [line["shape"] for line in csv.DictReader(stream)] == [
+            str(row.shape) for row in results().rows
+        ]
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [
+        "rows-ladder.png",
+        "rows-roofline.png",
+        "rows-speedup.png",
+    ]
+    shutil.copy(tmp_path / "rows.json", tmp_path / "other.json")
+    child = run("report", "rows.json", "other.json", "--plot", "all.png", cwd=tmp_path)
+    assert child.returncode == 1
+    assert "plots of 2 results go to a folder, got all.png" in child.stderr
+    child = run("report", "missing.json", cwd=tmp_path)
+    assert child.returncode == 1
+    assert "RecordError: missing.json: not a file" in child.stderr
+
+
+def test_the_readme_command(tmp_path: Path) -> None:
+    folder = tmp_path / "bench" / "results"
+    folder.mkdir(parents=True)
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n\n{readme.BEGIN}\nformer text\n{readme.END}\n\nafter\n")
+    child = run("readme", cwd=tmp_path)
+    assert child.returncode == 1
+    assert "no results" in child.stderr
+    results().write(folder / "bench-h200.json")
+    child = run("readme", cwd=tmp_path)
+    assert child.returncode == 0, child.stderr
+    assert page.read_text() == readme.pages(page)[page]
+    assert page.read_text().startswith("before\n")
+    assert page.read_text().endswith("\nafter\n")
+    assert "former text" not in page.read_text()
+    assert "| nvidia-h200 | NCHW float32, batch 1, cold | 2 | 2.57x | 0 |" in page.read_text()
+    assert_current(page)
+    results(articles=False).write(folder / "bench-h200.json")
+    with pytest.raises(AssertionError):
+        assert_current(page)
+    page.write_text("no marks\n")
+    with pytest.raises(RecordError, match="lacks the lines"):
+        readme.pages(page)
+
+
+def assert_current(page: Path) -> None:
+    """Fail where a generated file is not what the results beside it make."""
+    for path, content in readme.pages(page).items():
+        assert path.read_text(encoding="utf-8") == content, path
+    for picture, source in readme.pictures(page).items():
+        assert readme.digest(source).encode() in picture.read_bytes(), picture
+        assert picture.stat().st_size < PICTURE_BYTES, picture
+    generated = {*readme.pages(page), *readme.pictures(page), *readme.pictures(page).values()}
+    assert set((page.parent / "bench" / "results").glob("bench-*")) <= generated
+
+
+def test_what_is_generated_from_the_committed_results_is_current() -> None:
+    assert_current(ROOT / "README.md")
+
+
+def test_the_load_of_others_is_seen() -> None:
+    others = OtherLoad()
+    spin = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+    subprocess.run([sys.executable, "-c", spin], check=True)
+    used, elapsed = others.seconds()
+    assert used > 0.3
+    assert elapsed > 0.3
+
+
+def test_the_machine_is_described() -> None:
+    target = resolve("cpu")
+    found = machine.about(target)
+    assert found["device"] == target.name
+    assert found["CPU"]
+    assert found["cores"].split()[0].isdecimal()
+    assert {"python", "dwtir", "apache-tvm", "torch"} <= found.keys()
+    rated = machine.with_rates(target)
+    assert rated.bandwidth is not None
+    assert rated.fp32_rate is not None
+    assert machine.limits(rated).startswith(f"{rated.bandwidth / 1e9:.0f} GB/s and ")
+    assert machine.limits(rated).endswith("measured by copies and by NumPy's product of matrices")
+    assert machine.with_rates(H200) == H200
+    assert machine.limits(H200) == "4250 GB/s and 67000 GFLOP/s, known"
+    unknown = replace(H200, name="sm_90", bandwidth=None, fp32_rate=None)
+    assert machine.limits(unknown) == "not known for sm_90"
+
+
+def test_clocks_that_cannot_be_read_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert machine.gpu_clocks("0") == ({}, "nvidia-smi is not on the PATH")
+    clocks = machine.Clocks(resolve("cpu"))
+    clocks.sample()
+    assert clocks.about() == {}
+
+
+@pytest.mark.gpu
+def test_the_clocks_of_a_gpu() -> None:
+    clocks = machine.Clocks(resolve("cuda"))
+    clocks.sample()
+    found = clocks.about()
+    assert found.keys() in ({"driver", "SM clock", "memory clock"}, {"clocks"})
