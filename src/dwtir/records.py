@@ -120,7 +120,8 @@ class Record:
         """
         steps = epilogue or Epilogue()
         strategy.check_use(shape, target)
-        times = sorted(map(float, run_secs))
+        measured = [_rounded(seconds) for seconds in run_secs]
+        times = sorted(measured)
         if not times:
             raise RecordError("run_secs must have at least one time, got none")
         own = {"apache-tvm": version("apache-tvm"), "dwtir": __version__}
@@ -129,11 +130,11 @@ class Record:
             target=target,
             strategy=strategy,
             epilogue=steps,
-            run_secs=tuple(map(float, run_secs))[:64],
-            median_secs=median(times),
+            run_secs=tuple(measured)[:64],
+            median_secs=_rounded(median(times)),
             p20_secs=times[(len(times) - 1) // 5],
             p80_secs=times[-1 - (len(times) - 1) // 5],
-            manual_median_secs=manual_median_secs,
+            manual_median_secs=None if manual_median_secs is None else _rounded(manual_median_secs),
             trials=trials,
             seed=seed,
             versions={**own, **(versions or {})},
@@ -327,9 +328,14 @@ def file_name(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> str:
     return f"{shape}{'+' if epilogue.steps else ''}{'+'.join(epilogue.steps)}.json"
 
 
+def _rounded(seconds: float) -> float:
+    """Round a time to six digits, of which no clock has more."""
+    return float(f"{seconds:.6g}")
+
+
 def _pretty(record: dict[str, Any]) -> str:
-    """Write a field a line: readable, and a quarter of what json.dumps(indent=2) takes."""
-    lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in record.items())
+    """Write a field a line."""
+    lines = (f"  {json.dumps(name)}: {traces.dump(value)}" for name, value in record.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 

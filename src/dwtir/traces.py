@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from . import files
 from .epilogue import Epilogue
 from .errors import DwtirError, InvalidScheduleError, RecordError
-from .schedules import STRATEGIES, Strategy
+from .schedules import STRATEGIES, WEIGHT, Strategy
 from .shape import DepthwiseConv2dShape
 from .target import Target
 
@@ -94,7 +94,7 @@ def space_trace(
     variables = strategy.parameters
     for field, candidates in strategy.space(shape, target).items():
         if variables[field] in candidates:
-            weights = [1 / len(candidates)] * len(candidates)
+            weights = [WEIGHT] * len(candidates)
             decision = candidates.index(variables[field])
             variables[field] = sch.sample_categorical(list(candidates), weights, decision)
     type(strategy)(**variables).apply(sch, shape)

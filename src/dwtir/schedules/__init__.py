@@ -8,7 +8,7 @@ from typing import TypeAlias
 from ..errors import InvalidScheduleError
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
-from .base import Strategy
+from .base import WEIGHT, Strategy
 from .channel_vector import ChannelVector
 from .cpu import Cpu
 from .cpu_tap_sums import CpuTapSums
@@ -20,6 +20,7 @@ from .tap_sums import TapSums
 __all__ = [
     "ARTICLE_STEPS",
     "STRATEGIES",
+    "WEIGHT",
     "ChannelVector",
     "Cpu",
     "CpuTapSums",

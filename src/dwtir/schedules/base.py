@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from tvm.s_tir.schedule import LoopRV, SBlockRV
     from typing_extensions import Self
 
-__all__ = ["Blocks", "Strategy", "get_blocks"]
+__all__ = ["WEIGHT", "Blocks", "Strategy", "get_blocks"]
 
 _MAX_GRID_Y = 65535
+
+WEIGHT = 0.5
+"""Weight of each value of a random variable. Weights need not add up to 1; this one is short
+in a trace, and TVM does not write it as an integer."""
 
 
 class Blocks(NamedTuple):
@@ -135,7 +139,7 @@ class Strategy(ABC):
             if decisions is not None and field in decisions:
                 decision = candidates.index(decisions[field])
             variables[field] = sch.sample_categorical(
-                list(candidates), [1 / len(candidates)] * len(candidates), decision
+                list(candidates), [WEIGHT] * len(candidates), decision
             )
             values[field] = int(sch.get(variables[field]))
         return cls(**variables), cls(**values)

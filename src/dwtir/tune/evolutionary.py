@@ -29,7 +29,7 @@ from tvm.s_tir.schedule import Trace
 
 from .. import compute
 from ..errors import InvalidScheduleError, ToolchainError
-from ..schedules import Strategy
+from ..schedules import WEIGHT, Strategy
 from ..target import Target
 from ..tvm_database import Workload, unscheduled
 from .outcome import Task
@@ -110,7 +110,7 @@ class _Designs:
         sch.annotate(block, "dwtir.strategy", strategy.name)
         own = strategy.parameters
         for field, values in strategy.space(self.task.shape, self.target).items():
-            weights = [1 / len(values)] * len(values)
+            weights = [WEIGHT] * len(values)
             drawn = sch.sample_categorical(list(values), weights, values.index(own[field]))
             sch.annotate(block, f"dwtir.{field}", drawn)
         return sch
