@@ -98,7 +98,7 @@ def _figure(results: Results, drawn: list[tuple[float, _Draw]]) -> Figure:
     (first, draw_first), *others = drawn
     height = max(first, sum(height for height, _ in others))
     columns = 2 if others else 1
-    figure = Figure(figsize=(_WIDTH * columns, height), dpi=80, layout="constrained")
+    figure = Figure(figsize=(_WIDTH * columns, height), dpi=72, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(max(1, len(others)), columns)
     draw_first(figure.add_subplot(grid[:, 0]))
