@@ -386,21 +386,17 @@ def cuda_kernel() -> Kernel:
     return dwtir.build(SHAPE, epilogue=EPILOGUE, target="cuda")
 
 
-def on_cuda(kernel: Kernel, seed: int = 0) -> list[Any]:
+@pytest.mark.parametrize("home", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_wrong_torch_tensors_are_refused(request: pytest.FixtureRequest, home: str) -> None:
     import torch
 
-    return [torch.from_numpy(array).cuda() for array in tensors_of(kernel, seed)]
-
-
-@pytest.mark.gpu
-def test_wrong_torch_tensors_are_refused(cuda_kernel: Kernel) -> None:
-    import torch
-
-    data, weight, bias = on_cuda(cuda_kernel)
-    shifted = torch.empty(data.numel() + 1, device="cuda")[1:].view(data.shape)
+    kernel: Kernel = request.getfixturevalue("cuda_kernel" if home == "cuda" else "kernel")
+    data, weight, bias = (torch.from_numpy(array).to(home) for array in tensors_of(kernel))
+    away = "cpu" if home == "cuda" else "meta"
+    shifted = torch.empty(data.numel() + 1, device=home)[1:].view(data.shape)
     for wrong, message in (
-        ((data.cpu(), weight, bias), "data must be on cuda, got cpu"),
-        ((data, weight.cpu(), bias), "weight must be on cuda, got cpu"),
+        ((data.to(away), weight, bias), f"data must be on {home}, got {away}"),
+        ((data, weight.to(away), bias), f"weight must be on {home}, got {away}"),
         ((data, weight, bias.half()), "bias must be float32, got torch.float16"),
         ((data[:1], weight, bias), r"data must have shape \(2, 6, 9, 11\), got \(1,"),
         ((data.transpose(2, 3).contiguous().transpose(2, 3), weight, bias), "data must be contig"),
@@ -411,15 +407,20 @@ def test_wrong_torch_tensors_are_refused(cuda_kernel: Kernel) -> None:
         ((data, weight), "takes 3 tensors"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            cuda_kernel(*wrong)
-    memory = torch.empty(4096, device="cuda")
+            kernel(*wrong)
+    memory = torch.empty(4096, device=home)
     overlapping = memory[: data.numel()].view(data.shape)
     with pytest.raises(ArgumentError, match="out must not overlap data"):
-        cuda_kernel(
+        kernel(
             overlapping, weight, bias, out=memory[: np.prod(SHAPE.out_shape)].view(SHAPE.out_shape)
         )
     with torch.no_grad():
-        cuda_kernel(data, weight.clone().requires_grad_(), bias)
+        kernel(data, weight.clone().requires_grad_(), bias)
+
+    # Too small, and out begins where it ends: by the kernel's sizes the two would overlap.
+    small, after = memory[:64], memory[64 : 64 + np.prod(SHAPE.out_shape)]
+    with pytest.raises(ArgumentError, match=r"data must have shape .*, got \(64,\)"):
+        kernel(small, weight, bias, out=after.view(SHAPE.out_shape))
 
 
 # What a kernel says of itself

@@ -125,7 +125,11 @@ class Signature:
         if out is None:
             out = inputs[0].new_empty(self.shapes[-1])
         else:
-            self._check_overlap(addresses)
+            try:
+                self._check_overlap(addresses)
+            except ArgumentError:  # or a tensor is smaller than the kernel's, and ends before out
+                self.explain(inputs, out)
+                raise
         if self._workspace:
             scratch = [
                 inputs[0].new_empty(extents, dtype=torch.float32) for extents in self._workspace
