@@ -291,7 +291,7 @@ def test_a_record_of_another_architecture_is_not_used(
 def test_the_shipped_records_are_good() -> None:
     """They are what the strategies make now, few bytes, and not slower than the manual schedule."""
     paths = database.record_paths(database.shipped_folder())
-    assert len(paths) >= 90
+    assert len(paths) >= 16
     assert sum(path.stat().st_size for path in paths) < 2**20
     for path in paths:
         record = Record.read(path)

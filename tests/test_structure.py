@@ -211,6 +211,8 @@ def test_every_window_computes_the_same(
 ) -> None:
     shape = DepthwiseConv2dShape.parse(f"{text}_{strategy.layouts[0]}")
     tile = dataclasses.replace(strategy.choose(shape, resolve("nvidia-h200")), window=window)
+    if isinstance(tile, RegisterWindow) and window == "tap":
+        tile = dataclasses.replace(tile, lanes=1)
     assert_exact(backend, tile, shape)
 
 

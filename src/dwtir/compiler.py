@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from . import cuda, nvrtc
@@ -39,8 +40,13 @@ class Compiled:
     cubin: Cubin | None = None
 
 
-def compile_module(mod: tvm.IRModule, target: Target) -> Compiled:
+def compile_module(mod: tvm.IRModule, target: Target, min_blocks: int | None = None) -> Compiled:
     """Compile a scheduled module for CUDA or the CPU.
+
+    Parameters
+    ----------
+    min_blocks : int, optional
+        For CUDA; see `nvrtc.compile_cubin`.
 
     Raises
     ------
@@ -60,12 +66,12 @@ def compile_module(mod: tvm.IRModule, target: Target) -> Compiled:
     cubins: list[Cubin] = []
 
     def compile_source(source: str) -> bytes:
-        cubins.append(nvrtc.compile_cubin(source, target.arch))
+        cubins.append(nvrtc.compile_cubin(source, target.arch, min_blocks))
         return cubins[-1].code
 
     token = _compile_source.set(compile_source)
     try:
-        library = tvm.compile(mod, target=target.tvm()).mod
+        library = tvm.compile(mod, target=target.tvm(), tir_pipeline=_pipeline()).mod
     finally:
         _compile_source.reset(token)
     (device,) = library.imports
@@ -73,6 +79,68 @@ def compile_module(mod: tvm.IRModule, target: Target) -> Compiled:
 
 
 _compile_source: ContextVar[Callable[[str], bytes] | None] = ContextVar("source", default=None)
+
+
+@cache
+def _pipeline() -> str:
+    """Name TVM's passes for a schedule, with common subexpressions kept to the end.
+
+    TVM finds the address that all loads of a thread have in common, and later writes it
+    into each of them again. A load under a condition then begins with the thread's number
+    and the pointer, for the CUDA compiler computes nothing before a branch that only one
+    side of it needs. Half of the instructions of a small kernel were such addresses.
+    """
+    from tvm import transform
+    from tvm.s_tir.pipeline import default_s_tir_pipeline
+    from tvm.tirx import compilation_pipeline
+    from tvm.tirx.transform import CommonSubexprElim, LowerIntrin, LowerWarpMemory, StmtSimplify
+
+    lower, finish_host, _ = default_s_tir_pipeline()
+    finish = [
+        LowerWarpMemory(),
+        StmtSimplify(),
+        CommonSubexprElim(),
+        _show_alignment(),
+        LowerIntrin(),
+    ]
+    compilation_pipeline.register_tir_pipeline(
+        "dwtir", lambda: (lower, finish_host, lambda: transform.Sequential(finish))
+    )
+    return "dwtir"
+
+
+_LANES = 8
+
+
+def _show_alignment() -> Any:
+    """Bind an eighth (a quarter, a half) of what is a multiple of it.
+
+    The code generator loads a vector only where it sees that the address is a multiple of
+    its length, and does not look up what a variable is bound to.
+    """
+    import tvm_ffi
+    from tvm import tirx
+    from tvm.sym import Analyzer
+
+    def show(func: tirx.PrimFunc, _mod: Any, _context: Any) -> tirx.PrimFunc:
+        analyzer = Analyzer()
+        values: dict[tirx.Var, tirx.PrimExpr] = {}
+
+        def bind(node: tirx.Bind) -> tirx.Stmt:
+            if str(node.value.ty) != "int32":
+                return node
+            known = analyzer.modular_set(node.value)
+            lanes = gcd(int(known.coeff), int(known.base), _LANES)
+            if lanes == 1:
+                return node
+            part = tirx.Var(node.var.name, "int32")
+            values[node.var] = part * lanes
+            return tirx.Bind(part, analyzer.simplify(tirx.floordiv(node.value, lanes)))
+
+        callbacks = [(tirx.Bind, bind), (tirx.Var, lambda var: values.get(var, var))]
+        return tvm_ffi.structural_map(func, callbacks)
+
+    return tirx.transform.prim_func_pass(show, opt_level=0)
 
 
 @cache

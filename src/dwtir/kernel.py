@@ -256,7 +256,8 @@ class Kernel:
             return known
         from .nvrtc import compile_cubin
 
-        return with_cubin_resources(known, compile_cubin(self.info.source, self.target.arch))
+        cubin = compile_cubin(self.info.source, self.target.arch, self.info.strategy.min_blocks)
+        return with_cubin_resources(known, cubin)
 
     def time(self, *tensors: Any, repeats: int = 20, min_repeat_ms: int = 5) -> Timing:
         """Measure the kernel on data that stays in the caches.

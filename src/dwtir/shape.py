@@ -252,6 +252,15 @@ class DepthwiseConv2dShape:
         return DTYPES[self.dtype]
 
     @property
+    def row_lanes(self) -> int:
+        """Elements of the widest vector, up to 16 bytes, that rows of the data are made of.
+
+        For the data's gradient those are rows of the output's, which it reads.
+        """
+        width = self.width if self.operation == "forward" else self.out_width
+        return next(n for n in (8, 4, 2, 1) if n * self.itemsize <= 16 and width % n == 0)
+
+    @property
     def flop(self) -> int:
         """Floating-point operations: a multiplication and an addition a tap and output.
 

@@ -40,6 +40,7 @@ _INSTRUCTIONS = frozenset(
     [
         "Annotate",
         "Bind",
+        "Blockize",
         "CacheRead",
         "CacheWrite",
         "ComputeAt",

@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 from ..arguments import ALIGNMENT
 from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape
-from .sizes import image, padded_sizes
+from .sizes import aligned, image, padded_sizes
 
 __all__ = ["nchw", "nhwc"]
 
@@ -26,6 +26,7 @@ def nchw(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     TOP, LEFT = shape.padding[:2]
     AH, AW, PH, PW = padded_sizes(shape)
+    SHIFT, LEFT, PW = aligned(shape, LEFT, PW)
     dtype = shape.dtype
     declare, finish = _epilogue_parts(shape, epilogue)
 
@@ -43,7 +44,8 @@ def nchw(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.sblock("pad"):
                 vn, vc, vih, viw = T.axis.remap("SSSS", [n, c, ih, iw])
                 padded[vn, vc, vih, viw] = T.if_then_else(
-                    TOP <= vih and vih < TOP + H and LEFT <= viw and viw < LEFT + W,
+                    # Not(viw < LEFT), for TVM proves that of a vector and not LEFT <= viw.
+                    TOP <= vih and vih < TOP + H and T.Not(viw < LEFT) and viw < LEFT + W,
                     data[vn, vc, vih - TOP, viw - LEFT],
                     T.cast(0, dtype),
                 )
@@ -53,7 +55,7 @@ def nchw(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.init():
                     acc[vn, vc, voh, vow] = T.float32(0)
                 acc[vn, vc, voh, vow] = acc[vn, vc, voh, vow] + T.cast(
-                    padded[vn, vc // M, voh * SH + vkh * DH, vow * SW + vkw * DW], "float32"
+                    padded[vn, vc // M, voh * SH + vkh * DH, vow * SW + vkw * DW + SHIFT], "float32"
                 ) * T.cast(weight[vc // M, vc % M, vkh, vkw], "float32")
         for n, c, oh, ow in T.grid(N, OC, OH, OW):
             with T.sblock("epilogue"):

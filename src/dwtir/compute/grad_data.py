@@ -26,7 +26,7 @@ from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
 from ..shape import DepthwiseConv2dShape
-from .sizes import SLACK, image
+from .sizes import SLACK, aligned, image
 
 __all__ = ["nchw", "nhwc"]
 
@@ -37,6 +37,8 @@ def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
     OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     (FIRST_H, PHASE_H, PH), (FIRST_W, PHASE_W, PW) = _axis(shape, 0), _axis(shape, 1)
+    added, LEFT, PW = aligned(shape, -FIRST_W, PW)
+    FIRST_W, PHASE_W = -LEFT, PHASE_W + added * SW
     AH, AW = H + SLACK, W + SLACK
     dtype = shape.dtype
     where = _where(shape)
@@ -56,7 +58,7 @@ def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
                 padded[vn, vc, vih, viw] = T.if_then_else(
                     0 <= vih + FIRST_H
                     and vih + FIRST_H < OH
-                    and 0 <= viw + FIRST_W
+                    and T.Not(viw + FIRST_W < 0)  # as in the forward
                     and viw + FIRST_W < OW,
                     grad_out[vn, vc, vih + FIRST_H, viw + FIRST_W],
                     T.cast(0, dtype),

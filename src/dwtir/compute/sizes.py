@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..shape import DepthwiseConv2dShape
 
-__all__ = ["SLACK", "image", "padded_sizes"]
+__all__ = ["SLACK", "aligned", "image", "padded_sizes"]
 
 SLACK = 63
 """Rows and columns that a tile may hang over the edge without costing predicates."""
@@ -24,3 +24,21 @@ def padded_sizes(shape: DepthwiseConv2dShape, slack: int = SLACK) -> tuple[int, 
         (rows - 1) * shape.stride[0] + (shape.kernel[0] - 1) * shape.dilation[0] + 1,
         (columns - 1) * shape.stride[1] + (shape.kernel[1] - 1) * shape.dilation[1] + 1,
     )
+
+
+def aligned(shape: DepthwiseConv2dShape, left: int, columns: int) -> tuple[int, int, int]:
+    """Widen a padded input of NCHW for loads of vectors, `DepthwiseConv2dShape.row_lanes` long.
+
+    Parameters
+    ----------
+    left, columns : int
+        Columns before the first of the data, and all that are read.
+
+    Returns
+    -------
+    (int, int, int)
+        Columns added on the left, and what `left` and `columns` are then: multiples of a vector.
+    """
+    lanes = shape.row_lanes
+    added = -left % lanes
+    return added, left + added, -(-(columns + added) // lanes) * lanes

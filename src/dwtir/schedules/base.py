@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from ..errors import InvalidScheduleError
 from ..shape import LAYOUTS, DepthwiseConv2dShape
 from ..target import Target
-from .tiles import whole_phases, windows_of
+from .tiles import MAX_BLOCKS, MAX_THREADS, whole_phases, windows_of
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -50,6 +50,9 @@ class Strategy(ABC):
     on_gpu: ClassVar[bool] = True
     layouts: ClassVar[tuple[str, ...]] = LAYOUTS
     operations: ClassVar[tuple[str, ...]] = ("forward",)
+
+    min_blocks: int | None = None
+    """Blocks that an SM shall have room for at a time, where a strategy says so."""
 
     @classmethod
     def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
@@ -190,6 +193,13 @@ class Strategy(ABC):
         self, target: Target, *, threads: int, shared_bytes: int = 0, grid_y: int = 1
     ) -> None:
         """Check what every GPU kernel is limited by."""
+        blocks = self.min_blocks or 1
+        self._require(
+            blocks == 1 or blocks <= min(MAX_BLOCKS, MAX_THREADS // (-(-threads // 32) * 32)),
+            "min_blocks",
+            blocks,
+            f"at most {MAX_BLOCKS}, of at most {MAX_THREADS} threads together",
+        )
         self._require(
             threads <= target.max_threads_per_block,
             "threads per block",
@@ -240,7 +250,9 @@ def stage_output(sch: Schedule, epilogue: SBlockRV) -> SBlockRV:
     return sch.cache_write(epilogue, 0, "local")
 
 
-def stage_operands(sch: Schedule, epilogue: SBlockRV, at: LoopRV, *, vector: bool) -> None:
+def stage_operands(
+    sch: Schedule, epilogue: SBlockRV, at: LoopRV, *, vector: bool, lanes: Any = None
+) -> None:
     """Load the tensors of the epilogue into registers, a vector of the innermost axis each.
 
     Parameters
@@ -249,11 +261,16 @@ def stage_operands(sch: Schedule, epilogue: SBlockRV, at: LoopRV, *, vector: boo
         The thread's loop, in which the epilogue has its place already.
     vector : bool
         Whether the innermost axis of the operands may be loaded as a vector.
+    lanes : int or ExprRV, optional
+        Elements of a vector of an image; the whole axis if not given.
     """
     for index in range(1, len(sch.get(epilogue).reads)):
         load = sch.cache_read(epilogue, index, "local")
         sch.compute_at(load, at, preserve_unit_loops=True)
         *outer, innermost = sch.get_loops(load)[-len(sch.get(load).iter_vars) :]
+        if lanes is not None and len(outer) == 3:
+            vectors, innermost = sch.split(innermost, [None, lanes])
+            outer.append(vectors)
         for loop in outer:
             sch.unroll(loop)
         if vector:

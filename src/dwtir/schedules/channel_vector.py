@@ -24,25 +24,28 @@ threads share their halo through L1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, get_blocks, stage_operands, stage_output, unroll_in_source
+from .cost import Model, Work, conversions, halo
 from .tiles import (
     MAX_LOADS,
+    MAX_SIDE,
+    MAX_SUMS,
     MAX_UNROLLED,
     REGISTERS,
-    even_tile,
+    even_split,
     even_tiles,
     inputs_of,
     loads_of,
-    occupy,
     reach,
-    step,
     taps,
-    threads_over,
     unrolled_of,
     whole_phases,
     windows_of,
@@ -54,12 +57,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ChannelVector"]
 
-_REGISTERS = 136
-"""Registers for the window's rows in use and the sums. The rest of 255 is for weights,
-addresses, and the loads under way; with less of it some shapes spill."""
-
 _MOST_REGISTERS = 200
-"""Registers by the same count, above which every kernel spills."""
+"""Registers of the window's rows in use, sums and weights, above which kernels spill."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,9 @@ class ChannelVector(Strategy):
         divides the channel multiplier or is a multiple of it.
     thread_x, thread_y, thread_z : int
         Threads of a block over channel vectors, columns and rows of tiles.
+    min_blocks : int
+        Blocks that an SM shall have room for at a time: the fewer, the more registers has
+        a thread, and the more loads under way.
     window : {"tile", "row", "tap"}
         Whether registers hold the whole input window, that of one kernel row or of one tap.
     """
@@ -89,65 +91,64 @@ class ChannelVector(Strategy):
     thread_x: int
     thread_y: int
     thread_z: int
+    min_blocks: int = 1
     window: str = "tile"
 
     @classmethod
+    @lru_cache(maxsize=256)
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> ChannelVector:
-        """Choose the tile by what limits it: registers, loads per output, idle threads.
+        """Choose the tile that the model of `cost` expects the least time of.
 
-        Columns: a window is KW-1 columns wider than its outputs, so with about
-        KW-1 of them half of what is loaded is new. Rows likewise, up to 8.
-        Vector: the widest whose window and sums fit, if need be with half the rows.
-        The larger the kernel, the fewer channels: reusing a window of 7x7 taps is
-        worth more than a wide load. Eight halves become eight floats, so that only
-        a 1x1 kernel has the registers for them. Where no window fits, the kernel's
-        rows come one by one.
+        Blocks take channels first, for a warp's access is as long as its channels are
+        contiguous; no more than divide them, where that is possible, for otherwise every
+        access has a test of its own.
         """
-        halo = max(2, shape.kernel[1] - 1)
-        widths = {
-            whole_phases(shape, 1, n)
-            for n in range(1, min(7, shape.result_width) + 1)
-            if n <= halo + 1
-        }
-        cols = min(
-            widths,
-            key=lambda n: (-(-shape.result_width // n) * n * (1 + abs(n - halo) / 16), -n),
+        tiles = [
+            tile for window in windows_of(shape)[:2] for tile in cls._tiles(shape, window)
+        ] or [cls._least(shape)]
+        model = Model(shape, target)
+        _, min_blocks, best = min(
+            (*model.best(tile._work(shape)), number) for number, tile in enumerate(tiles)
         )
-        tall = even_tile(shape, 0, max(1, 8 // step(shape, 0)))
-        vectors = tuple(n for n in _vectors(shape) if n <= 4 or shape.kernel == (1, 1))
-        heights = (tall, whole_phases(shape, 0, -(-tall // 2)))
-        tiles = ((rows, cols, n, "tile") for n in reversed(vectors) for rows in heights)
-        narrow = max(n for n in vectors if n <= max(2, vectors[0]))
-        rest = (
-            (whole_phases(shape, 0, 1, w), whole_phases(shape, 1, cols, w), narrow, w)
-            for w in windows_of(shape)
-            if w != "tile"
-        )
+        return replace(tiles[best], min_blocks=min_blocks)
 
-        def fits(rows: int, cols: int, vector: int, window: str) -> bool:
-            tile = cls(rows, cols, vector, 1, 1, 1, window)
-            return (
-                (window != "tile" or tile._registers(shape) <= _REGISTERS)
-                and loads_of(shape, rows, cols, window) <= MAX_LOADS
-                and unrolled_of(shape, rows * cols * vector, window) <= MAX_UNROLLED
-            )
+    @classmethod
+    def _tiles(cls, shape: DepthwiseConv2dShape, window: str) -> Iterator[ChannelVector]:
+        heights = sorted({*even_tiles(shape, 0, (1, 2, 4, 7, 8, 14), window)})
+        widths = sorted({*even_tiles(shape, 1, (1, 2, 3, 4, 5, 7, 8, 14), window)})
+        for rows, cols, vector in product(heights, widths, _vectors(shape)):
+            if not cls(rows, cols, vector, 1, 1, 1, window=window).is_promising(shape):
+                continue
+            across, down = -(-shape.result_width // cols), -(-shape.result_height // rows)
+            blocks = set()
+            counts = _thread_counts(shape.result_channels // vector)
+            for x, most in product(counts, (32, 128, 256)):
+                y = even_split(across, max(1, most // x))
+                blocks.add((x, y, even_split(down, max(1, most // (x * y)))))
+                z = min(64, even_split(down, max(1, most // x)))
+                blocks.add((x, even_split(across, max(1, most // (x * z))), z))
+            for x, y, z in blocks:
+                tile = cls(rows, cols, vector, x, y, z, window=window)
+                if tile.is_promising(shape):
+                    yield tile
 
-        rows, cols, vector, window = next(tile for tile in (*tiles, *rest) if fits(*tile))
-        rows, cols, vector = occupy(shape, target, rows, cols, vector, window)
-        vector = max(n for n in vectors if n <= max(vector, vectors[0]))
-
-        # A warp's access is as long as its channels are contiguous: channels first.
-        thread_x = threads_over(shape.result_channels // vector, 128)
-        thread_y = threads_over(-(-shape.result_width // cols), max(1, 128 // thread_x))
-        thread_z = threads_over(
-            -(-shape.result_height // rows), max(1, min(64, 128 // (thread_x * thread_y)))
-        )
-        return cls(rows, cols, vector, thread_x, thread_y, thread_z, window)
+    @classmethod
+    def _least(cls, shape: DepthwiseConv2dShape) -> ChannelVector:
+        """Return a tile for shapes of which no larger one fits."""
+        window = windows_of(shape)[-1]
+        rows, cols = (whole_phases(shape, axis, 1, window) for axis in (0, 1))
+        vector = _vectors(shape)[0]
+        thread_x = even_split(shape.result_channels // vector, 128)
+        return cls(rows, cols, vector, thread_x, 1, 1, window=window)
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
         chosen = cls.choose(shape, target)
-        counts = [threads_over(shape.result_channels // lanes, 128) for lanes in _vectors(shape)]
+        counts = {
+            count
+            for lanes in _vectors(shape)
+            for count in _thread_counts(shape.result_channels // lanes)
+        }
         return {
             "rows": with_value(
                 chosen.rows, even_tiles(shape, 0, (1, 2, 4, 7, 8, 14), chosen.window)
@@ -159,13 +160,17 @@ class ChannelVector(Strategy):
             "thread_x": with_value(chosen.thread_x, (8, 16, 32, 64, *counts)),
             "thread_y": with_value(chosen.thread_y, (1, 2, 4, 7, 8, 16)),
             "thread_z": with_value(chosen.thread_z, (1, 2, 4, 8)),
+            "min_blocks": with_value(chosen.min_blocks, (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)),
         }
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
         sums = self.rows * self.cols * self.vector
         most = min(_MOST_REGISTERS, REGISTERS // (self.thread_x * self.thread_y * self.thread_z))
-        return unrolled_of(shape, sums, self.window) <= MAX_UNROLLED and (
-            self.window != "tile" or self._registers(shape) <= most
+        return (
+            sums <= MAX_SUMS
+            and unrolled_of(shape, sums, self.window) <= MAX_UNROLLED
+            and loads_of(shape, self.rows, self.cols, self.window) <= MAX_LOADS
+            and (self.window == "tap" or self._registers(shape) <= most)
         )
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
@@ -176,16 +181,64 @@ class ChannelVector(Strategy):
         self._require_whole_phases(shape, self.rows, self.cols, self.window)
         self._require(self.thread_z <= 64, "thread_z", self.thread_z, "at most 64")
         sums = self.rows * self.cols * self.vector
-        self._require(sums <= 128, "sums of a thread", sums, "at most 128")
+        self._require(sums <= MAX_SUMS, "sums of a thread", sums, f"at most {MAX_SUMS}")
+        side = max(self.rows, self.cols)
+        self._require(side <= MAX_SIDE, "rows and cols", side, f"at most {MAX_SIDE}")
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
 
     def _registers(self, shape: DepthwiseConv2dShape) -> int:
-        """Count the registers for the window's rows in use, those under one output, and sums.
+        """Count registers for the window's rows in use, the sums, and the weights of a step.
 
         A half takes a whole one, for it is converted once and kept as a float.
         """
-        window = taps(shape)[0] * reach(shape, 1, self.cols) * inputs_of(shape)
-        return self.vector * (window + self.rows * self.cols)
+        kernel_h, kernel_w = taps(shape)
+        rows, weights = (kernel_h, kernel_h * kernel_w)
+        if self.window != "tile":
+            rows, weights = self.rows, kernel_w
+        window = rows * reach(shape, 1, self.cols) * inputs_of(shape)
+        return self.vector * (window + self.rows * self.cols + weights)
+
+    def _work(self, shape: DepthwiseConv2dShape) -> Work:
+        """Count what a thread does."""
+        kernel_h, kernel_w = taps(shape)
+        sums = self.rows * self.cols * self.vector
+        height, width = reach(shape, 0, self.rows), reach(shape, 1, self.cols)
+        repeats, rows = {
+            "tile": (1, height),
+            "row": (kernel_h, self.rows),
+            "tap": (kernel_h * kernel_w, self.rows),
+        }[self.window]
+        if self.window == "tap":
+            width = self.cols
+        ragged = shape.result_channels % (self.thread_x * self.vector) != 0
+        contiguous = self.thread_x * self.vector * shape.itemsize / 128
+        lines = max(1, self.vector * shape.itemsize / 4)
+        if contiguous < 1:
+            lines = max(lines, 32 / self.thread_x)
+        return Work(
+            threads=self.thread_x * self.thread_y * self.thread_z,
+            blocks=shape.batch
+            * -(-shape.result_height // (self.rows * self.thread_z))
+            * -(-shape.result_width // (self.cols * self.thread_y))
+            * -(-shape.result_channels // (self.thread_x * self.vector)),
+            sums=sums,
+            multiply_adds=sums * kernel_h * kernel_w,
+            loads=repeats * rows * width,
+            weights=kernel_h * kernel_w,
+            stores=self.rows * self.cols,
+            conversions=conversions(shape, repeats * rows * width * self.vector, sums),
+            values=rows * width * self.vector * shape.itemsize / 4,
+            weight_values=self.vector
+            * kernel_h
+            * kernel_w
+            / repeats
+            * (0.6 if shape.itemsize == 2 else 1),
+            steps=repeats,
+            lines=lines,
+            weight_lines=lines,
+            halo=halo(shape, self.rows * self.thread_z, self.cols * self.thread_y),
+            ragged=ragged,
+        )
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
         pad, conv, epilogue = get_blocks(sch)
@@ -234,6 +287,16 @@ class ChannelVector(Strategy):
             sch.unroll(loop)
         vectorize(sch.fuse(channels, filters))
         unroll_in_source(sch, unrolled)
+
+
+def _thread_counts(vectors: int) -> list[int]:
+    """List the threads that share the vectors of a pixel: divisors, where they have some."""
+    most = [
+        max(n for n in range(1, min(vectors, limit) + 1) if vectors % n == 0)
+        for limit in (32, 64, 128, 256)
+    ]
+    counts = {n for n in most if n >= min(16, vectors)}
+    return sorted(counts or {even_split(vectors, 32), even_split(vectors, 128)})
 
 
 def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:

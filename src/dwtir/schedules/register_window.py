@@ -20,31 +20,40 @@ that leaves most of a window unused, each tap loads its own: ``"tap"``.
 Registers: KH rows of the window (in "row": `rows` of them) + rows*cols sums, and
 as many weights as are left room for: they are the same for a whole warp, or nearly.
 No shared memory: neighbouring threads share their halo through L1.
+
+A row of the window is loaded as vectors of `lanes` inputs, from the aligned one that
+holds its first input to the one that holds its last. What lies beside the window is
+dropped; a vector costs no more than one of its elements, in instructions and in cache
+lines, which are what a wide window is short of.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, get_blocks, stage_operands, stage_output, unroll_in_source
+from .cost import Model, Work, conversions, halo
 from .tiles import (
     MAX_LOADS,
+    MAX_SIDE,
+    MAX_SUMS,
     MAX_UNROLLED,
     REGISTERS,
-    even_tile,
+    divisors,
+    even_split,
     even_tiles,
     inputs_of,
-    largest_divisor,
     loads_of,
-    occupy,
     phases,
     reach,
     step,
     taps,
-    threads_over,
     unrolled_of,
     whole_phases,
     windows_of,
@@ -56,12 +65,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RegisterWindow"]
 
-_REGISTERS = 200
-"""Registers that window and sums may take, of 255; addresses, predicates and the weights
-of the moment take the rest."""
-
 _MOST_REGISTERS = 260
-"""Registers by the same count, above which every kernel spills."""
+"""Registers of the window's rows in use and the sums, above which every kernel spills."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +76,16 @@ class RegisterWindow(Strategy):
     Parameters
     ----------
     rows, cols : int
-        Outputs of one thread. `cols` divides the output width where that is
-        even, for then the outputs of a row are stored as one vector.
+        Outputs of one thread.
     thread_x, thread_y, thread_z : int
         Threads of a block over columns, rows and channels.
+    lanes : int
+        Inputs of a vector load. It divides the inputs from one tile to the next.
+    store : int
+        Outputs of a vector store. It divides the outputs of a row.
+    min_blocks : int
+        Blocks that an SM shall have room for at a time: the fewer, the more registers has
+        a thread, and the more loads under way.
     window : {"tile", "row", "tap"}
         Whether registers hold the whole input window, that of one kernel row or of one tap.
     """
@@ -88,62 +99,61 @@ class RegisterWindow(Strategy):
     thread_x: int
     thread_y: int
     thread_z: int
+    lanes: int = 1
+    store: int = 1
+    min_blocks: int = 1
     window: str = "tile"
 
     @classmethod
+    @lru_cache(maxsize=256)
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> RegisterWindow:
-        """Choose the tile by what limits it: registers, the width of loads, idle threads.
+        """Choose the tile that the model of `cost` expects the least time of.
 
-        Columns: with stride 1, four: a warp's load spreads over as many cache lines
-        as it may ask for at once, and a store is one vector. A larger stride spreads
-        the loads already and leaves less to share. Odd widths are stored one by one,
-        and two columns share most of their window.
-        Rows: every thread loads the halo of KH-1 rows anew, so the taller the
-        better, up to 8, where the halo of a 3x3 kernel costs a quarter.
+        Vectors are as wide as a tile allows. Blocks take whole rows of tiles first, then
+        the rows below them, then channels.
         """
-        widest = 1 if step(shape, 1) > 1 else 2 if shape.result_width % 2 else 4
-        columns = _allowed_columns(shape)
-        allowed = [n for n in columns if n <= min(widest, shape.result_width)] or [columns[0]]
-
-        def widths(window: str) -> list[int]:
-            return [n for n in allowed if n == whole_phases(shape, 1, n, window)] or [1]
-
-        def fits(rows: int, cols: int, window: str) -> bool:
-            tile = cls(rows, cols, 1, 1, 1, window)
-            return (
-                tile._registers(shape) <= _REGISTERS
-                and loads_of(shape, rows, cols, window) <= MAX_LOADS
-                and unrolled_of(shape, rows * cols, window) <= MAX_UNROLLED
-            )
-
-        window, cols, least = next(
-            (window, n, least)
-            for window in windows_of(shape)
-            for n in reversed(widths(window))
-            if fits(least := whole_phases(shape, 0, 1, window), n, window)
+        tiles = [
+            tile for window in windows_of(shape)[:2] for tile in cls._tiles(shape, window)
+        ] or [cls._least(shape, target)]
+        model = Model(shape, target)
+        _, min_blocks, best = min(
+            (*model.best(tile._work(shape)), number) for number, tile in enumerate(tiles)
         )
-        tallest = (
-            max(rows for rows in range(least, 9, least) if fits(rows, cols, window))
-            if (least <= 8)
-            else least
-        )
-        rows = even_tile(shape, 0, tallest, window)
-        rows, cols, _ = occupy(shape, target, rows, cols, window=window)
-        cols = max((n for n in widths(window) if n <= cols), default=widths(window)[0])
+        return replace(tiles[best], min_blocks=min_blocks)
 
-        # A block is about 256 threads: whole rows of tiles first, then the rows below
-        # them, then channels. More would deal the work to the SMs too coarsely.
-        thread_x = threads_over(-(-shape.result_width // cols), 64)
-        thread_y = threads_over(-(-shape.result_height // rows), max(1, 256 // thread_x))
+    @classmethod
+    def _tiles(cls, shape: DepthwiseConv2dShape, window: str) -> Iterator[RegisterWindow]:
         channels = shape.batch * shape.result_channels
-        thread_z = largest_divisor(channels, max(1, min(64, 256 // (thread_x * thread_y))))
-        return cls(rows, cols, thread_x, thread_y, thread_z, window)
+        depths = [n for n in range(64, 0, -1) if channels % n == 0]
+        for rows, cols in product(_heights(shape, window), _widths(shape, window)):
+            lanes = _allowed_lanes(shape, cols, window)[-1]
+            store = _allowed_stores(shape, cols)[-1]
+            if not cls(rows, cols, 1, 1, 1, lanes, store, window=window).is_promising(shape):
+                continue
+            across, down = -(-shape.result_width // cols), -(-shape.result_height // rows)
+            blocks = set()
+            for most_x, most_y, most in product((8, 64), (1, 4, 16), (64, 128)):
+                x = even_split(across, most_x)
+                y = even_split(down, min(most_y, max(1, most // x)))
+                z = next(n for n in depths if n <= max(1, most // (x * y)))
+                blocks.add((x, y, z))
+            for x, y, z in blocks:
+                tile = cls(rows, cols, x, y, z, lanes, store, window=window)
+                if tile.is_promising(shape):
+                    yield tile
+
+    @classmethod
+    def _least(cls, shape: DepthwiseConv2dShape, target: Target) -> RegisterWindow:
+        """Return a tile for shapes of which no larger one fits."""
+        window = windows_of(shape)[-1]
+        rows, cols = (whole_phases(shape, axis, 1, window) for axis in (0, 1))
+        return cls(rows, cols, even_split(shape.result_width, 64), 1, 1, window=window)
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
         chosen = cls.choose(shape, target)
-        widths = [chosen.cols] if chosen.window == "tap" else _allowed_columns(shape)
-        counts = [threads_over(-(-shape.result_width // cols), 64) for cols in widths]
+        widths = _widths(shape, chosen.window)
+        counts = [even_split(-(-shape.result_width // cols), 64) for cols in widths]
         return {
             "rows": with_value(
                 chosen.rows, even_tiles(shape, 0, (1, 2, 4, 7, 8, 14, 28), chosen.window)
@@ -152,28 +162,33 @@ class RegisterWindow(Strategy):
             "thread_x": with_value(chosen.thread_x, (8, 16, 32, *counts)),
             "thread_y": with_value(chosen.thread_y, (1, 2, 4, 8, 16)),
             "thread_z": with_value(chosen.thread_z, (1, 2, 4, 8, 16)),
+            "min_blocks": with_value(chosen.min_blocks, (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)),
+            "lanes": (1,) if chosen.window == "tap" else divisors(shape.row_lanes),
+            "store": _stores(shape),
         }
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
         sums = self.rows * self.cols
         most = min(_MOST_REGISTERS, REGISTERS // (self.thread_x * self.thread_y * self.thread_z))
         return (
-            self._registers(shape) <= most and unrolled_of(shape, sums, self.window) <= MAX_UNROLLED
+            sums <= MAX_SUMS
+            and self._registers(shape) <= most
+            and unrolled_of(shape, sums, self.window) <= MAX_UNROLLED
+            and loads_of(shape, self.rows, self.cols, self.window) <= MAX_LOADS
         )
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         self._require_window(shape, self.window)
-        alone = self.cols == whole_phases(shape, 1, self.cols, self.window) == 1
-        self._require(
-            alone or self.cols in _allowed_columns(shape),
-            "cols",
-            self.cols,
-            f"one of {_allowed_columns(shape)}: what leaves as a vector of up to 16 bytes",
-        )
         self._require_whole_phases(shape, self.rows, self.cols, self.window)
+        lanes = _allowed_lanes(shape, self.cols, self.window)
+        self._require(self.lanes in lanes, "lanes", self.lanes, f"one of {lanes}")
+        stores = _allowed_stores(shape, self.cols)
+        self._require(self.store in stores, "store", self.store, f"one of {stores}")
         self._require(self.thread_z <= 64, "thread_z", self.thread_z, "at most 64")
         sums = self.rows * self.cols
-        self._require(sums <= 128, "sums of a thread", sums, "at most 128")
+        self._require(sums <= MAX_SUMS, "sums of a thread", sums, f"at most {MAX_SUMS}")
+        side = max(self.rows, self.cols)
+        self._require(side <= MAX_SIDE, "rows and cols", side, f"at most {MAX_SIDE}")
         loads = loads_of(shape, self.rows, self.cols, self.window)
         self._require(loads <= MAX_LOADS, "unrolled loads", loads, f"at most {MAX_LOADS}")
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
@@ -191,8 +206,47 @@ class RegisterWindow(Strategy):
         rows = rows if self.window == "tile" else self.rows
         return rows * reach(shape, 1, self.cols) * inputs_of(shape) + self.rows * self.cols
 
+    def _work(self, shape: DepthwiseConv2dShape) -> Work:
+        """Count what a thread does."""
+        kernel_h, kernel_w = taps(shape)
+        sums = self.rows * self.cols
+        height, width = reach(shape, 0, self.rows), reach(shape, 1, self.cols)
+        vectors = (-shape.padding[1] % self.lanes + width - 1) // self.lanes + 1
+        repeats, rows = {
+            "tile": (1, height),
+            "row": (kernel_h, self.rows),
+            "tap": (kernel_h * kernel_w, self.rows),
+        }[self.window]
+        if self.window == "tap":
+            vectors = width = self.cols
+        across = min(32, self.thread_x)
+        apart = self.cols * step(shape, 1) / phases(shape, 1) * shape.itemsize / 128
+        lines = 32 / across * max(1, across * apart) + (32 / across - 1) / 2
+        return Work(
+            threads=self.thread_x * self.thread_y * self.thread_z,
+            blocks=-(-shape.batch * shape.result_channels // self.thread_z)
+            * -(-shape.result_height // (self.rows * self.thread_y))
+            * -(-shape.result_width // (self.cols * self.thread_x)),
+            sums=sums,
+            multiply_adds=sums * kernel_h * kernel_w,
+            loads=repeats * rows * vectors,
+            weights=kernel_h * kernel_w,
+            stores=sums / self.store,
+            conversions=conversions(shape, repeats * rows * width, sums),
+            values=rows * vectors * self.lanes * shape.itemsize / 4,
+            weight_values=kernel_h * kernel_w / repeats * (0.6 if shape.itemsize == 2 else 1),
+            steps=repeats,
+            lines=max(1, self.lanes * shape.itemsize / 4, min(32, lines)),
+            weight_lines=1,
+            halo=halo(shape, self.rows * self.thread_y, self.cols * self.thread_x),
+            ragged=False,
+        )
+
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
         pad, conv, epilogue = get_blocks(sch)
+        *_, columns = sch.get_loops(pad)
+        _, lanes = sch.split(columns, [None, self.lanes])
+        vectors = sch.blockize(lanes)
         store = stage_output(sch, epilogue)
 
         # 1. Threads over channels, rows and columns of tiles; all the rest are blocks.
@@ -206,17 +260,15 @@ class RegisterWindow(Strategy):
         sch.bind(ty, "threadIdx.y")
         sch.bind(tx, "threadIdx.x")
 
-        # 2. The outputs of a row leave as one vector.
-        vector = _is_vector(shape, _allowed_columns(shape)[0])
+        # 2. The outputs of a row leave as vectors.
         sch.compute_at(epilogue, tx, preserve_unit_loops=True)
         for loop in sch.get_loops(epilogue)[-2:]:
             sch.unroll(loop)
-        stage_operands(sch, epilogue, tx, vector=vector)
+        stage_operands(sch, epilogue, tx, vector=True, lanes=self.store)
+        ow, vector = sch.split(ow, [None, self.store])
         sch.unroll(oh)
-        if vector:
-            sch.vectorize(ow)
-        else:
-            sch.unroll(ow)
+        sch.unroll(ow)
+        sch.vectorize(vector)
 
         # 3. Sums in registers, all taps of a kernel row for all outputs in straight line.
         sch.set_scope(conv, 0, "local")
@@ -224,24 +276,42 @@ class RegisterWindow(Strategy):
         *_, conv_n, conv_c, conv_oh, conv_ow, kh, kw = sch.get_loops(conv)
         sch.reorder(conv_n, conv_c, kh, kw, conv_oh, conv_ow)
 
-        # 4. The input window in registers. Unrolled here and not by the CUDA compiler,
-        #    because TVM proves most tests for padding away once an index is a number.
+        # 4. The input window in registers, in whole vectors. Unrolled here and not by the CUDA
+        #    compiler, because TVM proves most tests for padding away once an index is a number.
         sch.set_scope(pad, 0, "local")
         at, unrolled = {"tile": (tx, conv_n), "row": (kh, kw), "tap": (kw, conv_oh)}[self.window]
-        sch.compute_at(pad, at, preserve_unit_loops=True)
-        for loop in sch.get_loops(pad)[-2:]:
+        sch.compute_at(vectors, at, preserve_unit_loops=True)
+        for loop in sch.get_loops(vectors)[-2:]:
             sch.unroll(loop)
+        sch.vectorize(lanes)
         unroll_in_source(sch, unrolled)
 
 
-def _allowed_columns(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-    """List the widths of a tile: those that leave as one vector, where there are any."""
-    unit, widest = phases(shape, 1), 16 // shape.itemsize
-    widths = tuple(unit * n for n in (1, 2, 4, 8) if unit * n <= widest) or (unit,)
-    return tuple(n for n in widths if _is_vector(shape, n)) or widths
+def _heights(shape: DepthwiseConv2dShape, window: str) -> list[int]:
+    """List the rows of a tile that are worth trying."""
+    return sorted({*even_tiles(shape, 0, (1, 2, 4, 7, 8, 14), window)})
 
 
-def _is_vector(shape: DepthwiseConv2dShape, cols: int) -> bool:
-    """Tell whether the results of a row are a vector: whole in any tile, and aligned."""
-    power_of_two = cols & (cols - 1) == 0
-    return shape.result_width % 2 == 0 and shape.result_width % cols == 0 and power_of_two
+def _widths(shape: DepthwiseConv2dShape, window: str) -> list[int]:
+    """List the columns of a tile that are worth trying, in whole phases."""
+    sizes = (whole_phases(shape, 1, n, window) for n in (1, 2, 4, 7, 8, 12, 14, 16))
+    least = whole_phases(shape, 1, 1, window)
+    return sorted({n for n in sizes if n == least or n <= min(shape.result_width, MAX_SIDE)})
+
+
+def _allowed_lanes(shape: DepthwiseConv2dShape, cols: int, window: str) -> tuple[int, ...]:
+    """List the vectors whose multiples a tile of `cols` begins at; a single tap's may be none."""
+    apart = cols * step(shape, 1) // phases(shape, 1)
+    widest = 1 if window == "tap" else shape.row_lanes
+    return tuple(n for n in divisors(widest) if apart % n == 0)
+
+
+def _allowed_stores(shape: DepthwiseConv2dShape, cols: int) -> tuple[int, ...]:
+    """List the vectors that a tile's outputs of a row divide into."""
+    return tuple(n for n in _stores(shape) if cols % n == 0)
+
+
+def _stores(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    """List the vectors, up to 16 bytes, that the result's rows divide into."""
+    sizes = (n for n in (1, 2, 4, 8) if n * shape.itemsize <= 16)
+    return tuple(n for n in sizes if shape.result_width % n == 0)

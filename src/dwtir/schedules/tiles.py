@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..shape import DepthwiseConv2dShape
-from ..target import Target
 
 __all__ = [
+    "MAX_BLOCKS",
     "MAX_LOADS",
+    "MAX_SIDE",
+    "MAX_SUMS",
+    "MAX_THREADS",
     "MAX_UNROLLED",
     "REGISTERS",
     "WINDOWS",
@@ -19,7 +22,6 @@ __all__ = [
     "inputs_of",
     "largest_divisor",
     "loads_of",
-    "occupy",
     "phases",
     "reach",
     "step",
@@ -38,15 +40,24 @@ instruction cache of an SM holds (128 KiB at 16 bytes each, with the rest of the
 MAX_LOADS = 1024
 """Loads of a window, unrolled with their tests for padding: about a second of compilation."""
 
+MAX_SUMS = 128
+"""Results of one thread, each a register."""
+
+MAX_SIDE = 64
+"""Rows or columns of a thread's tile; `compute.SLACK` has room for one less over the edge."""
+
 REGISTERS = 65536
 """Registers of an SM, which the threads of a block share."""
+
+MAX_THREADS = 2048
+"""Threads of an SM."""
+
+MAX_BLOCKS = 32
+"""Blocks of an SM."""
 
 WINDOWS = ("tile", "row", "tap")
 """What a thread keeps in registers: the input window of its tile, of one kernel row of it,
 or of one tap; from the most reuse to the least code."""
-
-_BUSY_THREADS = 512
-"""Threads per SM below which its schedulers run out of warps while loads are under way."""
 
 
 def step(shape: DepthwiseConv2dShape, axis: int) -> int:
@@ -149,36 +160,6 @@ def threads_over(tiles: int, most: int) -> int:
 
     counts = range(min(tiles, most), 0, -1)
     return next((n for n in counts if 20 * idle(n) <= tiles), min(counts, key=idle))
-
-
-def occupy(
-    shape: DepthwiseConv2dShape,
-    target: Target,
-    rows: int,
-    cols: int,
-    vector: int = 1,
-    window: str = "tile",
-) -> tuple[int, int, int]:
-    """Shrink a thread's tile until the whole device has work.
-
-    Tiles are as large as reuse likes them where there is work for all; a small
-    layer needs its threads more than it needs reuse. The longer side is halved
-    first, which costs the least reuse, and the channels of a vector last.
-    """
-
-    def threads() -> int:
-        tiles = -(-shape.result_height // rows) * -(-shape.result_width // cols)
-        return tiles * shape.batch * shape.result_channels // vector
-
-    while threads() < _BUSY_THREADS * target.units and rows * cols * vector > 1:
-        if rows * cols == 1:
-            vector //= 2
-        elif rows >= cols:
-            rows = -(-rows // 2)
-        else:
-            cols = -(-cols // 2)
-    rows, cols = (whole_phases(shape, axis, n, window) for axis, n in ((0, rows), (1, cols)))
-    return rows, cols, vector
 
 
 def with_value(value: int, others: Iterable[int]) -> tuple[int, ...]:

@@ -1,0 +1,122 @@
+"""The model by which a tile is chosen, and what the compiler is told of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+
+import dwtir
+from dwtir import DepthwiseConv2dShape, compute, nvrtc
+from dwtir.schedules import ChannelVector, RegisterWindow, choose
+from dwtir.schedules.cost import Model, Work, block_counts, registers_for
+from dwtir.schedules.tiles import MAX_SIDE
+from dwtir.target import resolve
+from strategies import shapes
+
+H200 = resolve("nvidia-h200")
+SHAPE = DepthwiseConv2dShape.parse("64x256x56x56_k3_p1")
+MODEL = Model(SHAPE, H200)
+WORK = Work(
+    threads=128,
+    blocks=10_000,
+    sums=32,
+    multiply_adds=288,
+    loads=30,
+    weights=9,
+    stores=8,
+    conversions=0,
+    values=60,
+    weight_values=9,
+    steps=1,
+    lines=4,
+    weight_lines=1,
+    halo=1.2,
+    ragged=False,
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"multiply_adds": 9000},
+        {"loads": 900},
+        {"conversions": 9000},
+        {"blocks": 40_000},
+        {"halo": 9.0},
+        {"steps": 9},
+        {"lines": 32},
+        {"ragged": True},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_more_work_takes_longer(more: dict[str, float]) -> None:
+    assert MODEL.seconds(WORK._replace(**more), 4) > MODEL.seconds(WORK, 4)
+
+
+def test_memory_is_the_least() -> None:
+    idle = WORK._replace(multiply_adds=0, loads=0, weights=0, stores=0, halo=1.0, blocks=1)
+    assert MODEL.seconds(idle, 1) > SHAPE.least_bytes / 5e12
+
+
+@pytest.mark.parametrize("threads", [1, 32, 33, 128, 196, 256, 1024])
+def test_blocks_at_a_time_fit(threads: int) -> None:
+    counts = block_counts(threads)
+    assert counts == tuple(sorted(set(counts)))
+    for count in counts:
+        assert 1 <= count <= 32
+        assert count == 1 or count * threads <= 2048
+        assert 0 < registers_for(threads, count) <= 255
+        assert registers_for(threads, count) * count * threads <= 65536 or count == 1
+
+
+@given(shape=shapes(kernel=7))
+def test_the_choice_passes_its_check(shape: DepthwiseConv2dShape) -> None:
+    tile = choose(shape, H200)
+    tile.check_use(shape, H200)
+    assert isinstance(tile, RegisterWindow | ChannelVector)
+    assert tile.min_blocks in block_counts(tile.thread_x * tile.thread_y * tile.thread_z)
+
+
+def test_channels_are_divided_where_they_can_be() -> None:
+    """Vectors that hang over the last channel would cost every access a test."""
+    tile = choose(DepthwiseConv2dShape.parse("128x336x28x28_k7_p3_float16_nhwc"), H200)
+    assert isinstance(tile, ChannelVector)
+    assert 336 % (tile.thread_x * tile.vector) == 0
+
+
+def test_a_tile_stays_within_the_slack() -> None:
+    assert compute.SLACK == MAX_SIDE - 1
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_loads_are_vectors_from_one_address(layout: str) -> None:
+    """Each load is a vector, and none computes the thread's address anew."""
+    source = dwtir.build(f"8x64x56x56_k3_p1_{layout}", target="nvidia-h200").source()
+    loads = re.findall(r"(\*\(float[24]\*\))?\(data_ptr \+ ([^;]*)\);", source)
+    assert len(loads) > 3
+    for vector, address in loads:
+        assert vector
+        assert "threadIdx" not in address
+    assert "v_.x" not in source
+
+
+def test_four_halves_are_copied_as_words() -> None:
+    """TVM's struct of them is still the one that `nvrtc` gives a copy of its own."""
+    tile = ChannelVector(4, 2, 4, 16, 1, 1)
+    source = dwtir.build("8x64x56x56_k3_p1_float16_nhwc", tile, target="nvidia-h200").source()
+    assert source.count(nvrtc._FOUR_HALVES) == 1
+    assert "half4 condval" in source
+
+
+def test_few_blocks_have_more_loads_under_way() -> None:
+    source = dwtir.build(
+        "1x384x14x14_k7_p3_nhwc", ChannelVector(2, 2, 1, 32, 2, 1), target="nvidia-h200"
+    ).source()
+    left_alone, one, many = (
+        nvrtc.compile_cubin(source, "sm_90", count).kernels[0].registers for count in (None, 1, 16)
+    )
+    assert many <= registers_for(64, 16)
+    assert left_alone < one
+    assert many < one
