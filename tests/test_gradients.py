@@ -14,6 +14,7 @@ import dwtir
 from backends import CPU, CUDA, OPENCL, Backend
 from dwtir import DepthwiseConv2dShape, Epilogue, InvalidEpilogueError, reference, schedules
 from dwtir.notation import OPERATIONS
+from dwtir.target import resolve
 from strategies import Tensors, integer_tensors, named_shapes, real_tensors, seeds, shapes
 
 GRADIENTS = [operation for operation in OPERATIONS if operation != "forward"]
@@ -111,6 +112,18 @@ def test_a_gradient_is_built_and_called_like_a_convolution(
         kernel(tensors[0], tensors[0])
     with pytest.raises(dwtir.ArgumentError, match=f"takes 2 tensors \\({first}, {second}\\)"):
         kernel(tensors[0])
+
+
+def test_threads_that_step_like_taps_are_refused() -> None:
+    """TVM cannot lower such a tile: it does not see how wide the window is."""
+    shape = DepthwiseConv2dShape.parse("1x1x3x9_k1x2_s2_d1x4_p0_wgrad")
+    tile = schedules.TapSums(1, 2, 1, 1, 1, 1, threads=2, parts=1, part_threads=1)
+    gpu = resolve("nvidia-h200")
+    with pytest.raises(dwtir.InvalidScheduleError, match="threads must be more or less"):
+        tile.check(shape, gpu)
+    for fine in (replace(tile, threads=1), replace(tile, threads=4), replace(tile, cols=1)):
+        fine.check(shape, gpu)
+        dwtir.build(shape, fine, target=gpu)
 
 
 @pytest.mark.parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

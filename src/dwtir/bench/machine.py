@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .._version import __version__
 from ..target import Target
 from ..threads import physical_cores
 from .problem import import_torch
@@ -45,7 +46,8 @@ def about(target: Target) -> dict[str, str]:
         found["malloc"] = keep_memory()
         found |= {name: os.environ[name] for name in _THREADS if name in os.environ}
     found["python"] = platform.python_version()
-    for package in ("dwtir", "apache-tvm", "torch"):
+    found["dwtir"] = __version__  # also of a checkout that is not installed
+    for package in ("apache-tvm", "torch"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -21,7 +21,7 @@ Registers: the taps' sums and a tile's inputs, `vector` times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ..shape import DepthwiseConv2dShape
@@ -136,7 +136,7 @@ class TapSums(Strategy):
         most = max(1, min(parts, _MOST_PART_THREADS, target.max_threads_per_block // width))
         part_threads = 1 << (most.bit_length() - 1)
         parts -= parts % part_threads
-        return cls(
+        chosen = cls(
             rows,
             cols,
             tile.kernel_rows,
@@ -147,6 +147,7 @@ class TapSums(Strategy):
             parts,
             part_threads,
         )
+        return replace(chosen, threads=threads - 1) if chosen._is_mixed_up(shape) else chosen
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -187,6 +188,12 @@ class TapSums(Strategy):
             ("parts", self.parts, -(-self._tiles(shape) // self.threads)),
         ):
             self._require(value <= most, name, value, f"at most {most}")
+        self._require(
+            not self._is_mixed_up(shape),
+            "threads",
+            self.threads,
+            "more or less, for thread and kernel column move the window equally far",
+        )
         loads = self._loads(shape)
         self._require(loads <= MAX_LOADS, "unrolled loads", loads, f"at most {MAX_LOADS}")
         self._require(self._sums <= 128, "sums of a thread", self._sums, "at most 128")
@@ -235,6 +242,19 @@ class TapSums(Strategy):
             )
         )
         return height, width
+
+    def _is_mixed_up(self, shape: DepthwiseConv2dShape) -> bool:
+        """Tell whether TVM cannot count the columns of the window.
+
+        Where a row of tiles is a thread each, and neither a thread nor a tile of taps moves
+        the window farther than the other, it takes the one for the other.
+        """
+        return (
+            self.parts == 1
+            and 1 < self.threads == -(-shape.out_width // self.cols)
+            and self.kernel_cols < shape.kernel[1]
+            and self.cols * shape.stride[1] == self.kernel_cols * shape.dilation[1]
+        )
 
     def _loads(self, shape: DepthwiseConv2dShape) -> int:
         height, width = self._window(shape)
