@@ -33,8 +33,9 @@ from typing import TYPE_CHECKING, ClassVar
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, get_blocks, stage_operands, stage_output, unroll_in_source
-from .cost import Model, Work, conversions, halo
+from .cost import Work, conversions, fastest, halo
 from .tiles import (
+    BLOCK_COUNTS,
     MAX_LOADS,
     MAX_SIDE,
     MAX_SUMS,
@@ -106,11 +107,9 @@ class ChannelVector(Strategy):
         tiles = [
             tile for window in windows_of(shape)[:2] for tile in cls._tiles(shape, window)
         ] or [cls._least(shape)]
-        model = Model(shape, target)
-        _, min_blocks, best = min(
-            (*model.best(tile._work(shape)), number) for number, tile in enumerate(tiles)
-        )
-        return replace(tiles[best], min_blocks=min_blocks)
+        works = (tile.work(shape) for tile in tiles)
+        number, min_blocks = fastest(works, shape, target)
+        return replace(tiles[number], min_blocks=min_blocks)
 
     @classmethod
     def _tiles(cls, shape: DepthwiseConv2dShape, window: str) -> Iterator[ChannelVector]:
@@ -160,7 +159,7 @@ class ChannelVector(Strategy):
             "thread_x": with_value(chosen.thread_x, (8, 16, 32, 64, *counts)),
             "thread_y": with_value(chosen.thread_y, (1, 2, 4, 7, 8, 16)),
             "thread_z": with_value(chosen.thread_z, (1, 2, 4, 8)),
-            "min_blocks": with_value(chosen.min_blocks, (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)),
+            "min_blocks": with_value(chosen.min_blocks, BLOCK_COUNTS),
         }
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
@@ -198,7 +197,7 @@ class ChannelVector(Strategy):
         window = rows * reach(shape, 1, self.cols) * inputs_of(shape)
         return self.vector * (window + self.rows * self.cols + weights)
 
-    def _work(self, shape: DepthwiseConv2dShape) -> Work:
+    def work(self, shape: DepthwiseConv2dShape) -> Work:
         """Count what a thread does."""
         kernel_h, kernel_w = taps(shape)
         sums = self.rows * self.cols * self.vector

@@ -10,11 +10,13 @@ registers of a thread are chosen too: `Strategy.min_blocks`.
 The constants are fitted to 2295 kernels of 118 layers, measured on an H200, by how much
 slower the kernel is that the model prefers than the best of the same layer: 5 % in the
 geometric mean, where one taken at random is 33 % slower. They serve to compare tiles of
-one layer, and say little about a time.
+one layer, and say little about a time. ``bench/fit_cost.py`` fits them anew, to this or
+another GPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from math import ceil, prod
 from typing import NamedTuple
@@ -23,7 +25,7 @@ from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .tiles import MAX_BLOCKS, MAX_THREADS, REGISTERS, phases, reach, step
 
-__all__ = ["Model", "Work", "block_counts", "conversions", "halo", "registers_for"]
+__all__ = ["Model", "Work", "block_counts", "conversions", "fastest", "halo", "registers_for"]
 
 _SCHEDULERS = 4
 
@@ -84,6 +86,13 @@ class Work(NamedTuple):
     weight_lines: float
     halo: float
     ragged: bool
+
+
+def fastest(works: Iterable[Work], shape: DepthwiseConv2dShape, target: Target) -> tuple[int, int]:
+    """Return the number of the work that is expected to take the least time, and its blocks."""
+    model = Model(shape, target)
+    _, min_blocks, number = min((*model.best(work), number) for number, work in enumerate(works))
+    return number, min_blocks
 
 
 def registers_for(threads: int, min_blocks: int) -> int:

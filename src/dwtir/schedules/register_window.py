@@ -38,8 +38,9 @@ from typing import TYPE_CHECKING, ClassVar
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, get_blocks, stage_operands, stage_output, unroll_in_source
-from .cost import Model, Work, conversions, halo
+from .cost import Work, conversions, fastest, halo
 from .tiles import (
+    BLOCK_COUNTS,
     MAX_LOADS,
     MAX_SIDE,
     MAX_SUMS,
@@ -115,11 +116,9 @@ class RegisterWindow(Strategy):
         tiles = [
             tile for window in windows_of(shape)[:2] for tile in cls._tiles(shape, window)
         ] or [cls._least(shape, target)]
-        model = Model(shape, target)
-        _, min_blocks, best = min(
-            (*model.best(tile._work(shape)), number) for number, tile in enumerate(tiles)
-        )
-        return replace(tiles[best], min_blocks=min_blocks)
+        works = (tile.work(shape) for tile in tiles)
+        number, min_blocks = fastest(works, shape, target)
+        return replace(tiles[number], min_blocks=min_blocks)
 
     @classmethod
     def _tiles(cls, shape: DepthwiseConv2dShape, window: str) -> Iterator[RegisterWindow]:
@@ -162,7 +161,7 @@ class RegisterWindow(Strategy):
             "thread_x": with_value(chosen.thread_x, (8, 16, 32, *counts)),
             "thread_y": with_value(chosen.thread_y, (1, 2, 4, 8, 16)),
             "thread_z": with_value(chosen.thread_z, (1, 2, 4, 8, 16)),
-            "min_blocks": with_value(chosen.min_blocks, (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)),
+            "min_blocks": with_value(chosen.min_blocks, BLOCK_COUNTS),
             "lanes": (1,) if chosen.window == "tap" else divisors(shape.row_lanes),
             "store": _stores(shape),
         }
@@ -206,7 +205,7 @@ class RegisterWindow(Strategy):
         rows = rows if self.window == "tile" else self.rows
         return rows * reach(shape, 1, self.cols) * inputs_of(shape) + self.rows * self.cols
 
-    def _work(self, shape: DepthwiseConv2dShape) -> Work:
+    def work(self, shape: DepthwiseConv2dShape) -> Work:
         """Count what a thread does."""
         kernel_h, kernel_w = taps(shape)
         sums = self.rows * self.cols

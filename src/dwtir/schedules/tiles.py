@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ..shape import DepthwiseConv2dShape
 
 __all__ = [
+    "BLOCK_COUNTS",
     "MAX_BLOCKS",
     "MAX_LOADS",
     "MAX_SIDE",
@@ -51,6 +52,9 @@ REGISTERS = 65536
 
 MAX_THREADS = 2048
 """Threads of an SM."""
+
+BLOCK_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+"""Blocks of an SM at a time that a search tries."""
 
 MAX_BLOCKS = 32
 """Blocks of an SM."""
