@@ -131,9 +131,10 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     square root are rounded correctly. Multiply-add contraction is on, as in
     nvcc. Thread-safe, and threads run in parallel: NVRTC works without the GIL.
 
-    ptxas likes to spill a few bytes to fit one more block on an SM. A kernel that
-    spills while there are registers left is compiled once more with the word that
-    one block is enough, and the better of the two is taken.
+    ptxas likes to spill a few bytes to fit one more block on an SM, or to have more loads
+    under way. A kernel that spills is compiled once more with the word that one block is
+    enough, while there are registers left, then as ptxas itself likes it, and the one that
+    spills least is taken.
 
     Parameters
     ----------
@@ -174,9 +175,14 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
         source = _BFLOAT16 + source
     source = source.replace(_FOUR_HALVES, _FOUR_HALVES + _COPIED_AS_WORDS)
     cubin = _compile(nvrtc, _with_min_blocks(source, min_blocks), arch, options)
-    taken = max(kernel.registers for kernel in cubin.kernels)
-    if _spills(cubin) and taken < _most_registers(source):
-        cubin = min(cubin, _compile(nvrtc, _with_min_blocks(source, 1), arch, options), key=_spills)
+    others: list[int | None] = []
+    if min_blocks is not None:
+        others.append(None)
+    if max(kernel.registers for kernel in cubin.kernels) < _most_registers(source):
+        others.append(1)
+    while _spills(cubin) and others:
+        again = _compile(nvrtc, _with_min_blocks(source, others.pop()), arch, options)
+        cubin = min(cubin, again, key=_spills)
     return cubin
 
 

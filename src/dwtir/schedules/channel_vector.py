@@ -62,6 +62,11 @@ _MOST_REGISTERS = 200
 """Registers of the window's rows in use, sums and weights, above which kernels spill."""
 
 
+_MOST_VALUES = 300
+"""Inputs and sums of a "tile", above which some kernels spill: ptxas does not always work its
+way down the window."""
+
+
 @dataclass(frozen=True)
 class ChannelVector(Strategy):
     """Tile of the NHWC channel vectors.
@@ -167,6 +172,7 @@ class ChannelVector(Strategy):
         most = min(_MOST_REGISTERS, REGISTERS // (self.thread_x * self.thread_y * self.thread_z))
         return (
             sums <= MAX_SUMS
+            and (self.window != "tile" or self._values(shape) <= _MOST_VALUES)
             and unrolled_of(shape, sums, self.window) <= MAX_UNROLLED
             and loads_of(shape, self.rows, self.cols, self.window) <= MAX_LOADS
             and (self.window == "tap" or self._registers(shape) <= most)
@@ -196,6 +202,11 @@ class ChannelVector(Strategy):
             rows, weights = self.rows, kernel_w
         window = rows * reach(shape, 1, self.cols) * inputs_of(shape)
         return self.vector * (window + self.rows * self.cols + weights)
+
+    def _values(self, shape: DepthwiseConv2dShape) -> int:
+        """Count inputs and sums of a tile."""
+        window = reach(shape, 0, self.rows) * reach(shape, 1, self.cols) * inputs_of(shape)
+        return self.vector * (window + self.rows * self.cols)
 
     def work(self, shape: DepthwiseConv2dShape) -> Work:
         """Count what a thread does."""

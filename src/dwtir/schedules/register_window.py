@@ -70,6 +70,11 @@ _MOST_REGISTERS = 260
 """Registers of the window's rows in use and the sums, above which every kernel spills."""
 
 
+_MOST_VALUES = 400
+"""Inputs and sums of a "tile", above which some kernels spill: ptxas does not always work its
+way down the window."""
+
+
 @dataclass(frozen=True)
 class RegisterWindow(Strategy):
     """Tile of the NCHW register window.
@@ -115,7 +120,7 @@ class RegisterWindow(Strategy):
         """
         tiles = [
             tile for window in windows_of(shape)[:2] for tile in cls._tiles(shape, window)
-        ] or [cls._least(shape, target)]
+        ] or [cls._least(shape)]
         works = (tile.work(shape) for tile in tiles)
         number, min_blocks = fastest(works, shape, target)
         return replace(tiles[number], min_blocks=min_blocks)
@@ -142,7 +147,7 @@ class RegisterWindow(Strategy):
                     yield tile
 
     @classmethod
-    def _least(cls, shape: DepthwiseConv2dShape, target: Target) -> RegisterWindow:
+    def _least(cls, shape: DepthwiseConv2dShape) -> RegisterWindow:
         """Return a tile for shapes of which no larger one fits."""
         window = windows_of(shape)[-1]
         rows, cols = (whole_phases(shape, axis, 1, window) for axis in (0, 1))
@@ -171,6 +176,7 @@ class RegisterWindow(Strategy):
         most = min(_MOST_REGISTERS, REGISTERS // (self.thread_x * self.thread_y * self.thread_z))
         return (
             sums <= MAX_SUMS
+            and (self.window != "tile" or self._values(shape) <= _MOST_VALUES)
             and self._registers(shape) <= most
             and unrolled_of(shape, sums, self.window) <= MAX_UNROLLED
             and loads_of(shape, self.rows, self.cols, self.window) <= MAX_LOADS
@@ -204,6 +210,11 @@ class RegisterWindow(Strategy):
         rows = min(taps(shape)[0], reach(shape, 0, self.rows))
         rows = rows if self.window == "tile" else self.rows
         return rows * reach(shape, 1, self.cols) * inputs_of(shape) + self.rows * self.cols
+
+    def _values(self, shape: DepthwiseConv2dShape) -> int:
+        """Count inputs and sums of a tile."""
+        window = reach(shape, 0, self.rows) * reach(shape, 1, self.cols) * inputs_of(shape)
+        return window + self.rows * self.cols
 
     def work(self, shape: DepthwiseConv2dShape) -> Work:
         """Count what a thread does."""
