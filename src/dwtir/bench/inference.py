@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import ArgumentError, CompileError
+from ..kernel import Timing
 from ..nn import convert
 from ..nn.chain import is_depthwise
 from ..target import Target
@@ -20,7 +21,7 @@ from .rounds import in_short, in_turns
 from .share import depthwise_share
 from .timers import LaunchTimer, Timer, open_timer
 
-__all__ = ["FORMATS", "infer", "network_timer"]
+__all__ = ["FORMATS", "infer", "timed"]
 
 FORMATS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 """The layouts of images, as torch names them."""
@@ -97,8 +98,7 @@ def infer(
     graphs = target.kind == "cuda"
     right, notes = _checked(network.name, runs, expected, allowed, graphs=graphs)
     contenders = [Contender(run.way, layout, run.call, run.result) for run in right]
-    timer = network_timer(target, contenders, patience)
-    timings = in_turns(timer, contenders, rounds)
+    timings, load = timed(target, contenders, rounds, patience)
     return NetworkRow(
         network=network.name,
         run="inference",
@@ -110,7 +110,7 @@ def infer(
         layers=sum(map(is_depthwise, model.modules())),
         share=depthwise_share(model, eager.once),
         notes=tuple(notes),
-        load=timer.load,
+        load=load,
     )
 
 
@@ -203,8 +203,12 @@ def _error(output: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> floa
     return float(np.abs(output - expected).max() / np.abs(expected).max())
 
 
-def network_timer(target: Target, contenders: Sequence[Contender], patience: float) -> Timer:
-    """Make the timer of a device, for contenders that have run."""
+def timed(
+    target: Target, contenders: Sequence[Contender], rounds: int, patience: float
+) -> tuple[dict[str, Timing], float]:
+    """Time contenders that have run, in turns; return their times, and what others used of CPUs."""
     if target.kind == "cuda":
-        return LaunchTimer(contenders)
-    return open_timer(target, contenders, 1, patience)
+        timer: Timer = LaunchTimer(contenders)
+    else:
+        timer = open_timer(target, contenders, 1, patience)
+    return in_turns(timer, contenders, rounds), timer.load

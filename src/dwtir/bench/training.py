@@ -13,10 +13,10 @@ from ..nn import DepthwiseConv2d
 from ..nn.chain import is_depthwise
 from ..target import Target
 from .contenders import Contender, convolutions
-from .inference import FORMATS, network_timer
+from .inference import FORMATS, timed
 from .network_row import NUDGED, NetworkRow
 from .networks import Network, seeded
-from .rounds import in_short, in_turns
+from .rounds import in_short
 
 __all__ = ["PRECISIONS", "swap", "train"]
 
@@ -142,8 +142,7 @@ def train(
     contenders = [
         Contender(way, layout, trainer.call, trainer.result) for way, trainer in trainers.items()
     ]
-    timer = network_timer(target, contenders, patience)
-    timings = in_turns(timer, contenders, rounds)
+    timings, load = timed(target, contenders, rounds, patience)
     return NetworkRow(
         network=network.name,
         run="training",
@@ -154,7 +153,7 @@ def train(
         replaced=replaced,
         layers=sum(map(is_depthwise, model.modules())),
         losses=losses,
-        load=timer.load,
+        load=load,
     )
 
 

@@ -25,15 +25,14 @@ threads share their halo through L1.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
-from .base import Strategy, get_blocks, stage_operands, stage_output, unroll_in_source
-from .cost import Work, conversions, fastest, halo
+from .base import get_blocks, stage_operands, stage_output, unroll_in_source
+from .cost import Work, conversions, halo
 from .tiles import (
     BLOCK_COUNTS,
     MAX_LOADS,
@@ -52,6 +51,7 @@ from .tiles import (
     windows_of,
     with_value,
 )
+from .window import Window
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -68,7 +68,7 @@ way down the window."""
 
 
 @dataclass(frozen=True)
-class ChannelVector(Strategy):
+class ChannelVector(Window):
     """Tile of the NHWC channel vectors.
 
     Parameters
@@ -101,23 +101,12 @@ class ChannelVector(Strategy):
     window: str = "tile"
 
     @classmethod
-    @lru_cache(maxsize=256)
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> ChannelVector:
-        """Choose the tile that the model of `cost` expects the least time of.
+    def tiles(cls, shape: DepthwiseConv2dShape, window: str) -> Iterator[ChannelVector]:
+        """List tiles whose blocks take channels first.
 
-        Blocks take channels first, for a warp's access is as long as its channels are
-        contiguous; no more than divide them, where that is possible, for otherwise every
-        access has a test of its own.
+        A warp's access is as long as its channels are contiguous. No more than divide them,
+        where that is possible, for otherwise every access has a test of its own.
         """
-        tiles = [
-            tile for window in windows_of(shape)[:2] for tile in cls._tiles(shape, window)
-        ] or [cls._least(shape)]
-        works = (tile.work(shape) for tile in tiles)
-        number, min_blocks = fastest(works, shape, target)
-        return replace(tiles[number], min_blocks=min_blocks)
-
-    @classmethod
-    def _tiles(cls, shape: DepthwiseConv2dShape, window: str) -> Iterator[ChannelVector]:
         heights = sorted({*even_tiles(shape, 0, (1, 2, 4, 7, 8, 14), window)})
         widths = sorted({*even_tiles(shape, 1, (1, 2, 3, 4, 5, 7, 8, 14), window)})
         for rows, cols, vector in product(heights, widths, _vectors(shape)):
@@ -137,8 +126,7 @@ class ChannelVector(Strategy):
                     yield tile
 
     @classmethod
-    def _least(cls, shape: DepthwiseConv2dShape) -> ChannelVector:
-        """Return a tile for shapes of which no larger one fits."""
+    def least(cls, shape: DepthwiseConv2dShape) -> ChannelVector:
         window = windows_of(shape)[-1]
         rows, cols = (whole_phases(shape, axis, 1, window) for axis in (0, 1))
         vector = _vectors(shape)[0]
@@ -209,7 +197,6 @@ class ChannelVector(Strategy):
         return self.vector * (window + self.rows * self.cols)
 
     def work(self, shape: DepthwiseConv2dShape) -> Work:
-        """Count what a thread does."""
         kernel_h, kernel_w = taps(shape)
         sums = self.rows * self.cols * self.vector
         height, width = reach(shape, 0, self.rows), reach(shape, 1, self.cols)

@@ -30,15 +30,14 @@ lines, which are what a wide window is short of.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
-from .base import Strategy, get_blocks, stage_operands, stage_output, unroll_in_source
-from .cost import Work, conversions, fastest, halo
+from .base import get_blocks, stage_operands, stage_output, unroll_in_source
+from .cost import Work, conversions, halo
 from .tiles import (
     BLOCK_COUNTS,
     MAX_LOADS,
@@ -60,6 +59,7 @@ from .tiles import (
     windows_of,
     with_value,
 )
+from .window import Window
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -76,7 +76,7 @@ way down the window."""
 
 
 @dataclass(frozen=True)
-class RegisterWindow(Strategy):
+class RegisterWindow(Window):
     """Tile of the NCHW register window.
 
     Parameters
@@ -111,22 +111,11 @@ class RegisterWindow(Strategy):
     window: str = "tile"
 
     @classmethod
-    @lru_cache(maxsize=256)
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> RegisterWindow:
-        """Choose the tile that the model of `cost` expects the least time of.
+    def tiles(cls, shape: DepthwiseConv2dShape, window: str) -> Iterator[RegisterWindow]:
+        """List tiles with vectors as wide as they allow.
 
-        Vectors are as wide as a tile allows. Blocks take whole rows of tiles first, then
-        the rows below them, then channels.
+        Blocks take whole rows of tiles first, then the rows below them, then channels.
         """
-        tiles = [
-            tile for window in windows_of(shape)[:2] for tile in cls._tiles(shape, window)
-        ] or [cls._least(shape)]
-        works = (tile.work(shape) for tile in tiles)
-        number, min_blocks = fastest(works, shape, target)
-        return replace(tiles[number], min_blocks=min_blocks)
-
-    @classmethod
-    def _tiles(cls, shape: DepthwiseConv2dShape, window: str) -> Iterator[RegisterWindow]:
         channels = shape.batch * shape.result_channels
         depths = [n for n in range(64, 0, -1) if channels % n == 0]
         for rows, cols in product(_heights(shape, window), _widths(shape, window)):
@@ -147,8 +136,7 @@ class RegisterWindow(Strategy):
                     yield tile
 
     @classmethod
-    def _least(cls, shape: DepthwiseConv2dShape) -> RegisterWindow:
-        """Return a tile for shapes of which no larger one fits."""
+    def least(cls, shape: DepthwiseConv2dShape) -> RegisterWindow:
         window = windows_of(shape)[-1]
         rows, cols = (whole_phases(shape, axis, 1, window) for axis in (0, 1))
         return cls(rows, cols, even_split(shape.result_width, 64), 1, 1, window=window)
@@ -217,7 +205,6 @@ class RegisterWindow(Strategy):
         return window + self.rows * self.cols
 
     def work(self, shape: DepthwiseConv2dShape) -> Work:
-        """Count what a thread does."""
         kernel_h, kernel_w = taps(shape)
         sums = self.rows * self.cols
         height, width = reach(shape, 0, self.rows), reach(shape, 1, self.cols)
