@@ -22,12 +22,11 @@ import tvm
 from tvm.s_tir import Schedule
 
 import dwtir
-from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, Strategy, Target, compute
+from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, Strategy, Target
 from dwtir.arguments import ALIGNMENT, Signature
 from dwtir.build import schedule_for
 from dwtir.reference import numpy_dtype
 from dwtir.replay import replay_on_cpu
-from dwtir.shape import DTYPES
 from dwtir.target import resolve
 from strategies import Array, Tensors
 
@@ -126,14 +125,16 @@ def llvm(mod: tvm.IRModule, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> 
     return run
 
 
-def replay(sch: Schedule, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Run:
-    """Replay a GPU schedule on the processor."""
-    return llvm(replay_on_cpu(sch, compute.depthwise_conv2d(shape, epilogue)), shape, epilogue)
+def replay(
+    strategy: Strategy, sch: Schedule, shape: DepthwiseConv2dShape, epilogue: Epilogue
+) -> Run:
+    """Replay a strategy's schedule for GPUs on the processor."""
+    return llvm(replay_on_cpu(sch, strategy.define(shape, epilogue)), shape, epilogue)
 
 
 def _replay(strategy: Strategy, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Run:
     strategy.check_use(shape, H200)
-    return replay(schedule_for(shape, epilogue, strategy), shape, epilogue)
+    return replay(strategy, schedule_for(shape, epilogue, strategy), shape, epilogue)
 
 
 def _build(target: str) -> Callable[[Strategy, DepthwiseConv2dShape, Epilogue], Run]:
@@ -196,7 +197,8 @@ def cells(*backends: Backend, strategies: Mapping[str, type[Strategy]] = STRATEG
         for backend in backends
         for strategy in strategies.values()
         if strategy.on_gpu == backend.on_gpu
+        if not (strategy.needs_mma and backend is OPENCL)
         for operation in strategy.operations
         for layout in strategy.layouts
-        for dtype in DTYPES
+        for dtype in strategy.dtypes
     ]

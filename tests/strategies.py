@@ -8,6 +8,7 @@ large as the padded input, strides that skip inputs, padding on one side only.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import isqrt, prod
 from typing import Any, TypeAlias
 
@@ -243,6 +244,20 @@ STRUCTURES = {
     "step": LADDER_STEPS,
 }
 """The values of the strategies' string fields, which `Strategy.space` does not list."""
+
+
+def adapted(
+    shape: DepthwiseConv2dShape, strategy: type[Strategy], target: Target, **about: str
+) -> DepthwiseConv2dShape:
+    """Change a shape until the strategy schedules it on the target."""
+    layout = shape.layout if shape.layout in strategy.layouts else strategy.layouts[0]
+    dtype = shape.dtype if shape.dtype in strategy.dtypes else strategy.dtypes[0]
+    shape = replace(shape, **({"layout": layout, "dtype": dtype} | about))
+    try:
+        strategy.choose(shape, target).check_use(shape, target)
+    except InvalidScheduleError:
+        shape = replace(shape, stride=(1, 1), channel_multiplier=1)
+    return shape
 
 
 @st.composite

@@ -8,7 +8,6 @@ NaN, and `backends` checks the memory around every tensor.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -29,11 +28,12 @@ from backends import (
     replay,
     run_guarded,
 )
-from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, Strategy, compute, reference
+from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, Strategy, reference
 from strategies import (
     EXACT_STEPS,
     Array,
     Tensors,
+    adapted,
     epilogues,
     integer_tensors,
     named_shapes,
@@ -96,9 +96,9 @@ def test_the_chosen_tile(
     epilogue: Epilogue,
     seed: int,
 ) -> None:
-    shape = replace(shape, operation=operation, layout=layout, dtype=dtype)
-    epilogue = epilogue if operation == "forward" else Epilogue()
     target = backend.target()
+    shape = adapted(shape, strategy, target, operation=operation, layout=layout, dtype=dtype)
+    epilogue = epilogue if operation == "forward" else Epilogue()
     tile = strategy.choose(shape, target)
     tile.check_use(shape, target)
     check(shape, epilogue, tile, backend.compile(tile, shape, epilogue), seed)
@@ -118,8 +118,9 @@ def test_any_tile_that_passes_its_check(
     shape: DepthwiseConv2dShape,
     seed: int,
 ) -> None:
-    shape = replace(shape, operation=operation, layout=layout, dtype=dtype)
-    tile = data.draw(tiles(strategy, shape, backend.target(), structures=True))
+    target = backend.target()
+    shape = adapted(shape, strategy, target, operation=operation, layout=layout, dtype=dtype)
+    tile = data.draw(tiles(strategy, shape, target, structures=True))
     epilogue = data.draw(epilogues(steps=EXACT_STEPS)) if operation == "forward" else Epilogue()
     check(shape, epilogue, tile, backend.compile(tile, shape, epilogue), seed)
 
@@ -155,12 +156,13 @@ def test_a_tile_of_random_variables(
     strategy: type[Strategy], data: st.DataObject, seed: int
 ) -> None:
     operation = data.draw(st.sampled_from(strategy.operations))
-    shape = replace(data.draw(shapes(layouts=strategy.layouts, kernel=7)), operation=operation)
+    drawn = data.draw(shapes(layouts=strategy.layouts, dtypes=strategy.dtypes, kernel=7))
+    shape = adapted(drawn, strategy, H200, operation=operation)
     tile = data.draw(tiles(strategy, shape, H200))
     epilogue = data.draw(epilogues(steps=EXACT_STEPS)) if operation == "forward" else Epilogue()
-    sch = Schedule(compute.depthwise_conv2d(shape, epilogue))
+    sch = Schedule(tile.define(shape, epilogue))
     decisions = {name: tile.parameters[name] for name in strategy.space(shape, H200)}
     variables, values = strategy.draw(sch, shape, H200, decisions)
     assert values == tile
     variables.apply(sch, shape)
-    check(shape, epilogue, tile, replay(sch, shape, epilogue), seed)
+    check(shape, epilogue, tile, replay(tile, sch, shape, epilogue), seed)

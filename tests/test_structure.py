@@ -22,7 +22,6 @@ from dwtir import (
     DepthwiseConv2dShape,
     Epilogue,
     Strategy,
-    compute,
     reference,
 )
 from dwtir.build import schedule_for
@@ -229,9 +228,11 @@ def test_a_window_larger_than_shared_memory_is_not_claimed() -> None:
 
 @pytest.mark.parametrize("epilogue", ["", "bias+relu", "scale_shift+residual"])
 @pytest.mark.parametrize("target", ["cpu", "opencl", "nvidia-h200"])
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_the_trace_makes_the_script(target: str, layout: str, epilogue: str) -> None:
-    shape = DepthwiseConv2dShape.parse(f"2x6x13x17_k3_s2x1_psame_m2_{layout}")
+@pytest.mark.parametrize(
+    "about", ["k3_s2x1_psame_m2_nchw", "k3_s2x1_psame_m2_nhwc", "k7_psame_float16_nchw"]
+)
+def test_the_trace_makes_the_script(target: str, about: str, epilogue: str) -> None:
+    shape = DepthwiseConv2dShape.parse(f"2x6x13x18_{about}")
     names = [
         name
         for name, strategy in STRATEGIES.items()
@@ -240,7 +241,7 @@ def test_the_trace_makes_the_script(target: str, layout: str, epilogue: str) -> 
     assert names
     for name in names:
         kernel = dwtir.build(shape, name, epilogue=epilogue, target=target)
-        fresh = Schedule(compute.depthwise_conv2d(shape, Epilogue.of(epilogue)))
+        fresh = Schedule(kernel.strategy.define(shape, Epilogue.of(epilogue)))
         Trace.apply_json_to_schedule(load_json(kernel.trace), fresh)
         expected = schedule_for(shape, Epilogue.of(epilogue), kernel.strategy).mod
         tvm.ir.assert_structural_equal(fresh.mod, expected)
@@ -258,7 +259,8 @@ def test_the_trace_makes_the_script(target: str, layout: str, epilogue: str) -> 
 )
 def test_a_gpu_schedule_is_one_kernel_with_its_sums_in_registers(name: str, operation: str) -> None:
     strategy = STRATEGIES[name]
-    shape = DepthwiseConv2dShape.parse(f"2x8x28x28_k3_p1_{strategy.layouts[0].lower()}")
+    about = f"{strategy.dtypes[0]}_{strategy.layouts[0].lower()}"
+    shape = DepthwiseConv2dShape.parse(f"2x8x28x28_k3_p1_{about}")
     shape = dataclasses.replace(shape, operation=operation)
     kernel = dwtir.build(shape, name, target="nvidia-h200")
     assert kernel_names(kernel.source()) == {"main_kernel"}

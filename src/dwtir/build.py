@@ -116,7 +116,7 @@ def _compile(
 
     sch = schedule_for(shape, epilogue, strategy)
     mod, workspace = hoist(sch.mod) if target.is_gpu else (sch.mod, ())
-    compiled = compile_module(mod, target, strategy.min_blocks)
+    compiled = compile_module(mod, target, strategy.min_blocks, hoist=strategy.hoist)
     resources = _launch(sch) if target.is_gpu else Resources()
     if compiled.cubin is not None:
         resources = with_cubin_resources(resources, compiled.cubin)
@@ -130,9 +130,7 @@ def schedule_for(shape: DepthwiseConv2dShape, epilogue: Epilogue, strategy: Stra
     """Define the convolution and apply a strategy to it."""
     from tvm.s_tir import Schedule
 
-    from . import compute
-
-    sch = Schedule(compute.depthwise_conv2d(shape, epilogue))
+    sch = Schedule(strategy.define(shape, epilogue))
     strategy.apply(sch, shape)
     return sch
 

@@ -40,13 +40,17 @@ class Compiled:
     cubin: Cubin | None = None
 
 
-def compile_module(mod: tvm.IRModule, target: Target, min_blocks: int | None = None) -> Compiled:
+def compile_module(
+    mod: tvm.IRModule, target: Target, min_blocks: int | None = None, *, hoist: bool = False
+) -> Compiled:
     """Compile a scheduled module for CUDA or the CPU.
 
     Parameters
     ----------
     min_blocks : int, optional
         For CUDA; see `nvrtc.compile_cubin`.
+    hoist : bool
+        For CUDA: whether tests of threads and blocks leave the unrolled loops they stand in.
 
     Raises
     ------
@@ -71,12 +75,15 @@ def compile_module(mod: tvm.IRModule, target: Target, min_blocks: int | None = N
 
     token = _compile_source.set(compile_source)
     try:
-        library = tvm.compile(mod, target=target.tvm(), tir_pipeline=_pipeline()).mod
+        with tvm.transform.PassContext(config=_HOISTED if hoist else {}):
+            library = tvm.compile(mod, target=target.tvm(), tir_pipeline=_pipeline()).mod
     finally:
         _compile_source.reset(token)
     (device,) = library.imports
     return Compiled(library, str(device.inspect_source("cuda")), cubins[0] if cubins else None)
 
+
+_HOISTED = {"s_tir.HoistIfThenElse": {"support_block_scope_hoisting": True}}
 
 _compile_source: ContextVar[Callable[[str], bytes] | None] = ContextVar("source", default=None)
 
@@ -89,13 +96,23 @@ def _pipeline() -> str:
     into each of them again. A load under a condition then begins with the thread's number
     and the pointer, for the CUDA compiler computes nothing before a branch that only one
     side of it needs. Half of the instructions of a small kernel were such addresses.
+
+    TVM finds what each thread has of a buffer while an instruction of tensor cores still
+    stands for the whole buffer of a warp. The first passes show its operands before that.
     """
     from tvm import transform
+    from tvm.s_tir import transform as s_transform
     from tvm.s_tir.pipeline import default_s_tir_pipeline
     from tvm.tirx import compilation_pipeline
     from tvm.tirx.transform import CommonSubexprElim, LowerIntrin, LowerWarpMemory, StmtSimplify
 
     lower, finish_host, _ = default_s_tir_pipeline()
+    show_operands = [
+        s_transform.LowerInitBlock(),
+        s_transform.PlanAndUpdateBufferAllocationLocation(),
+        s_transform.ConvertBlocksToOpaque(),
+        s_transform.LowerMatchBuffer(),
+    ]
     finish = [
         LowerWarpMemory(),
         StmtSimplify(),
@@ -104,7 +121,12 @@ def _pipeline() -> str:
         LowerIntrin(),
     ]
     compilation_pipeline.register_tir_pipeline(
-        "dwtir", lambda: (lower, finish_host, lambda: transform.Sequential(finish))
+        "dwtir",
+        lambda: (
+            transform.Sequential([*show_operands, lower]),
+            finish_host,
+            lambda: transform.Sequential(finish),
+        ),
     )
     return "dwtir"
 

@@ -19,7 +19,7 @@ from .errors import CompileError, InvalidTargetError, ToolchainError
 __all__ = ["Cubin", "KernelResources", "compile_cubin", "nvrtc_version"]
 
 _REGISTERS_OF_SM = 65536
-_LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\)")
+_LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\) (\w+)")
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,9 @@ __device__ inline nv_bfloat16 min(nv_bfloat16 a, nv_bfloat16 b) { return __hlt(a
 #line 1
 """
 
+# TVM includes it in every kernel that uses tensor cores, whose instructions it writes itself.
+_UNUSED_HEADER = "#include <mma.h>"
+
 # TVM's vector of four halves copies them one by one. Under a condition, as every load has
 # that may lie in the padding, that takes two instructions a half; as two words it takes none.
 _FOUR_HALVES = "half4_bfloat164(T x, T y, T z, T w) : x(x), y(y), z(z), w(w) {}"
@@ -144,9 +147,9 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     arch : str
         ``sm_90``, or with a suffix ``sm_90a``.
     min_blocks : int, optional
-        Blocks that an SM shall have room for at a time. With so many registers ptxas has
-        loads under way together; left to itself it takes fewer, for more blocks, and waits
-        for a few loads at a time.
+        Blocks of the first kernel that an SM shall have room for at a time. With so many
+        registers ptxas has loads under way together; left to itself it takes fewer, for more
+        blocks, and waits for a few loads at a time.
 
     Raises
     ------
@@ -173,6 +176,7 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
         options.append("--no-cache")
     if "bfloat16" in source:
         source = _BFLOAT16 + source
+    source = source.replace(_UNUSED_HEADER, "")
     source = source.replace(_FOUR_HALVES, _FOUR_HALVES + _COPIED_AS_WORDS)
     cubin = _compile(nvrtc, _with_min_blocks(source, min_blocks), arch, options)
     others: list[int | None] = []
@@ -187,14 +191,17 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
 
 
 def _with_min_blocks(source: str, min_blocks: int | None) -> str:
-    if min_blocks is None:
+    found = _LAUNCH_BOUNDS.search(source)
+    if min_blocks is None or found is None:
         return source
-    return _LAUNCH_BOUNDS.sub(rf"__launch_bounds__(\1, {min_blocks})", source)
+    bounds = f"__launch_bounds__({found[1]}, {min_blocks}) {found[2]}"
+    return re.sub(rf"{re.escape(found[0])}\b", bounds, source)
 
 
 def _most_registers(source: str) -> int:
-    """Return how many registers a thread of the largest block can have, alone on an SM."""
-    threads = max(map(int, _LAUNCH_BOUNDS.findall(source)), default=1)
+    """Return how many registers a thread of the first kernel can have, one block on an SM."""
+    found = _LAUNCH_BOUNDS.search(source)
+    threads = int(found[1]) if found else 1
     warps = -(-threads // 32)
     return min(255, _REGISTERS_OF_SM // (32 * warps) // 8 * 8)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["replay_on_cpu"]
 
-_GPU_ONLY = {"Bind"}
+_GPU_ONLY = {"Bind", "Tensorize"}
 
 
 def replay_on_cpu(sch: Schedule, func: tvm.tirx.PrimFunc) -> tvm.IRModule:

@@ -257,7 +257,7 @@ class DepthwiseConv2dShape:
 
         For the data's gradient those are rows of the output's, which it reads.
         """
-        width = self.width if self.operation == "forward" else self.out_width
+        width = self.out_width if self.operation == "grad_data" else self.width
         return next(n for n in (8, 4, 2, 1) if n * self.itemsize <= 16 and width % n == 0)
 
     @property

@@ -64,6 +64,11 @@ class Target:
         """Whether kernels are grids of thread blocks."""
         return self.kind != "cpu"
 
+    @property
+    def has_mma(self) -> bool:
+        """Whether warps multiply matrices of halves by ``mma.sync.m16n8k16``: from sm_80 on."""
+        return self.kind == "cuda" and int(self.arch.removeprefix("sm_").rstrip("af")) >= 80
+
     def tvm(self) -> tvm.target.Target:
         """Return this target as TVM's."""
         import tvm

@@ -56,12 +56,13 @@ _INSTRUCTIONS = frozenset(
         "SampleCategorical",
         "SetScope",
         "Split",
+        "Tensorize",
         "TransformLayout",
         "Unroll",
         "Vectorize",
     ]
 )
-_BLOCKS = ("pad", "depthwise_conv2d", "epilogue")
+_BLOCKS = ("pad", "band", "depthwise_conv2d", "residual", "epilogue", "store")
 _MAX_INSTRUCTIONS = 512
 
 
@@ -89,9 +90,7 @@ def space_trace(
     """
     from tvm.s_tir import Schedule
 
-    from . import compute
-
-    sch = Schedule(compute.depthwise_conv2d(shape, epilogue or Epilogue()))
+    sch = Schedule(strategy.define(shape, epilogue or Epilogue()))
     variables = strategy.parameters
     for field, candidates in strategy.space(shape, target).items():
         if variables[field] in candidates:

@@ -27,12 +27,13 @@ from functools import lru_cache
 
 from tvm import tirx
 
+from ..bands import Bands
 from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape
-from . import forward, grad_data, grad_weight
+from . import banded, forward, grad_data, grad_weight
 from .sizes import SLACK
 
-__all__ = ["EPILOGUE_ATTR", "SHAPE_ATTR", "SLACK", "depthwise_conv2d"]
+__all__ = ["EPILOGUE_ATTR", "SHAPE_ATTR", "SLACK", "banded_matrix", "depthwise_conv2d"]
 
 SHAPE_ATTR, EPILOGUE_ATTR = "dwtir.shape", "dwtir.epilogue"
 """Attributes of the function: what it computes, as text. A tuning database finds it by them."""
@@ -44,6 +45,19 @@ _GRADIENTS = {
     ("grad_weight", "NCHW"): grad_weight.nchw,
     ("grad_weight", "NHWC"): grad_weight.nhwc,
 }
+
+
+@lru_cache(maxsize=64)
+def banded_matrix(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define a shape's operation as products of matrices, tile by tile.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        The same as by `depthwise_conv2d`, from other blocks.
+    """
+    epilogue.check_for(bands.shape)
+    return _named(banded.nchw(bands, epilogue), bands.shape, epilogue)
 
 
 @lru_cache(maxsize=64)  # to parse TVMScript takes 20 ms, and functions do not change
@@ -67,4 +81,8 @@ def depthwise_conv2d(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.Pr
         func = _FORWARD[shape.layout](shape, epilogue)
     else:
         func = _GRADIENTS[shape.operation, shape.layout](shape)
+    return _named(func, shape, epilogue)
+
+
+def _named(func: tirx.PrimFunc, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
     return func.with_attr(SHAPE_ATTR, str(shape)).with_attr(EPILOGUE_ATTR, str(epilogue))

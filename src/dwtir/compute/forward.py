@@ -13,7 +13,7 @@ from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape
 from .sizes import aligned, image, padded_sizes
 
-__all__ = ["nchw", "nhwc"]
+__all__ = ["epilogue_parts", "nchw", "nhwc"]
 
 # The factories close over plain integers and call helpers at parse time:
 # TVMScript evaluates both, and the script that it prints shows the results.
@@ -28,7 +28,7 @@ def nchw(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
     AH, AW, PH, PW = padded_sizes(shape)
     SHIFT, LEFT, PW = aligned(shape, LEFT, PW)
     dtype = shape.dtype
-    declare, finish = _epilogue_parts(shape, epilogue)
+    declare, finish = epilogue_parts(shape, epilogue)
 
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
     def depthwise_conv2d_nchw(
@@ -75,7 +75,7 @@ def nhwc(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
     TOP, LEFT = shape.padding[:2]
     AH, AW, PH, PW = padded_sizes(shape)
     dtype = shape.dtype
-    declare, finish = _epilogue_parts(shape, epilogue)
+    declare, finish = epilogue_parts(shape, epilogue)
 
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
     def depthwise_conv2d_nhwc(
@@ -113,7 +113,7 @@ def nhwc(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
     return depthwise_conv2d_nhwc
 
 
-def _epilogue_parts(
+def epilogue_parts(
     shape: DepthwiseConv2dShape, epilogue: Epilogue
 ) -> tuple[Callable[[], dict[str, Any]], Callable[..., tirx.PrimExpr]]:
     """Give the two ends of an epilogue: its parameters, and its result for one element."""

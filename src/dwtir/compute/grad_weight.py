@@ -7,7 +7,7 @@ from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
 from ..shape import DepthwiseConv2dShape
-from .sizes import image, padded_sizes
+from .sizes import aligned, image, padded_sizes
 
 __all__ = ["nchw", "nhwc"]
 
@@ -19,6 +19,7 @@ def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     TOP, LEFT = shape.padding[:2]
     _, _, PH, PW = padded_sizes(shape, slack=0)
+    SHIFT, LEFT, PW = aligned(shape, LEFT, PW)
     dtype = shape.dtype
 
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
@@ -34,7 +35,8 @@ def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
             with T.sblock("pad"):
                 vn, vc, vih, viw = T.axis.remap("SSSS", [n, c, ih, iw])
                 padded[vn, vc, vih, viw] = T.if_then_else(
-                    TOP <= vih and vih < TOP + H and LEFT <= viw and viw < LEFT + W,
+                    # Not(viw < LEFT), for TVM proves that of a vector and not LEFT <= viw.
+                    TOP <= vih and vih < TOP + H and T.Not(viw < LEFT) and viw < LEFT + W,
                     data[vn, vc, vih - TOP, viw - LEFT],
                     T.cast(0, dtype),
                 )
@@ -44,7 +46,7 @@ def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
                 with T.init():
                     acc[vc, vm, vkh, vkw] = T.float32(0)
                 acc[vc, vm, vkh, vkw] = acc[vc, vm, vkh, vkw] + T.cast(
-                    padded[vn, vc, voh * SH + vkh * DH, vow * SW + vkw * DW], "float32"
+                    padded[vn, vc, voh * SH + vkh * DH, vow * SW + vkw * DW + SHIFT], "float32"
                 ) * T.cast(grad_out[vn, vc * M + vm, voh, vow], "float32")
         for c, m, kh, kw in T.grid(C, M, KH, KW):
             with T.sblock("epilogue"):

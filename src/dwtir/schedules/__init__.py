@@ -8,6 +8,7 @@ from typing import TypeAlias
 from ..errors import InvalidScheduleError
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
+from .banded_matrix import BandedMatrix
 from .base import WEIGHT, Strategy
 from .channel_vector import ChannelVector
 from .cpu import Cpu
@@ -21,6 +22,7 @@ __all__ = [
     "ARTICLE_STEPS",
     "STRATEGIES",
     "WEIGHT",
+    "BandedMatrix",
     "ChannelVector",
     "Cpu",
     "CpuTapSums",
@@ -36,6 +38,7 @@ __all__ = [
 STRATEGIES: dict[str, type[Strategy]] = {
     strategy.name: strategy
     for strategy in (
+        BandedMatrix,
         RegisterWindow,
         ChannelVector,
         TapSums,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from ..epilogue import Epilogue
 from ..errors import InvalidScheduleError
-from ..shape import LAYOUTS, DepthwiseConv2dShape
+from ..shape import DTYPES, LAYOUTS, DepthwiseConv2dShape
 from ..target import Target
 from .tiles import MAX_BLOCKS, MAX_THREADS, whole_phases, windows_of
 
 if TYPE_CHECKING:
+    from tvm import tirx
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV, SBlockRV
     from typing_extensions import Self
@@ -50,6 +52,14 @@ class Strategy(ABC):
     on_gpu: ClassVar[bool] = True
     layouts: ClassVar[tuple[str, ...]] = LAYOUTS
     operations: ClassVar[tuple[str, ...]] = ("forward",)
+    dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
+    needs_mma: ClassVar[bool] = False
+
+    device: ClassVar[str] = "a GPU"
+    """What `on_gpu` and the like ask for, in messages."""
+
+    hoist: ClassVar[bool] = False
+    """Whether tests of threads and blocks leave the unrolled loops that they stand in."""
 
     min_blocks: int | None = None
     """Blocks that an SM shall have room for at a time, where a strategy says so."""
@@ -64,7 +74,9 @@ class Strategy(ABC):
         return (
             shape.layout in cls.layouts
             and shape.operation in cls.operations
+            and shape.dtype in cls.dtypes
             and cls.on_gpu == target.is_gpu
+            and (target.has_mma or not cls.needs_mma)
         )
 
     @classmethod
@@ -105,14 +117,20 @@ class Strategy(ABC):
             self._is_for(shape, target),
             "shape and target",
             f"{shape} on {target.name}",
-            f"{' or '.join(self.operations)} in {' or '.join(self.layouts)} "
-            f"on a {'GPU' if self.on_gpu else 'CPU'}",
+            f"{' or '.join(self.operations)} of {' or '.join(self.dtypes)} "
+            f"in {' or '.join(self.layouts)} on {self.device}",
         )
         self.check(shape, target)
 
+    def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+        """Define what `apply` transforms: the shape's operation as `compute` has it."""
+        from .. import compute
+
+        return compute.depthwise_conv2d(shape, epilogue)
+
     @abstractmethod
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
-        """Transform the loops of `compute.depthwise_conv2d`."""
+        """Transform the loops of `define`."""
 
     @classmethod
     def draw(
@@ -277,6 +295,12 @@ def stage_operands(
             sch.vectorize(innermost)
         else:
             sch.unroll(innermost)
+
+
+def unroll_all(sch: Schedule, loops: Iterable[LoopRV]) -> None:
+    """Unroll loops in TVM, which proves tests away once an index is a number."""
+    for loop in loops:
+        sch.unroll(loop)
 
 
 def unroll_in_source(sch: Schedule, loop: LoopRV) -> None:

@@ -50,6 +50,7 @@ class Cpu(Strategy):
 
     name: ClassVar[str] = "cpu"
     on_gpu: ClassVar[bool] = False
+    device: ClassVar[str] = "a CPU"
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
 
     rows: int

@@ -46,6 +46,7 @@ class CpuTapSums(Strategy):
 
     name: ClassVar[str] = "cpu_tap_sums"
     on_gpu: ClassVar[bool] = False
+    device: ClassVar[str] = "a CPU"
     operations: ClassVar[tuple[str, ...]] = ("grad_weight",)
 
     kernel_rows: int

@@ -4,8 +4,8 @@ Two kernels. In the first, a block takes one of `parts` shares of all tiles of
 rows x cols outputs, for a few channels and all taps, or some of a large kernel,
 and leaves one partial sum a tap::
 
-    blockIdx.x = m * (kernel tiles) * (channel tiles) * parts
-      threads = channel vectors (NHWC) and tiles
+    blockIdx.x = parts * (channel tiles) * m * (kernel tiles)
+      threads = kernel rows of a large kernel, channel vectors (NHWC) and tiles
         for turn:                                one tile of outputs a thread
           window[...] = data or 0, grad[rows, cols] = grad_out
           for oh, ow: for kh, kw: sums += window * grad
@@ -16,20 +16,25 @@ and leaves one partial sum a tap::
 In the second, `part_threads` threads sum the partials of one tap, and one of them
 their sums. The order is the same in every run, and so are the bits of the result.
 
-Registers: the taps' sums and a tile's inputs, `vector` times.
+Registers: the taps' sums and a tile's inputs, `vector` times. In NCHW the inputs and
+gradients of a row are loaded as aligned vectors, as in `register_window`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import TYPE_CHECKING, ClassVar
 
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, get_blocks, unroll_in_source
+from .part_sums import sum_parts
 from .tiles import (
+    BLOCK_COUNTS,
     MAX_LOADS,
     MAX_UNROLLED,
+    divisors,
     even_split,
     largest_divisor,
     threads_over,
@@ -38,7 +43,6 @@ from .tiles import (
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import SBlockRV
 
 __all__ = ["TapSums"]
 
@@ -51,6 +55,9 @@ _THREADS = 128
 _THREADS_OF_A_UNIT = 768
 """Threads that a multiprocessor is given, over all its blocks. With more of them, each
 has fewer turns between its start and the sums at its end."""
+
+_MOST_THREADS_Z = 64
+"""Threads of a block along z, at most."""
 
 _MOST_PART_THREADS = 16
 """Threads over the parts in the second kernel, at most."""
@@ -76,10 +83,21 @@ class TapSums(Strategy):
         Blocks that share the outputs of a channel.
     part_threads : int
         Threads of the second kernel over the parts, which it divides.
+    kernel_threads : int
+        Threads over kernel rows, each with `kernel_rows` of its own: what one of them loads,
+        the others find in the L1 cache.
+    lanes : int
+        Inputs of a vector load in NCHW. It divides the inputs from one tile to the next.
+    grad_lanes : int
+        Gradients of the output of a vector load in NCHW. It divides those of a tile's row.
+    min_blocks : int
+        Blocks of the first kernel that an SM shall have room for at a time: the fewer, the
+        more registers has a thread, and the more loads under way.
     """
 
     name: ClassVar[str] = "tap_sums"
     operations: ClassVar[tuple[str, ...]] = ("grad_weight",)
+    hoist: ClassVar[bool] = True  # of a tile beyond the last: one test for all its products
 
     rows: int
     cols: int
@@ -90,6 +108,10 @@ class TapSums(Strategy):
     threads: int
     parts: int
     part_threads: int
+    kernel_threads: int = 1
+    lanes: int = 1
+    grad_lanes: int = 1
+    min_blocks: int = 1
 
     @classmethod
     def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
@@ -123,7 +145,8 @@ class TapSums(Strategy):
             channels = largest_divisor(vectors, 64)
             if channels < 16:
                 channels = threads_over(vectors, 64)
-        tiles_of_channel = cls(rows, cols, 1, 1, 1, 1, 1, 1, 1)._tiles(shape)
+        tile = replace(tile, rows=rows, cols=cols, channels=channels)
+        tiles_of_channel = tile._tiles(shape)
         room = target.shared_bytes_per_block // (4 * tile._sums * channels)
         threads = max(1, min(_THREADS // channels, room, tiles_of_channel))
 
@@ -136,16 +159,13 @@ class TapSums(Strategy):
         most = max(1, min(parts, _MOST_PART_THREADS, target.max_threads_per_block // width))
         part_threads = 1 << (most.bit_length() - 1)
         parts -= parts % part_threads
-        chosen = cls(
-            rows,
-            cols,
-            tile.kernel_rows,
-            tile.kernel_cols,
-            tile.vector,
-            channels,
-            threads,
-            parts,
-            part_threads,
+        chosen = replace(
+            tile,
+            threads=threads,
+            parts=parts,
+            part_threads=part_threads,
+            lanes=tile._allowed_lanes(shape)[-1],
+            grad_lanes=tile._allowed_grad_lanes(shape)[-1],
         )
         return replace(chosen, threads=threads - 1) if chosen._is_mixed_up(shape) else chosen
 
@@ -153,8 +173,7 @@ class TapSums(Strategy):
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
         chosen = cls.choose(shape, target)
         heights = [even_split(shape.out_height, most) for most in (1, 2, 4, 8)]
-        sizes = (1, 2, 4) if _is_vector(shape) else (1, 2, 4, 8)
-        widths = [even_split(shape.out_width, most) for most in sizes]
+        widths = [even_split(shape.out_width, most) for most in (1, 2, 4, 8)]
         nhwc = shape.layout == "NHWC"
         return {
             "rows": with_value(chosen.rows, heights),
@@ -166,17 +185,28 @@ class TapSums(Strategy):
             "threads": with_value(chosen.threads, (1, 2, 4, 8, 16, 32, 64, 128)),
             "parts": with_value(chosen.parts, (1, 2, 4, 8, 16, 32, 64, 128, 256)),
             "part_threads": with_value(chosen.part_threads, (1, 2, 4, 8, 16)),
+            "kernel_threads": with_value(chosen.kernel_threads, divisors(shape.kernel[0])),
+            "lanes": (1,) if nhwc else divisors(shape.row_lanes),
+            "grad_lanes": (1,) if nhwc else divisors(16 // shape.itemsize),
+            "min_blocks": with_value(chosen.min_blocks, BLOCK_COUNTS),
         }
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         for name, part, whole in (
-            ("kernel_rows", self.kernel_rows, shape.kernel[0]),
+            ("kernel_rows", self.kernel_rows * self.kernel_threads, shape.kernel[0]),
             ("kernel_cols", self.kernel_cols, shape.kernel[1]),
         ):
             self._require(whole % part == 0, name, part, f"a divisor of {whole}")
-        self._require(self.vector in _vectors(shape), "vector", self.vector, f"{_vectors(shape)}")
-        if shape.layout == "NCHW" and _is_vector(shape):
-            self._require(self.cols in (1, 2, 4), "cols", self.cols, "1, 2 or 4, a vector")
+        most = min(_MOST_THREADS_Z, shape.kernel[0])
+        self._require(
+            self.kernel_threads <= most, "kernel_threads", self.kernel_threads, f"at most {most}"
+        )
+        for name, value, allowed in (
+            ("vector", self.vector, _vectors(shape)),
+            ("lanes", self.lanes, self._allowed_lanes(shape)),
+            ("grad_lanes", self.grad_lanes, self._allowed_grad_lanes(shape)),
+        ):
+            self._require(value in allowed, name, value, f"one of {allowed}")
         if shape.layout == "NCHW":
             self._require(self.channels == 1, "channels", self.channels, "1 in NCHW")
         # Loops over nothing lose their variable, and then their thread.
@@ -205,12 +235,30 @@ class TapSums(Strategy):
         )
         width = self.channels if shape.layout == "NHWC" else shape.kernel[1]
         share = width * self.part_threads
-        self._require_launch(target, threads=share, shared_bytes=4 * share)
-        threads = self.channels * self.threads
+        replace(self, min_blocks=1)._require_launch(target, threads=share, shared_bytes=4 * share)
+        threads = self.channels * self.threads * self.kernel_threads
         self._require_launch(target, threads=threads, shared_bytes=4 * self._sums * threads)
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
         return self._fits(shape)
+
+    def _allowed_lanes(self, shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+        """List the vectors whose multiples all windows begin at, of outputs and of taps."""
+        if shape.layout == "NHWC":
+            return (1,)
+        apart = self.cols * shape.stride[1]
+        if self.kernel_cols < shape.kernel[1]:
+            apart = gcd(apart, self.kernel_cols * shape.dilation[1])
+        # A row of the padded input is more than one vector, or TVM loses the loop over them.
+        _, width = replace(self, cols=shape.out_width, kernel_cols=shape.kernel[1])._window(shape)
+        width += -shape.padding[1] % shape.row_lanes
+        return tuple(n for n in divisors(gcd(apart, shape.row_lanes)) if n == 1 or n < width)
+
+    def _allowed_grad_lanes(self, shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+        """List the vectors, up to 16 bytes, that a tile's outputs of a row divide into."""
+        if shape.layout == "NHWC":
+            return (1,)
+        return divisors(gcd(self.cols, shape.out_width, 16 // shape.itemsize))
 
     @property
     def _sums(self) -> int:
@@ -261,45 +309,57 @@ class TapSums(Strategy):
         return height * width + self.rows * self.cols
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
-        pad, conv, epilogue = get_blocks(sch)
+        pad, conv, _ = get_blocks(sch)
         nchw = shape.layout == "NCHW"
+        lanes = sch.get_loops(pad)[-1]
+        window = pad
+        if nchw:
+            _, lanes = sch.split(lanes, [None, self.lanes])
+            window = sch.blockize(lanes)
 
-        # 1. Tiles of outputs, dealt out to parts and threads; neighbours to neighbours.
+        # 1. Tiles of outputs, dealt out to parts and threads; neighbours to neighbours. Blocks
+        #    that read the same tiles follow one another, and find them in the L2 cache.
         if nchw:
             c, m, kh, kw, n, oh, ow = sch.get_loops(conv)
         else:
             kh, kw, c, m, n, oh, ow = sch.get_loops(conv)
-        bkh, kh = sch.split(kh, [None, self.kernel_rows])
+        bkh, tkh, kh = sch.split(kh, [None, self.kernel_threads, self.kernel_rows])
         bkw, kw = sch.split(kw, [None, self.kernel_cols])
         bc, tc, lane = sch.split(c, [None, self.channels, self.vector])
         by, oh = sch.split(oh, [None, self.rows])
         bx, ow = sch.split(ow, [None, self.cols])
-        sch.reorder(m, bkh, bkw, bc, tc, n, by, bx, oh, ow, kh, kw, lane)
+        sch.reorder(n, by, bx, bc, m, bkh, bkw, tkh, tc, oh, ow, kh, kw, lane)
         part, turn, thread = sch.split(sch.fuse(n, by, bx), [self.parts, None, self.threads])
-        sch.reorder(m, bkh, bkw, bc, part, thread, tc, turn, oh, ow, kh, kw, lane)
+        sch.reorder(part, bc, m, bkh, bkw, tkh, thread, tc, turn, oh, ow, kh, kw, lane)
 
         # 2. The sums of a thread, of a block, and of all blocks.
         block_sum = sch.rfactor(part, 0)
-        thread_sum = sch.rfactor(sch.get_loops(block_sum)[5], 0)
-        m, bkh, bkw, bc, part, thread, tc, turn, oh, ow, kh, kw, lane = sch.get_loops(thread_sum)
-        block = sch.fuse(m, bkh, bkw, bc, part)
+        thread_sum = sch.rfactor(sch.get_loops(block_sum)[6], 0)
+        part, bc, m, bkh, bkw, tkh, thread, tc, turn, oh, *_ = sch.get_loops(thread_sum)
+        block = sch.fuse(part, bc, m, bkh, bkw)
         axes = ("threadIdx.x", "threadIdx.y") if nchw else ("threadIdx.y", "threadIdx.x")
         sch.bind(block, "blockIdx.x")
+        sch.bind(tkh, "threadIdx.z")
         sch.bind(thread, axes[0])
         sch.bind(tc, axes[1])
 
         # 3. The products of a tile in straight line, with its inputs in registers.
         grad = sch.cache_read(thread_sum, 1, "local")
         sch.set_scope(pad, 0, "local")
-        for load, vector in ((grad, _is_vector(shape)), (pad, not nchw)):
-            sch.compute_at(load, turn, preserve_unit_loops=True)
-            *outer, innermost = sch.get_loops(load)[-4:]
-            for loop in outer:
-                sch.unroll(loop)
-            if vector:
-                sch.vectorize(innermost)
-            else:
-                sch.unroll(innermost)
+        sch.compute_at(grad, turn, preserve_unit_loops=True)
+        *outer, innermost = sch.get_loops(grad)[-4:]
+        if nchw:
+            vectors, innermost = sch.split(innermost, [None, self.grad_lanes])
+            outer.append(vectors)
+        for loop in outer:
+            sch.unroll(loop)
+        sch.vectorize(innermost)
+        sch.compute_at(window, turn, preserve_unit_loops=True)
+        if not nchw:
+            lanes = sch.get_loops(pad)[-1]
+        for loop in sch.get_loops(window)[-4:] if nchw else sch.get_loops(pad)[-4:-1]:
+            sch.unroll(loop)
+        sch.vectorize(lanes)
         unroll_in_source(sch, oh)
 
         # 4. Sums of a thread: in registers until its turns are over, then to the others.
@@ -309,48 +369,21 @@ class TapSums(Strategy):
         for loop in sch.get_loops(leave)[-6:]:
             sch.unroll(loop)
         zero = sch.decompose_reduction(thread_sum, turn)
-        unroll_in_source(sch, sch.get_loops(zero)[3])
+        unroll_in_source(sch, sch.get_loops(zero)[4])
 
         # 5. Sums of a block: its threads share the taps and channels among them.
         sch.reverse_compute_at(block_sum, block, preserve_unit_loops=True)
         partial = sch.cache_write(block_sum, 0, "local")
         sch.reverse_compute_at(partial, block, preserve_unit_loops=True)
         taps = sch.fuse(*sch.get_loops(partial)[1:])
-        _, ty, tx = sch.split(taps, [None, self.threads, self.channels])
+        _, tz, ty, tx = sch.split(taps, [None, self.kernel_threads, self.threads, self.channels])
+        sch.bind(tz, "threadIdx.z")
         sch.bind(ty, axes[0])
         sch.bind(tx, axes[1])
         sch.compute_at(block_sum, tx, preserve_unit_loops=True)
 
         # 6. Sums of all blocks, by the second kernel.
-        self._sum_parts(sch, conv, epilogue, nchw)
-
-    def _sum_parts(self, sch: Schedule, total: SBlockRV, epilogue: SBlockRV, nchw: bool) -> None:
-        """Give a block a row of taps (NCHW) or some channels (NHWC), and its threads the parts."""
-        _, share = sch.split(sch.get_loops(total)[4], [None, self.part_threads])
-        shared_sum = sch.rfactor(share, 0)
-
-        if nchw:
-            c, m, kh, tap = sch.get_loops(epilogue)
-            block = sch.fuse(c, m, kh)
-        else:
-            kh, kw, c, m = sch.get_loops(epilogue)
-            bc, tap = sch.split(c, [None, self.channels])
-            sch.reorder(kh, kw, bc, m, tap)
-            block = sch.fuse(kh, kw, bc, m)
-        sch.bind(block, "blockIdx.x")
-        sch.bind(tap, "threadIdx.x")
-        sch.set_scope(total, 0, "local")
-        sch.compute_at(total, tap, preserve_unit_loops=True)
-
-        sch.set_scope(shared_sum, 0, "shared")
-        leave = sch.cache_write(shared_sum, 0, "local")
-        sch.compute_at(leave, block, preserve_unit_loops=True)
-        _, share, *taps = sch.get_loops(leave)
-        tap = taps[3 if nchw else 2]
-        sch.reorder(share, tap)
-        sch.bind(share, "threadIdx.y")
-        sch.bind(tap, "threadIdx.x")
-        sch.compute_at(shared_sum, sch.get_loops(leave)[-1], preserve_unit_loops=True)
+        sum_parts(sch, shape, self.part_threads, self.channels)
 
 
 def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
@@ -362,8 +395,3 @@ def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
         for lanes in (1, 2, 4, 8)
         if lanes * shape.itemsize <= 16 and shape.in_channels % lanes == 0
     )
-
-
-def _is_vector(shape: DepthwiseConv2dShape) -> bool:
-    """Tell whether the gradient of the output is loaded as vectors: of columns, or of channels."""
-    return shape.layout == "NHWC" or shape.out_width % 4 == 0

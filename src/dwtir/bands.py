@@ -1,0 +1,121 @@
+"""The convolution of NCHW images as products of matrices: sizes and places.
+
+Eight neighbouring results of a row are one row of a product with a banded matrix::
+
+    out[x] = sum over k of input[k] * band[k, x]    band[k, x] = weight[(k - shift - x * SW) / DW]
+
+A tensor core multiplies 16 rows of 16 inputs by 16 rows of such a band. Its rows are
+tiles of the result: 8 columns, and `rows` rows, of which each takes a product for each
+row of the kernel. The tiles of a channel are numbered through all images, columns first,
+so that small images fill a product together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .shape import DepthwiseConv2dShape
+
+__all__ = ["COLUMNS", "DEPTH", "TILES", "Bands"]
+
+TILES, COLUMNS, DEPTH = 16, 8, 16
+"""Rows, columns and depth of the product: tiles of results, results of a row, inputs."""
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Sizes for a shape, if tiles have `rows` rows and a step takes `kernel_rows` of the kernel.
+
+    Parameters
+    ----------
+    shape : DepthwiseConv2dShape
+        A forward convolution, or the data's gradient of one with stride 1 and multiplier 1,
+        which is a forward convolution of the output's gradient with the kernel turned round.
+    rows, kernel_rows : int
+        Rows of a tile, and of the kernel in a step.
+    """
+
+    shape: DepthwiseConv2dShape
+    rows: int
+    kernel_rows: int
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether the kernel is turned round."""
+        return self.shape.operation == "grad_data"
+
+    @property
+    def source(self) -> tuple[int, int]:
+        """Height and width of the images that are read."""
+        shape = self.shape
+        if self.is_turned:
+            return shape.out_height, shape.out_width
+        return shape.height, shape.width
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether rows of inputs are pairs, aligned to 4 bytes."""
+        return self.source[1] % 2 == 0
+
+    @property
+    def top(self) -> int:
+        """Rows of padding."""
+        return self._padding(0)
+
+    @property
+    def left(self) -> int:
+        """Columns of padding, and `shift`."""
+        return self._padding(1) + self.shift
+
+    @property
+    def shift(self) -> int:
+        """Columns added on the left, so that inputs begin with a pair."""
+        return -self._padding(1) % 2 if self.has_pairs else 0
+
+    @property
+    def depth_steps(self) -> int:
+        """Products that a row of the kernel takes: of 16 inputs each."""
+        shape = self.shape
+        span = (COLUMNS - 1) * shape.stride[1] + (shape.kernel[1] - 1) * shape.dilation[1]
+        return -(-(self.shift + span + 1) // DEPTH)
+
+    @property
+    def kernel_steps(self) -> int:
+        """Steps that the kernel's rows take; the last may have rows of zeros."""
+        return -(-self.shape.kernel[0] // self.kernel_rows)
+
+    @property
+    def down(self) -> int:
+        """Tiles in a column of an image."""
+        return -(-self.shape.result_height // self.rows)
+
+    @property
+    def across(self) -> int:
+        """Tiles in a row of an image."""
+        return -(-self.shape.result_width // COLUMNS)
+
+    @property
+    def groups(self) -> int:
+        """Groups of 16 tiles, for each channel."""
+        return -(-self.shape.batch * self.down * self.across // TILES)
+
+    def window_rows(self, kernel_rows: int) -> int:
+        """Count the input rows that a tile reads for so many rows of the kernel."""
+        shape = self.shape
+        return (self.rows - 1) * shape.stride[0] + (kernel_rows - 1) * shape.dilation[0] + 1
+
+    def place(self, tile: Any) -> tuple[Any, Any, Any]:
+        """Find a tile: its image, and its place in a column and in a row of tiles."""
+        return (
+            tile // (self.down * self.across),
+            tile // self.across % self.down,
+            tile % self.across,
+        )
+
+    def _padding(self, axis: int) -> int:
+        shape = self.shape
+        padding = shape.padding[axis]
+        if self.is_turned:
+            return (shape.kernel[axis] - 1) * shape.dilation[axis] - padding
+        return padding

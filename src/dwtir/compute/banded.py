@@ -1,0 +1,169 @@
+"""The convolution of NCHW halves as products with banded matrices; see `dwtir.bands`.
+
+The blocks are those of `compute`, and three more:
+
+``pad``
+    the inputs of 16 tiles, with their zeros, where the lanes of a warp hold them;
+``band``
+    the banded matrices, likewise;
+``depthwise_conv2d``
+    the products, of which each is one instruction of a warp;
+``residual``
+    the image that the epilogue adds, where there is one, where the lanes hold the sums;
+``epilogue``
+    the fused steps and the one rounding;
+``store``
+    the results, from where the lanes hold them to their place.
+
+What a lane holds follows ``mma.sync.m16n8k16`` (PTX ISA, "Matrix Fragments for
+mma.m16n8k16"). Lane ``4 * m + x`` has inputs ``2 * x``, ``2 * x + 1`` and eight further, of
+tiles ``m`` and ``m + 8``; the sums of columns ``2 * x`` and ``2 * x + 1`` of the same tiles;
+and, as lane ``4 * x + k``, of the band's column ``x`` the rows of its inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..arguments import ALIGNMENT
+from ..bands import COLUMNS, DEPTH, TILES, Bands
+from ..epilogue import Epilogue
+from .forward import epilogue_parts
+from .sizes import SLACK
+
+__all__ = ["nchw"]
+
+
+def nchw(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define the convolution, or the data's gradient, on NCHW images."""
+    shape = bands.shape
+    images, weights = shape.input_shapes.values()
+    N, SC, H, W = images
+    _, RC, OH, OW = shape.result_shape
+    M = shape.channel_multiplier
+    (KH, KW), (SH, SW), (_, DW) = shape.kernel, shape.stride, shape.dilation
+    DH = shape.dilation[0]
+    R, ROWS, STEPS = bands.rows, bands.kernel_steps * bands.kernel_rows, bands.depth_steps
+    PH = bands.window_rows(ROWS)
+    TOP, LEFT, SHIFT = bands.top, bands.left, bands.shift
+    GROUPS = bands.groups
+    TURNED, PAIRS = bands.is_turned, bands.has_pairs
+    dtype = shape.dtype
+    declare, finish = epilogue_parts(shape, epilogue)
+    has_residual = "residual" in epilogue.operands(shape)
+
+    def tile(group: Any, half: Any, lane: Any) -> tuple[Any, Any, Any]:
+        return bands.place(group * TILES + half * 8 + lane // 4)
+
+    def is_inside(group: Any, row: Any, lane: Any, half: Any, one: Any) -> tirx.PrimExpr:
+        n, y, x = tile(group, half, lane)
+        column = x * COLUMNS + lane % 4 * 2 + (0 if OW % 2 == 0 else one)
+        return tirx.all(n < N, y * R + row < OH, column < OW)
+
+    def element(group: Any, channel: Any, row: Any, lane: Any, half: Any, one: Any) -> Any:
+        n, y, x = tile(group, half, lane)
+        return n, channel, y * R + row, x * COLUMNS + lane % 4 * 2 + one
+
+    def pad(image: tirx.Buffer, channel: Any, group: Any, row: Any, step: Any, *place: Any) -> Any:
+        lane, further, half, one = place
+        n, y, x = tile(group, half, lane)
+        row = y * (R * SH) + row
+        first = x * (COLUMNS * SW) + step * DEPTH + further * 8 + lane % 4 * 2
+        tested = first if PAIRS else first + one
+        return T.if_then_else(
+            tirx.all(
+                *(n < N, TOP <= row, row < TOP + H),
+                *(T.Not(tested < LEFT), tested < LEFT + W),  # as in the forward
+            ),
+            image[n, channel, row - TOP, first + one - LEFT],
+            T.cast(0, dtype),
+        )
+
+    def tap(weight: tirx.Buffer, channel: Any, row: Any, step: Any, *place: Any) -> Any:
+        lane, further, one = place
+        apart = step * DEPTH + further * 8 + lane % 4 * 2 + one - SHIFT - lane // 4 * SW
+        column = apart // DW
+        at = (KH - 1 - row, KW - 1 - column) if TURNED else (row, column)
+        return T.if_then_else(
+            tirx.all(row < KH, 0 <= apart, apart < KW * DW, apart % DW == 0),
+            weight[channel // M, channel % M, at[0], at[1]],
+            T.cast(0, dtype),
+        )
+
+    image_name, _ = shape.input_shapes
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    def banded_nchw() -> None:
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        image = T.arg(image_name, T.buffer(images, dtype, align=ALIGNMENT))
+        weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
+        operands = T.meta_var(declare())
+        out = T.arg("out", T.buffer((N, RC, OH, OW), dtype, align=ALIGNMENT))
+        window = T.sblock_alloc_buffer((SC, GROUPS + SLACK, PH, STEPS, 32, 2, 2, 2), dtype)
+        band = T.sblock_alloc_buffer((RC, ROWS, STEPS, 32, 2, 2), dtype)
+        acc = T.sblock_alloc_buffer((RC, GROUPS + SLACK, R, 2, 8, 4, 2), "float32")
+        rounded = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2), dtype)
+        for c, g, ih, s, lane, k, m, e in T.grid(SC, GROUPS + SLACK, PH, STEPS, 32, 2, 2, 2):
+            with T.sblock("pad"):
+                vc, vg, vih, vs, vl, vk, vm, ve = T.axis.remap(
+                    "SSSSSSSS", [c, g, ih, s, lane, k, m, e]
+                )
+                window[vc, vg, vih, vs, vl, vk, vm, ve] = pad(
+                    image, vc, vg, vih, vs, vl, vk, vm, ve
+                )
+        for c, kh, s, lane, k, e in T.grid(RC, ROWS, STEPS, 32, 2, 2):
+            with T.sblock("band"):
+                vc, vkh, vs, vl, vk, ve = T.axis.remap("SSSSSS", [c, kh, s, lane, k, e])
+                band[vc, vkh, vs, vl, vk, ve] = tap(weight, vc, vkh, vs, vl, vk, ve)
+        for c, g, r, kh, s, h, m, x, e, k in T.grid(
+            RC, GROUPS + SLACK, R, ROWS, STEPS, 2, 8, 4, 2, 16
+        ):
+            with T.sblock("depthwise_conv2d"):
+                vc, vg, vr, vkh, vs, vh, vm, vx, ve, vk = T.axis.remap(
+                    "SSSRRSSSSR", [c, g, r, kh, s, h, m, x, e, k]
+                )
+                with T.init():
+                    acc[vc, vg, vr, vh, vm, vx, ve] = T.float32(0)
+                acc[vc, vg, vr, vh, vm, vx, ve] = acc[vc, vg, vr, vh, vm, vx, ve] + T.cast(
+                    window[
+                        vc // M,
+                        vg,
+                        vr * SH + vkh * DH,
+                        vs,
+                        vm * 4 + vk % 8 // 2,
+                        vk // 8,
+                        vh,
+                        vk % 2,
+                    ],
+                    "float32",
+                ) * T.cast(
+                    band[vc, vkh, vs, (vx * 2 + ve) * 4 + vk % 8 // 2, vk // 8, vk % 2], "float32"
+                )
+        if has_residual:
+            held = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2), dtype)
+            for c, g, r, lane, m, e in T.grid(RC, GROUPS, R, 32, 2, 2):
+                with T.sblock("residual"):
+                    vc, vg, vr, vl, vm, ve = T.axis.remap("SSSSSS", [c, g, r, lane, m, e])
+                    if is_inside(vg, vr, vl, vm, ve):
+                        held[vc, vg, vr, vl, vm, ve] = operands["residual"][
+                            element(vg, vc, vr, vl, vm, ve)
+                        ]
+        for c, g, r, lane, m, e in T.grid(RC, GROUPS, R, 32, 2, 2):
+            with T.sblock("epilogue"):
+                vc, vg, vr, vl, vm, ve = T.axis.remap("SSSSSS", [c, g, r, lane, m, e])
+                rounded[vc, vg, vr, vl, vm, ve] = finish(
+                    acc[vc, vg, vr, vm, vl // 4, vl % 4, ve],
+                    operands | {"residual": held} if has_residual else operands,
+                    vc,
+                    (vc, vg, vr, vl, vm, ve),
+                )
+        for c, g, r, lane, m, e in T.grid(RC, GROUPS, R, 32, 2, 2):
+            with T.sblock("store"):
+                vc, vg, vr, vl, vm, ve = T.axis.remap("SSSSSS", [c, g, r, lane, m, e])
+                if is_inside(vg, vr, vl, vm, ve):
+                    out[element(vg, vc, vr, vl, vm, ve)] = rounded[vc, vg, vr, vl, vm, ve]
+
+    return banded_nchw

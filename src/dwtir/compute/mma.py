@@ -1,0 +1,77 @@
+"""The tensor cores' instruction as TensorIR sees it: 16 x 8 sums of products, 16 deep."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tvm.s_tir import TensorIntrin
+from tvm.script import tirx as T
+
+__all__ = ["intrinsic"]
+
+_PTX = {"float16": "fp16", "bfloat16": "bf16"}
+
+
+@cache
+def intrinsic(dtype: str) -> str:
+    """Register ``mma.sync.m16n8k16`` with float32 sums for halves of a type.
+
+    Its operands are what the 32 lanes of a warp hold, as `compute.banded` has them. They are
+    buffers of scope "local" although one lane reads another's: TVM keeps of such a buffer what
+    a lane itself addresses, and the instruction addresses no more than that.
+
+    Returns
+    -------
+    str
+        The name for `Schedule.tensorize`.
+    """
+    name = f"dwtir.mma_m16n8k16_{dtype}"
+    kind = _PTX[dtype]
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    def products(a: T.handle, b: T.handle, c: T.handle) -> None:
+        sa, sb, sc = T.int32(), T.int32(), T.int32()
+        A = T.match_buffer(
+            a, (32, 2, 2, 2), dtype, strides=(sa, 4, 2, 1), offset_factor=1, scope="local"
+        )
+        B = T.match_buffer(b, (32, 2, 2), dtype, strides=(sb, 2, 1), offset_factor=1, scope="local")
+        C = T.match_buffer(
+            c, (32, 2, 2), "float32", strides=(sc, 2, 1), offset_factor=1, scope="local"
+        )
+        with T.sblock("root"):
+            T.reads(C[0:32, 0:2, 0:2], A[0:32, 0:2, 0:2, 0:2], B[0:32, 0:2, 0:2])
+            T.writes(C[0:32, 0:2, 0:2])
+            for h, m, x, e, k in T.grid(2, 8, 4, 2, 16):
+                with T.sblock("product"):
+                    vh, vm, vx, ve, vk = T.axis.remap("SSSSR", [h, m, x, e, k])
+                    C[vm * 4 + vx, vh, ve] = C[vm * 4 + vx, vh, ve] + T.cast(
+                        A[vm * 4 + vk % 8 // 2, vk // 8, vh, vk % 2], "float32"
+                    ) * T.cast(B[(vx * 2 + ve) * 4 + vk % 8 // 2, vk // 8, vk % 2], "float32")
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]
+    def instruction(a: T.handle, b: T.handle, c: T.handle) -> None:
+        sa, sb, sc = T.int32(), T.int32(), T.int32()
+        A = T.match_buffer(
+            a, (32, 2, 2, 2), dtype, strides=(sa, 4, 2, 1), offset_factor=1, scope="local"
+        )
+        B = T.match_buffer(b, (32, 2, 2), dtype, strides=(sb, 2, 1), offset_factor=1, scope="local")
+        C = T.match_buffer(
+            c, (32, 2, 2), "float32", strides=(sc, 2, 1), offset_factor=1, scope="local"
+        )
+        with T.sblock("root"):
+            T.reads(C[0:32, 0:2, 0:2], A[0:32, 0:2, 0:2, 0:2], B[0:32, 0:2, 0:2])
+            T.writes(C[0:32, 0:2, 0:2])
+            for lane in T.thread_binding(0, 32, "threadIdx.x"):
+                T.evaluate(
+                    T.ptx_legacy.mma(
+                        *("m16n8k16", "row", "col", kind, kind, "fp32"),
+                        *(T.address_of(A[lane, 0, 0, 0]), 0),
+                        *(T.address_of(B[lane, 0, 0]), 0),
+                        *(T.address_of(C[lane, 0, 0]), 0),
+                        False,
+                        dtype="float32",
+                    )
+                )
+
+    TensorIntrin.register(name, products, instruction, override=True)
+    return name

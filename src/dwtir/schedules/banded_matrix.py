@@ -1,0 +1,264 @@
+"""NCHW halves on tensor cores: every warp multiplies its inputs by a banded matrix.
+
+Loop nest, for the 16 tiles of rows x 8 outputs of one channel that are a warp's::
+
+    blockIdx.x = c * (groups of 16 tiles / warps)
+      threadIdx.y = warp of the block
+        for step of the kernel's rows:
+          threadIdx.x = lane:  window[rows + kernel_rows - 1, depth] = data or 0
+          threadIdx.x = lane:  band[kernel_rows, depth] = weight or 0
+          for kh, oh, depth:   acc[oh] += window[oh + kh] x band[kh]       one instruction
+        threadIdx.x = lane:    out = epilogue(acc)
+
+A product takes 16 inputs to 8 outputs, so that of its multiply-adds KW / 16 are of use, or
+KW / 32 and so on for wider kernels; but it takes one instruction where others take 64, and
+halves need no conversion. With few taps there is little to save, and memory or the loads
+take longer: `claims` says from where on it pays.
+
+An input row is loaded for the lanes that multiply it, 4 bytes each, and serves all `rows`
+outputs above it. Lanes with the same inputs in a row hold neighbouring tiles, so that a warp
+loads whole cache lines. No shared memory.
+
+Registers: the window and the band of a step, and 4 * rows sums; where one step takes
+the whole kernel, the window goes by row after row.
+
+A zero of the band times an input that is not finite is NaN. An infinite input thus may make
+outputs NaN that do not see it, if it lies no more than 7 * SW + 15 columns beside what they see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..bands import Bands
+from ..epilogue import Epilogue
+from ..shape import DepthwiseConv2dShape
+from ..target import Target
+from .base import Strategy, unroll_all
+from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SIDE, even_split, even_tiles, with_value
+
+if TYPE_CHECKING:
+    from tvm import tirx
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+__all__ = ["BandedMatrix"]
+
+_MAX_PRODUCTS = 1024
+"""Products of a step, in straight line."""
+
+_LEAST_TAPS = 25
+"""Products of an input with weights from which on the tensor cores pay: of a 5x5 kernel."""
+
+_REGISTERS = {True: 350, False: 295}
+"""Registers that a tile may count on without spilling, if one step takes the kernel or not."""
+
+_WARPS = 4
+
+# Cycles of an SM for one instruction of a warp.
+_LOAD, _BAND, _PRODUCT, _STORE, _STEP, _START = 2.0, 2.5, 1.6, 2.0, 50.0, 100.0
+
+
+@dataclass(frozen=True)
+class BandedMatrix(Strategy):
+    """Tile of the products with banded matrices.
+
+    Parameters
+    ----------
+    rows : int
+        Output rows of a tile, of 8 columns each.
+    kernel_rows : int
+        Rows of the kernel in a step.
+    warps : int
+        Warps of a block.
+    min_blocks : int
+        Blocks that an SM shall have room for at a time.
+    """
+
+    name: ClassVar[str] = "banded_matrix"
+    layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
+    needs_mma: ClassVar[bool] = True
+    device: ClassVar[str] = (
+        "a GPU from sm_80 on (a gradient: with stride 1 and channel_multiplier 1)"
+    )
+
+    rows: int
+    kernel_rows: int
+    warps: int
+    min_blocks: int = 1
+
+    @classmethod
+    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether there are so many taps to an input that the tensor cores pay.
+
+        Rows of an odd width are not made of pairs: to load them takes twice the time.
+        """
+        taps, inputs = shape.kernel[0] * shape.kernel[1], shape.stride[0] * shape.stride[1]
+        return (
+            super().claims(shape, target)
+            and taps >= _LEAST_TAPS * inputs
+            and Bands(shape, 1, 1).has_pairs
+            and next(cls._tiles(shape), None) is not None
+        )
+
+    @classmethod
+    def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        forward = shape.operation == "forward"
+        turned = shape.stride == (1, 1) and shape.channel_multiplier == 1
+        return super()._is_for(shape, target) and (forward or turned)
+
+    @classmethod
+    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> BandedMatrix:
+        """Choose the tile whose loads and products take the least time."""
+        tiles = cls._tiles(shape) if cls._any(shape) else iter([cls(1, 1, 1)])
+        return min(tiles, key=lambda tile: tile._cycles(shape, target))
+
+    @classmethod
+    def _any(cls, shape: DepthwiseConv2dShape) -> bool:
+        return next(cls._tiles(shape), None) is not None
+
+    @classmethod
+    def _tiles(cls, shape: DepthwiseConv2dShape) -> Iterator[BandedMatrix]:
+        for rows, kernel_rows in product(_heights(shape), _kernel_rows(shape)):
+            groups = Bands(shape, rows, kernel_rows).groups
+            tile = cls(rows, kernel_rows, min(_WARPS, groups))
+            if tile.is_promising(shape):
+                yield tile
+
+    @classmethod
+    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+        chosen = cls.choose(shape, target)
+        return {
+            "rows": with_value(chosen.rows, _heights(shape)),
+            "kernel_rows": with_value(chosen.kernel_rows, _kernel_rows(shape)),
+            "warps": with_value(chosen.warps, (1, 2, 4, 8)),
+            "min_blocks": with_value(chosen.min_blocks, BLOCK_COUNTS),
+        }
+
+    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+        bands = Bands(shape, self.rows, self.kernel_rows)
+        depth = bands.depth_steps
+        loads = 4 * depth * bands.window_rows(self.kernel_rows)
+        registers = 30 + loads + 4 * self.rows + 2 * depth * self.kernel_rows
+        return (
+            registers <= _REGISTERS[bands.kernel_steps == 1]
+            and loads <= MAX_LOADS
+            and self.rows * self.kernel_rows * depth <= _MAX_PRODUCTS
+        )
+
+    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        self._require(self.rows <= MAX_SIDE, "rows", self.rows, f"at most {MAX_SIDE}")
+        height = shape.kernel[0]
+        self._require(
+            self.kernel_rows <= height, "kernel_rows", self.kernel_rows, f"at most {height}"
+        )
+        bands = Bands(shape, self.rows, self.kernel_rows)
+        self._require(
+            self.warps <= bands.groups, "warps", self.warps, f"at most {bands.groups}, one a group"
+        )
+        loads = 4 * bands.depth_steps * bands.window_rows(self.kernel_rows)
+        self._require(loads <= MAX_LOADS, "unrolled loads", loads, f"at most {MAX_LOADS}")
+        products = self.rows * self.kernel_rows * bands.depth_steps
+        self._require(
+            products <= _MAX_PRODUCTS, "unrolled products", products, f"at most {_MAX_PRODUCTS}"
+        )
+        self._require_launch(target, threads=32 * self.warps)
+
+    def _cycles(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+        """Estimate how long an SM takes for its warps, of which it needs four to be busy."""
+        bands = Bands(shape, self.rows, self.kernel_rows)
+        depth, steps = bands.depth_steps, bands.kernel_steps
+        loads = 4 * depth * steps * bands.window_rows(self.kernel_rows)
+        kernel = depth * steps * self.kernel_rows
+        warp = _LOAD * loads + kernel * (4 * _BAND + self.rows * _PRODUCT)
+        warp += 2 * self.rows * _STORE + steps * _STEP + _START
+        warps = bands.groups * shape.result_channels / target.units
+        return warp * max(4.0, warps)
+
+    def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+        from ..compute import banded_matrix
+
+        return banded_matrix(Bands(shape, self.rows, self.kernel_rows), epilogue)
+
+    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+        from ..compute.mma import intrinsic
+
+        pad, band, conv, epilogue, store = map(
+            sch.get_sblock, ("pad", "band", "depthwise_conv2d", "epilogue", "store")
+        )
+
+        # 1. A group of tiles for a warp; lanes hold what the tensor cores want of them.
+        c, group, rows, lane, half, pair = sch.get_loops(store)
+        blocks, warp = sch.split(group, [None, self.warps])
+        sch.reorder(c, blocks, warp, lane, rows, half, pair)
+        sch.bind(sch.fuse(c, blocks), "blockIdx.x")
+        sch.bind(warp, "threadIdx.y")
+        sch.bind(lane, "threadIdx.x")
+
+        # 2. Results leave in pairs, and so come what they are added to.
+        sch.compute_at(epilogue, lane, preserve_unit_loops=True)
+        sch.set_scope(epilogue, 0, "local")
+        unroll_all(sch, sch.get_loops(epilogue)[-3:])
+        for block in (store, *_residual(sch, epilogue, lane)):
+            *outer, pair = sch.get_loops(block)[-3:]
+            unroll_all(sch, outer)
+            sch.vectorize(pair) if shape.result_width % 2 == 0 else sch.unroll(pair)
+
+        # 3. The sums of a warp, for a few rows of the kernel at a time.
+        sch.set_scope(conv, 0, "local")
+        sch.compute_at(conv, warp, preserve_unit_loops=True)
+        sch.transform_layout(conv, ("write", 0), _lanes_of_sums)
+        *_, tile, oh, kh, depth, half, m, x, pair, k = sch.get_loops(conv)
+        step, kh = sch.split(kh, [None, self.kernel_rows])
+        sch.reorder(tile, step, kh, oh, depth, half, m, x, pair, k)
+        zero = sch.decompose_reduction(conv, step)
+        *_, oh_zero, half_zero, m_zero, x_zero, pair_zero = sch.get_loops(zero)
+        sch.reorder(m_zero, x_zero, oh_zero, half_zero, pair_zero)
+        sch.bind(sch.fuse(m_zero, x_zero), "threadIdx.x")
+        unroll_all(sch, [oh_zero, half_zero, pair_zero])
+
+        # 4. Inputs and weights of a step, in the registers of the lanes that multiply them.
+        for load, count in ((pad, 6), (band, 5)):
+            sch.set_scope(load, 0, "local")
+            sch.compute_at(load, step, preserve_unit_loops=True)
+            loops = sch.get_loops(load)[-count:]
+            lane = loops.pop(2)
+            sch.reorder(lane, *loops)
+            sch.bind(lane, "threadIdx.x")
+            if load is pad and Bands(shape, 1, 1).has_pairs:
+                sch.vectorize(loops.pop())
+            unroll_all(sch, loops)
+
+        # 5. All products of a step in straight line.
+        unroll_all(sch, [kh, oh, depth])
+        sch.tensorize(half, intrinsic(shape.dtype))
+
+
+def _residual(sch: Schedule, epilogue: SBlockRV, lane: LoopRV) -> list[SBlockRV]:
+    """Load the image that the epilogue adds, if it adds one, where the lanes want it."""
+    if "held" not in [region.source.name for region in sch.get(epilogue).reads]:
+        return []
+    load = sch.get_sblock("residual")
+    sch.compute_at(load, lane, preserve_unit_loops=True)
+    sch.set_scope(load, 0, "local")
+    return [load]
+
+
+def _lanes_of_sums(c: Any, g: Any, oh: Any, half: Any, m: Any, x: Any, pair: Any) -> Any:
+    """Place a sum: lane 4 * m + x has those of two columns, for two of the 16 tiles."""
+    return c, g, oh, m * 4 + x, half, pair
+
+
+def _heights(shape: DepthwiseConv2dShape) -> list[int]:
+    """List the rows of a tile that are worth trying."""
+    return sorted(set(even_tiles(shape, 0, (1, 2, 4, 7, 8, 14))))
+
+
+def _kernel_rows(shape: DepthwiseConv2dShape) -> list[int]:
+    """List the kernel's rows of a step that are worth trying: so many steps of equal size."""
+    return sorted({even_split(shape.kernel[0], most) for most in (1, 2, 4, 8, 16, 32)})

@@ -1,0 +1,61 @@
+"""The second kernel of the weight's gradient: the sum over the parts of the first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..shape import DepthwiseConv2dShape
+from .base import get_blocks
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+
+__all__ = ["sum_parts"]
+
+_MOST_LOADS = 64
+"""Parts of one thread that are loaded together, before the first is added."""
+
+
+def sum_parts(sch: Schedule, shape: DepthwiseConv2dShape, part_threads: Any, channels: Any) -> None:
+    """Give a block a row of taps (NCHW) or some channels (NHWC), and its threads the parts.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+        In it, the block of the convolution sums up the parts, in its outermost loop.
+    part_threads : int or ExprRV
+        Threads that share the parts of a tap.
+    channels : int or ExprRV
+        Channels of a block in NHWC.
+    """
+    _, total, epilogue = get_blocks(sch)
+    parts = sch.get_loops(total)[0]
+    _, share = sch.split(parts, [None, part_threads])
+    shared_sum = sch.rfactor(share, 0)
+
+    nchw = shape.layout == "NCHW"
+    if nchw:
+        c, m, kh, tap = sch.get_loops(epilogue)
+        block = sch.fuse(c, m, kh)
+    else:
+        kh, kw, c, m = sch.get_loops(epilogue)
+        bc, tap = sch.split(c, [None, channels])
+        sch.reorder(kh, kw, bc, m, tap)
+        block = sch.fuse(kh, kw, bc, m)
+    sch.bind(block, "blockIdx.x")
+    sch.bind(tap, "threadIdx.x")
+    sch.set_scope(total, 0, "local")
+    sch.compute_at(total, tap, preserve_unit_loops=True)
+
+    sch.set_scope(shared_sum, 0, "shared")
+    leave = sch.cache_write(shared_sum, 0, "local")
+    sch.compute_at(leave, block, preserve_unit_loops=True)
+    _, share, *taps = sch.get_loops(leave)
+    tap = taps[3 if nchw else 2]
+    sch.reorder(share, tap)
+    sch.bind(share, "threadIdx.y")
+    sch.bind(tap, "threadIdx.x")
+    sch.compute_at(shared_sum, sch.get_loops(leave)[-1], preserve_unit_loops=True)
+    parts = sch.get_loops(shared_sum)[-6]
+    sch.annotate(parts, "pragma_auto_unroll_max_step", _MOST_LOADS)
+    sch.annotate(parts, "pragma_unroll_explicit", 0)
