@@ -104,7 +104,7 @@ def nchw(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         out = T.arg("out", T.buffer((N, RC, OH, OW), dtype, align=ALIGNMENT))
         window = T.sblock_alloc_buffer((SC, GROUPS + SLACK, PH, STEPS, 32, 2, 2, 2), dtype)
         band = T.sblock_alloc_buffer((RC, ROWS, STEPS, 32, 2, 2), dtype)
-        acc = T.sblock_alloc_buffer((RC, GROUPS + SLACK, R, 2, 8, 4, 2), "float32")
+        acc = T.sblock_alloc_buffer((RC, GROUPS + SLACK, R, 32, 2, 2), "float32")
         rounded = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2), dtype)
         for c, g, ih, s, lane, k, m, e in T.grid(SC, GROUPS + SLACK, PH, STEPS, 32, 2, 2, 2):
             with T.sblock("pad"):
@@ -118,29 +118,24 @@ def nchw(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.sblock("band"):
                 vc, vkh, vs, vl, vk, ve = T.axis.remap("SSSSSS", [c, kh, s, lane, k, e])
                 band[vc, vkh, vs, vl, vk, ve] = tap(weight, vc, vkh, vs, vl, vk, ve)
-        for c, g, r, kh, s, h, m, x, e, k in T.grid(
-            RC, GROUPS + SLACK, R, ROWS, STEPS, 2, 8, 4, 2, 16
+        for c, g, r, kh, s, lane, h, e, k in T.grid(
+            RC, GROUPS + SLACK, R, ROWS, STEPS, 32, 2, 2, DEPTH
         ):
             with T.sblock("depthwise_conv2d"):
-                vc, vg, vr, vkh, vs, vh, vm, vx, ve, vk = T.axis.remap(
-                    "SSSRRSSSSR", [c, g, r, kh, s, h, m, x, e, k]
+                vc, vg, vr, vkh, vs, vl, vh, ve, vk = T.axis.remap(
+                    "SSSRRSSSR", [c, g, r, kh, s, lane, h, e, k]
                 )
                 with T.init():
-                    acc[vc, vg, vr, vh, vm, vx, ve] = T.float32(0)
-                acc[vc, vg, vr, vh, vm, vx, ve] = acc[vc, vg, vr, vh, vm, vx, ve] + T.cast(
+                    acc[vc, vg, vr, vl, vh, ve] = T.float32(0)
+                acc[vc, vg, vr, vl, vh, ve] = acc[vc, vg, vr, vl, vh, ve] + T.cast(
                     window[
-                        vc // M,
-                        vg,
-                        vr * SH + vkh * DH,
-                        vs,
-                        vm * 4 + vk % 8 // 2,
-                        vk // 8,
-                        vh,
-                        vk % 2,
+                        *(vc // M, vg, vr * SH + vkh * DH, vs),
+                        *(vl // 4 * 4 + vk % 8 // 2, vk // 8, vh, vk % 2),
                     ],
                     "float32",
                 ) * T.cast(
-                    band[vc, vkh, vs, (vx * 2 + ve) * 4 + vk % 8 // 2, vk // 8, vk % 2], "float32"
+                    band[vc, vkh, vs, (vl % 4 * 2 + ve) * 4 + vk % 8 // 2, vk // 8, vk % 2],
+                    "float32",
                 )
         if has_residual:
             held = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2), dtype)
@@ -155,7 +150,7 @@ def nchw(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.sblock("epilogue"):
                 vc, vg, vr, vl, vm, ve = T.axis.remap("SSSSSS", [c, g, r, lane, m, e])
                 rounded[vc, vg, vr, vl, vm, ve] = finish(
-                    acc[vc, vg, vr, vm, vl // 4, vl % 4, ve],
+                    acc[vc, vg, vr, vl, vm, ve],
                     operands | {"residual": held} if has_residual else operands,
                     vc,
                     (vc, vg, vr, vl, vm, ve),

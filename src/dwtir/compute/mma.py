@@ -41,12 +41,12 @@ def intrinsic(dtype: str) -> str:
         with T.sblock("root"):
             T.reads(C[0:32, 0:2, 0:2], A[0:32, 0:2, 0:2, 0:2], B[0:32, 0:2, 0:2])
             T.writes(C[0:32, 0:2, 0:2])
-            for h, m, x, e, k in T.grid(2, 8, 4, 2, 16):
+            for lane, h, e, k in T.grid(32, 2, 2, 16):
                 with T.sblock("product"):
-                    vh, vm, vx, ve, vk = T.axis.remap("SSSSR", [h, m, x, e, k])
-                    C[vm * 4 + vx, vh, ve] = C[vm * 4 + vx, vh, ve] + T.cast(
-                        A[vm * 4 + vk % 8 // 2, vk // 8, vh, vk % 2], "float32"
-                    ) * T.cast(B[(vx * 2 + ve) * 4 + vk % 8 // 2, vk // 8, vk % 2], "float32")
+                    vl, vh, ve, vk = T.axis.remap("SSSR", [lane, h, e, k])
+                    C[vl, vh, ve] = C[vl, vh, ve] + T.cast(
+                        A[vl // 4 * 4 + vk % 8 // 2, vk // 8, vh, vk % 2], "float32"
+                    ) * T.cast(B[(vl % 4 * 2 + ve) * 4 + vk % 8 // 2, vk // 8, vk % 2], "float32")
 
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]
     def instruction(a: T.handle, b: T.handle, c: T.handle) -> None:

@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ..bands import Bands
 from ..epilogue import Epilogue
@@ -212,14 +212,13 @@ class BandedMatrix(Strategy):
         # 3. The sums of a warp, for a few rows of the kernel at a time.
         sch.set_scope(conv, 0, "local")
         sch.compute_at(conv, warp, preserve_unit_loops=True)
-        sch.transform_layout(conv, ("write", 0), _lanes_of_sums)
-        *_, tile, oh, kh, depth, half, m, x, pair, k = sch.get_loops(conv)
+        *_, tile, oh, kh, depth, lane, half, pair, k = sch.get_loops(conv)
         step, kh = sch.split(kh, [None, self.kernel_rows])
-        sch.reorder(tile, step, kh, oh, depth, half, m, x, pair, k)
+        sch.reorder(tile, step, kh, oh, depth, lane, half, pair, k)
         zero = sch.decompose_reduction(conv, step)
-        *_, oh_zero, half_zero, m_zero, x_zero, pair_zero = sch.get_loops(zero)
-        sch.reorder(m_zero, x_zero, oh_zero, half_zero, pair_zero)
-        sch.bind(sch.fuse(m_zero, x_zero), "threadIdx.x")
+        *_, oh_zero, lane_zero, half_zero, pair_zero = sch.get_loops(zero)
+        sch.reorder(lane_zero, oh_zero)
+        sch.bind(lane_zero, "threadIdx.x")
         unroll_all(sch, [oh_zero, half_zero, pair_zero])
 
         # 4. Inputs and weights of a step, in the registers of the lanes that multiply them.
@@ -227,16 +226,16 @@ class BandedMatrix(Strategy):
             sch.set_scope(load, 0, "local")
             sch.compute_at(load, step, preserve_unit_loops=True)
             loops = sch.get_loops(load)[-count:]
-            lane = loops.pop(2)
-            sch.reorder(lane, *loops)
-            sch.bind(lane, "threadIdx.x")
+            holder = loops.pop(2)
+            sch.reorder(holder, *loops)
+            sch.bind(holder, "threadIdx.x")
             if load is pad and Bands(shape, 1, 1).has_pairs:
                 sch.vectorize(loops.pop())
             unroll_all(sch, loops)
 
         # 5. All products of a step in straight line.
         unroll_all(sch, [kh, oh, depth])
-        sch.tensorize(half, intrinsic(shape.dtype))
+        sch.tensorize(lane, intrinsic(shape.dtype))
 
 
 def _residual(sch: Schedule, epilogue: SBlockRV, lane: LoopRV) -> list[SBlockRV]:
@@ -247,11 +246,6 @@ def _residual(sch: Schedule, epilogue: SBlockRV, lane: LoopRV) -> list[SBlockRV]
     sch.compute_at(load, lane, preserve_unit_loops=True)
     sch.set_scope(load, 0, "local")
     return [load]
-
-
-def _lanes_of_sums(c: Any, g: Any, oh: Any, half: Any, m: Any, x: Any, pair: Any) -> Any:
-    """Place a sum: lane 4 * m + x has those of two columns, for two of the 16 tiles."""
-    return c, g, oh, m * 4 + x, half, pair
 
 
 def _heights(shape: DepthwiseConv2dShape) -> list[int]:

@@ -1,0 +1,126 @@
+"""The products with banded matrices: who gets them, what they are made of, who is refused."""
+
+from __future__ import annotations
+
+import re
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+import dwtir
+from backends import H200
+from dwtir import DepthwiseConv2dShape, InvalidScheduleError, schedules
+from dwtir.bands import COLUMNS, DEPTH, TILES, Bands
+from dwtir.schedules import BandedMatrix
+from dwtir.target import resolve
+from strategies import shapes
+
+INSTRUCTION = {
+    "float16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    "bfloat16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("about", ["8x32x56x56_k7_p3", "2x16x40x40_k13_p6", "2x8x56x56_k31_p15"])
+@pytest.mark.parametrize("ending", ["", "_dgrad"])
+def test_each_product_is_one_instruction(about: str, dtype: str, ending: str) -> None:
+    shape = DepthwiseConv2dShape.parse(f"{about}_{dtype}_nchw{ending}")
+    kernel = dwtir.build(shape, target="nvidia-h200")
+    tile = kernel.strategy
+    assert isinstance(tile, BandedMatrix)
+    products = tile.rows * tile.kernel_rows * Bands(shape, tile.rows, tile.kernel_rows).depth_steps
+    assert kernel.source().count(INSTRUCTION[dtype]) == products
+    resources = kernel.resources()
+    assert resources.threads == 32 * tile.warps
+    assert resources.shared_bytes == 0
+    assert resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("epilogue", ["bias+relu", "scale_shift+residual+silu"])
+def test_results_and_what_they_are_added_to_move_in_pairs(epilogue: str) -> None:
+    source = dwtir.build(
+        "8x32x56x56_k7_p3_float16", "banded_matrix", epilogue=epilogue, target="nvidia-h200"
+    ).source()
+    assert re.search(r"\*\(half2\*\)\(out_ptr", source)
+    assert not re.search(r"[^*]\bout_ptr\[", source)
+    if "residual" in epilogue:
+        assert re.search(r"\*\(half2\*\)\(residual_ptr", source)
+        assert "= residual_ptr[" not in source
+
+
+@pytest.mark.parametrize(
+    ("about", "target", "is_banded"),
+    [
+        ("128x96x56x56_k7_p3_float16_nchw", "nvidia-h200", True),
+        ("128x96x56x56_k7_p3_bfloat16_nchw", "nvidia-a100-sxm4-80gb", True),
+        ("128x96x56x56_k7_p3_float16_nchw", "tesla-t4", False),  # has no m16n8k16
+        ("128x96x56x56_k7_p3_float16_nchw", "opencl", False),
+        ("128x96x56x56_k7_p3_float32_nchw", "nvidia-h200", False),
+        ("128x96x56x56_k7_p3_float16_nhwc", "nvidia-h200", False),
+        ("128x240x28x28_k5_p2_float16_nchw", "nvidia-h200", True),
+        ("128x240x28x28_k5_s2_p2_float16_nchw", "nvidia-h200", False),  # few products an input
+        ("64x256x56x56_k3_p1_float16_nchw", "nvidia-h200", False),
+        ("32x768x7x7_k7_p3_float16_nchw", "nvidia-h200", False),  # rows are not pairs
+        ("128x96x56x56_k7_p3_float16_nchw_dgrad", "nvidia-h200", True),
+        ("128x96x56x56_k13_s2_p6_float16_nchw_dgrad", "nvidia-h200", False),
+        ("128x96x56x56_k13_p6_m2_float16_nchw_dgrad", "nvidia-h200", False),
+    ],
+)
+def test_who_gets_tensor_cores(about: str, target: str, is_banded: bool) -> None:
+    shape = DepthwiseConv2dShape.parse(about)
+    assert isinstance(schedules.choose(shape, resolve(target)), BandedMatrix) == is_banded
+
+
+@pytest.mark.parametrize(
+    ("about", "target", "tile", "complaint"),
+    [
+        ("2x8x12x12_k7_p3", "nvidia-h200", (4, 7, 1), "float16 or bfloat16"),
+        ("2x8x12x12_k7_p3_float16_nhwc", "nvidia-h200", (4, 7, 1), "in NCHW"),
+        ("2x8x12x12_k7_p3_float16", "tesla-t4", (4, 7, 1), "from sm_80 on"),
+        ("2x8x12x12_k7_s2_p3_float16_dgrad", "nvidia-h200", (4, 7, 1), "stride 1"),
+        ("2x8x12x12_k7_p3_float16", "nvidia-h200", (65, 7, 1), "rows must be at most 64"),
+        ("2x8x12x12_k7_p3_float16", "nvidia-h200", (4, 8, 1), "kernel_rows must be at most 7"),
+        ("2x8x12x12_k7_p3_float16", "nvidia-h200", (12, 7, 2), "warps must be at most 1"),
+        ("9x8x64x64_k7_p3_float16", "nvidia-h200", (1, 7, 33), "at most 1024"),
+        ("9x8x64x64_k63_p31_float16", "nvidia-h200", (60, 63, 1), "unrolled loads"),
+        ("9x8x64x64_k31_p15_float16", "nvidia-h200", (32, 31, 1), "unrolled products"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    about: str, target: str, tile: tuple[int, int, int], complaint: str
+) -> None:
+    with pytest.raises(InvalidScheduleError, match=complaint):
+        dwtir.build(about, BandedMatrix(*tile), target=target)
+
+
+@given(
+    shape=shapes(layouts=("NCHW",), dtypes=("float16",)),
+    rows=st.integers(1, 20),
+    kernel_rows=st.integers(1, 11),
+)
+def test_the_tiles_cover_all_results_and_the_window_their_inputs(
+    shape: DepthwiseConv2dShape, rows: int, kernel_rows: int
+) -> None:
+    bands = Bands(shape, rows, kernel_rows)
+    tiles = shape.batch * bands.down * bands.across
+    assert 0 <= TILES * bands.groups - tiles < TILES
+    assert len({bands.place(tile) for tile in range(tiles)}) == tiles
+    assert bands.place(tiles - 1) == (shape.batch - 1, bands.down - 1, bands.across - 1)
+    assert bands.down * rows >= shape.out_height
+    assert bands.across * COLUMNS >= shape.out_width
+    last = bands.shift + (COLUMNS - 1) * shape.stride[1]
+    last += (shape.kernel[1] - 1) * shape.dilation[1]
+    assert 0 <= bands.depth_steps * DEPTH - 1 - last < DEPTH
+    assert bands.kernel_steps * kernel_rows >= shape.kernel[0]
+    assert bands.left % 2 == 0 or not bands.has_pairs
+
+
+@given(shape=shapes(layouts=("NCHW",), dtypes=("bfloat16",), channels=900, batch=130, flop=2**26))
+def test_the_chosen_tile_is_one_of_those_worth_trying(shape: DepthwiseConv2dShape) -> None:
+    if BandedMatrix.claims(shape, H200):
+        tile = BandedMatrix.choose(shape, H200)
+        tile.check_use(shape, H200)
+        assert tile.is_promising(shape)
+        assert tile.warps <= Bands(shape, tile.rows, tile.kernel_rows).groups
