@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["check_path", "panels", "plot"]
 
+_PALETTE = 32
+"""Colours of a PNG file, which with all of them is four times as large."""
+
 _SUFFIXES = (".png", ".svg", ".pdf")
 _BARS = 48
 _FORMS = 4
@@ -81,9 +84,22 @@ def plot(results: Results, path: Path, *, prefix: str = "", source: str = "") ->
         files = {path / f"{prefix}{name}.png": {name: drawings[name]} for name in drawings}
     for file, drawn in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
-        notes = {"Description": source} if source and file.suffix == ".png" else None
-        _figure(results, list(drawn.values())).savefig(file, metadata=notes)
+        _figure(results, list(drawn.values())).savefig(file)
+        if file.suffix == ".png":
+            _take_palette(file, source)
     return [f"wrote {file}" for file in files] + lines
+
+
+def _take_palette(file: Path, source: str) -> None:
+    """Write a PNG file again with a palette, for it has few colours, and a note."""
+    from PIL import Image, PngImagePlugin
+
+    notes = PngImagePlugin.PngInfo()
+    if source:
+        notes.add_text("Description", source)
+    with Image.open(file) as image:
+        few = image.convert("RGB").quantize(_PALETTE, dither=Image.Dither.NONE)
+    few.save(file, pnginfo=notes, optimize=True)
 
 
 def panels(results: Results) -> list[str]:

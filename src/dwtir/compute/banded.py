@@ -129,8 +129,14 @@ def nchw(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
                     acc[vc, vg, vr, vl, vh, ve] = T.float32(0)
                 acc[vc, vg, vr, vl, vh, ve] = acc[vc, vg, vr, vl, vh, ve] + T.cast(
                     window[
-                        *(vc // M, vg, vr * SH + vkh * DH, vs),
-                        *(vl // 4 * 4 + vk % 8 // 2, vk // 8, vh, vk % 2),
+                        vc // M,
+                        vg,
+                        vr * SH + vkh * DH,
+                        vs,
+                        vl // 4 * 4 + vk % 8 // 2,
+                        vk // 8,
+                        vh,
+                        vk % 2,
                     ],
                     "float32",
                 ) * T.cast(
