@@ -44,14 +44,16 @@ from .tiles import (
     even_tiles,
     inputs_of,
     loads_of,
+    phases,
     reach,
+    step,
     taps,
     unrolled_of,
     whole_phases,
     windows_of,
     with_value,
 )
-from .window import Window
+from .window import Access, Footprint, Window
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -196,45 +198,60 @@ class ChannelVector(Window):
         window = reach(shape, 0, self.rows) * reach(shape, 1, self.cols) * inputs_of(shape)
         return self.vector * (window + self.rows * self.cols)
 
-    def work(self, shape: DepthwiseConv2dShape) -> Work:
+    def counts(self, shape: DepthwiseConv2dShape) -> Work:
         kernel_h, kernel_w = taps(shape)
-        sums = self.rows * self.cols * self.vector
-        height, width = reach(shape, 0, self.rows), reach(shape, 1, self.cols)
-        repeats, rows = {
-            "tile": (1, height),
-            "row": (kernel_h, self.rows),
-            "tap": (kernel_h * kernel_w, self.rows),
-        }[self.window]
-        if self.window == "tap":
-            width = self.cols
-        ragged = shape.result_channels % (self.thread_x * self.vector) != 0
-        contiguous = self.thread_x * self.vector * shape.itemsize / 128
-        lines = max(1, self.vector * shape.itemsize / 4)
-        if contiguous < 1:
-            lines = max(lines, 32 / self.thread_x)
+        rows, cols = self.rows, self.cols
+        sums, steps = rows * cols * self.vector, 1
+        if self.window == "tile":
+            rows = reach(shape, 0, rows)
+        else:
+            steps = kernel_h if self.window == "row" else kernel_h * kernel_w
+        loads = steps * rows * (cols if self.window == "tap" else reach(shape, 1, cols))
+        values = loads * self.vector
+        weights = kernel_h * kernel_w
+        down, right = self.rows * self.thread_z, cols * self.thread_y
+        channels = self.thread_x * self.vector
         return Work(
             threads=self.thread_x * self.thread_y * self.thread_z,
             blocks=shape.batch
-            * -(-shape.result_height // (self.rows * self.thread_z))
-            * -(-shape.result_width // (self.cols * self.thread_y))
-            * -(-shape.result_channels // (self.thread_x * self.vector)),
+            * -(-shape.result_height // down)
+            * -(-shape.result_width // right)
+            * -(-shape.result_channels // channels),
+            steps=steps,
+            rows=self.rows,
             sums=sums,
-            multiply_adds=sums * kernel_h * kernel_w,
-            loads=repeats * rows * width,
-            weights=kernel_h * kernel_w,
-            stores=self.rows * self.cols,
-            conversions=conversions(shape, repeats * rows * width * self.vector, sums),
-            values=rows * width * self.vector * shape.itemsize / 4,
-            weight_values=self.vector
-            * kernel_h
-            * kernel_w
-            / repeats
-            * (0.6 if shape.itemsize == 2 else 1),
-            steps=repeats,
-            lines=lines,
-            weight_lines=lines,
-            halo=halo(shape, self.rows * self.thread_z, self.cols * self.thread_y),
-            ragged=ragged,
+            multiply_adds=sums * weights,
+            loads=loads,
+            weights=weights,
+            stores=self.rows * cols,
+            conversions=conversions(shape, values, sums),
+            in_use=self._in_use(shape) * self.vector,
+            values=values / steps * shape.itemsize / 4,
+            weight_values=self.vector * weights / steps * (0.6 if shape.itemsize == 2 else 1),
+            halo=halo(shape, down, right),
+            ragged=shape.result_width % right != 0 or shape.result_channels % channels != 0,
+        )
+
+    def footprint(self, shape: DepthwiseConv2dShape) -> Footprint:
+        inputs = 1 / shape.channel_multiplier
+        if shape.operation != "forward":
+            inputs = float(shape.channel_multiplier)
+        width, channels = shape.result_width, shape.result_channels
+        *_, input_width, input_channels = next(iter(shape.input_shapes.values()))
+        down, right = (step(shape, axis) / phases(shape, axis) for axis in (0, 1))
+        piece = self.thread_x * self.vector
+        return Footprint(
+            inputs=Access(
+                max(1, int(self.vector * inputs)),
+                self.vector * inputs,
+                self.cols * right * input_channels,
+                self.rows * down * input_width * input_channels,
+            ),
+            results=Access(
+                self.vector, self.vector, self.cols * channels, self.rows * width * channels
+            ),
+            weights=Access(self.vector, self.vector, 0, 0),
+            piece=piece if piece < channels else 0,
         )
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:

@@ -2,90 +2,130 @@
 
 A multiprocessor runs as many blocks at a time as its registers hold. They take as long as
 it takes to issue their instructions, to move their lines through the L1 cache, and to wait
-for the loads of one thread, which overlap in part; that many times over as there are
-blocks, or else as long as memory takes for the tensors. A thread waits once where its
-registers hold all that it loads, and more often where they do not, which is why the
-registers of a thread are chosen too: `Strategy.min_blocks`.
+for the loads of one thread; that many times over as there are blocks. Memory takes its time
+for the tensors, and more where blocks overlap, or write less than whole sectors. A thread
+waits once where its registers hold all that it loads, and more often where they do not,
+which is why the registers of a thread are chosen too: `Strategy.min_blocks`. Where those are
+too few it has as many as there are, and fewer blocks run at a time. How many it needs is
+known but roughly, so that the closer a tile comes to its limit, the less it is trusted.
 
-The constants are fitted to 2295 kernels of 118 layers, measured on an H200, by how much
-slower the kernel is that the model prefers than the best of the same layer: 5 % in the
-geometric mean, where one taken at random is 33 % slower. They serve to compare tiles of
-one layer, and say little about a time. ``bench/fit_cost.py`` fits them anew, to this or
-another GPU.
+The constants are fitted to 7942 kernels of 288 layers, measured on an H200, by how much
+slower the kernel is that the model prefers than the best of the same layer: 3.7 % in the
+geometric mean, 25 % at the worst. Fitted to three quarters of the layers, it is 4.0 % slower
+on the others, 52 % at the worst. They serve to compare tiles of one layer, and say little
+about a time. ``bench/fit_cost.py`` fits them anew, to this or another GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cache
-from math import ceil, prod
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
+from math import ceil, gcd, prod
 from typing import NamedTuple
 
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .tiles import MAX_BLOCKS, MAX_THREADS, REGISTERS, phases, reach, step
 
-__all__ = ["Model", "Work", "block_counts", "conversions", "fastest", "halo", "registers_for"]
+__all__ = [
+    "LINE",
+    "SECTOR",
+    "Model",
+    "Work",
+    "block_counts",
+    "conversions",
+    "fastest",
+    "halo",
+    "registers_for",
+    "touched",
+]
+
+LINE, SECTOR = 128, 32
+"""Bytes of a line of the L1 cache, and of the sectors that memory is written by."""
 
 _SCHEDULERS = 4
 
-# Registers: of every thread, and by sum, by loaded value and by weight.
+# Registers: of every thread, and by sum, row of the tile, input in use at once and loaded value,
+# unless that is converted when it is used; of a loop over kernel rows; and where there is room,
+# for loads under way too, by loaded value and weight.
 _MOST_REGISTERS = 255
-_REGISTERS, _PER_SUM, _PER_VALUE, _PER_WEIGHT = 23.4, 1.95, 3.7, 1.5
+_REGISTERS, _PER_SUM, _PER_ROW, _PER_INPUT, _PER_VALUE = 5.27, 0.138, 1.74, 1.07, 0.141
+_PER_LOOP, _PER_LOADED, _PER_WEIGHT = 5.3, 0.163, 1.83
+# That so many do not do, by how many times they are those needed: an exponent. How much longer
+# it takes than expected when it is compiled anew, for it has more registers than it needs.
+_CERTAINTY, _ANEW = 8.11, 1.13
 
 # Instructions, beside one for each multiply-add.
-_LOAD, _WEIGHT, _STORE, _CONVERSION, _START = 1.5, 0.48, 1.5, 1.04, 12.0
-_RAGGED, _SPILL = 0.1, 0.19  # more of them: where vectors hang over, by registers too many
+_LOAD, _WEIGHT, _STORE, _CONVERSION, _START = 2.13, 8.79, 5.5, 0.5, 0.118
+# More of them: beyond what the instruction cache holds, where blocks hang over, in a loop over
+# kernel rows, whose addresses and tests are computed each time, and by registers too few.
+_UNCACHED, _CACHED = 0.198, 440.0
+_RAGGED, _IN_LOOP, _SPILL = 0.0473, 0.571, 0.19
 
 # Cycles of a thread that runs alone.
-_ALONE, _WAIT, _MORE_WAITS, _PER_LOAD, _NEXT_STEP = 0.56, 293.0, 0.22, 3.8, 0.385
+_ALONE, _WAIT, _MORE_WAITS, _NEXT_STEP = 1.8, 117.0, 2.52, 1.16
 
-_PER_LINE = 0.3
-_LAST_ROUND = 0.32  # of a last round that is not full
-_LARGE_BLOCK = 0.014  # lost for each warp of a block above four
-_TOGETHER, _WITH_MEMORY = 1.27, 1.62  # exponents: 1 adds times up, a large one takes the longest
+_PER_LINE = 0.175  # cycles of the L1 cache
+_LAST_ROUND = 0.348  # of a last round that is not full
+_LARGE_BLOCK = 0.0287  # lost for each warp of a block above four
 
-_CLOCK, _LAUNCH, _BANDWIDTH, _HALO_BANDWIDTH = 1.755e9, 1.73e-6, 4.9e12, 26e12
+_CLOCK = 1.755e9
+_LAUNCH = 2.5e-6
+# Of all tensors, and of what is moved beside: the halo, and sectors written in parts, by stores
+# of one warp and of several blocks.
+_BANDWIDTH, _HALO_BANDWIDTH = 4.11e12, 16.3e12
+_SCATTERED_BANDWIDTH, _SHARED_BANDWIDTH = 3.45e12, 0.732e12
 
 
 class Work(NamedTuple):
-    """What a thread does for its tile, and how many threads do.
+    """What a thread does for its tile, how many threads do, and what they touch together.
 
     Parameters
     ----------
     threads, blocks : int
         Threads of a block, and blocks.
-    sums : int
-        Results of a thread.
-    multiply_adds, loads, weights, stores, conversions : float
-        Instructions of a thread; loads are those of inputs.
-    values, weight_values : float
-        Registers that the loads of inputs and of weights fill, in one step.
     steps : int
         How often a thread loads anew.
-    lines, weight_lines : float
-        Cycles of the L1 cache that a load of inputs, or of weights, takes a warp.
+    rows, sums : int
+        Rows of results of a thread, and its results.
+    multiply_adds, loads, weights, stores, conversions : float
+        Instructions of a thread; loads are those of inputs.
+    in_use : float
+        Inputs that are multiplied together, all of which registers hold.
+    values, weight_values : float
+        Registers that the loads of inputs and of weights fill, in one step.
     halo : float
         Inputs that a block reads, by those that are its own.
     ragged : bool
-        Whether vectors of channels hang over the last, so that every access has a test.
+        Whether blocks hang over the last column or channel, so that accesses have a test.
+    lines, store_lines, weight_lines : float
+        Lines of the L1 cache that a load of inputs, a store, or a load of weights touches, by warp.
+    scattered : float
+        Sectors that the stores of a warp touch beyond those that its results fill, by the latter.
+    shared : float
+        Sectors that blocks share in the results, by the sectors of all results.
     """
 
     threads: int
     blocks: int
+    steps: int
+    rows: int
     sums: int
     multiply_adds: int
     loads: int
     weights: int
     stores: float
     conversions: float
+    in_use: float
     values: float
     weight_values: float
-    steps: int
-    lines: float
-    weight_lines: float
     halo: float
     ragged: bool
+    lines: float = 1.0
+    store_lines: float = 1.0
+    weight_lines: float = 1.0
+    scattered: float = 0.0
+    shared: float = 0.0
 
 
 def fastest(works: Iterable[Work], shape: DepthwiseConv2dShape, target: Target) -> tuple[int, int]:
@@ -95,6 +135,7 @@ def fastest(works: Iterable[Work], shape: DepthwiseConv2dShape, target: Target) 
     return number, min_blocks
 
 
+@cache
 def registers_for(threads: int, min_blocks: int) -> int:
     """Return the registers of a thread, if an SM is to have room for so many blocks."""
     warps = -(-threads // 32)
@@ -116,24 +157,49 @@ class Model:
     def __init__(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         self._units = target.units
         inputs = prod(next(iter(shape.input_shapes.values()))) * shape.itemsize
+        results = prod(shape.result_shape) * shape.itemsize
         self._memory = shape.least_bytes / _BANDWIDTH
         self._halo = inputs / _HALO_BANDWIDTH
+        self._scattered = results / _SCATTERED_BANDWIDTH
+        self._shared = results / _SHARED_BANDWIDTH
 
     def best(self, work: Work) -> tuple[float, int]:
         """Return the least estimate over the blocks at a time, and those blocks."""
-        return min((self.seconds(work, count), count) for count in block_counts(work.threads))
+        counts = block_counts(work.threads)
+        return min(zip(self._estimates(work, counts), counts, strict=True))
 
     def seconds(self, work: Work, min_blocks: int) -> float:
         """Estimate the time of a kernel, for comparison with others of the same layer."""
-        warps = ceil(work.threads / 32)
-        limit = registers_for(work.threads, min_blocks)
-        own = _REGISTERS + _PER_SUM * work.sums
-        registers = own + _PER_VALUE * work.values + _PER_WEIGHT * work.weight_values
-        registers = max(24, ceil(min(registers, limit) / 8) * 8)
-        spilled = max(0.0, own / limit - 1)
-        free = max(6.0, limit - own)
-        waits = (work.values + _PER_WEIGHT * work.weight_values) / free
-        waits = 1 + _MORE_WAITS * max(0.0, waits - 1)
+        return next(self._estimates(work, (min_blocks,)))
+
+    def _estimates(self, work: Work, counts: Iterable[int]) -> Iterator[float]:
+        """Estimate the time of a kernel for each of several numbers of blocks at a time."""
+        memory = self._memory + self._halo * (work.halo - 1)
+        memory += self._scattered * work.scattered + self._shared * work.shared
+        tile = _Tile(work, self._units)
+        # With too few registers it is compiled anew, for one block: see `nvrtc.compile_cubin`.
+        anew = _ANEW * tile.busy(registers_for(work.threads, 1))
+        for count in counts:
+            limit = registers_for(work.threads, count)
+            too_few = 1 / (1 + (limit / tile.needed) ** _CERTAINTY)
+            busy = (1 - too_few) * tile.busy(limit) + too_few * anew
+            yield _LAUNCH + busy + memory
+
+
+class _Tile:
+    """A tile on a multiprocessor: what does not depend on the registers of its threads."""
+
+    def __init__(self, work: Work, units: int) -> None:
+        needed = _REGISTERS + _PER_SUM * work.sums + _PER_ROW * work.rows
+        needed += _PER_INPUT * work.in_use
+        if work.conversions == 0:
+            needed += _PER_VALUE * work.values
+        if work.steps > 1:
+            needed += _PER_LOOP
+        self.needed = needed
+        self._filled = work.values + _PER_WEIGHT * work.weight_values
+        self._wanted = needed + _PER_LOADED * work.values + _PER_WEIGHT * work.weight_values
+        self._sums = work.sums
 
         instructions = (
             work.multiply_adds
@@ -143,29 +209,63 @@ class Model:
             + _CONVERSION * work.conversions
             + _START
         )
-        instructions *= (1 + _RAGGED * work.ragged) * (1 + _SPILL * spilled)
+        instructions += _UNCACHED * max(0.0, instructions - _CACHED * work.steps)
+        instructions *= (1 + _RAGGED * work.ragged) * (1 + _IN_LOOP * (work.steps > 1))
+        self._instructions = instructions
+        lines = work.loads * work.lines + work.stores * work.store_lines
+        lines += work.weights * work.weight_lines
+        self._cache = lines * _SCHEDULERS * _PER_LINE
+        self._wait = _WAIT * (1 + _NEXT_STEP * (work.steps - 1))
 
-        blocks = work.blocks / self._units
-        fitting = min(
-            MAX_BLOCKS, MAX_THREADS // (32 * warps), REGISTERS // (registers * 32 * warps)
-        )
-        fitting = max(1, fitting)
-        at_a_time = max(1.0, min(fitting, max(1, ceil(blocks))) * warps / _SCHEDULERS)
-        issue = instructions * at_a_time
-        lines = (work.loads + work.stores) * work.lines + work.weights * work.weight_lines
-        cache = lines * at_a_time * _SCHEDULERS * _PER_LINE
-        alone = (
-            _WAIT * waits * (1 + _NEXT_STEP * (work.steps - 1))
-            + _ALONE * instructions
-            + _PER_LOAD * (work.loads + work.weights)
-        )
-        together = (issue**_TOGETHER + cache**_TOGETHER + alone**_TOGETHER) ** (1 / _TOGETHER)
-        rounds = max(1.0, blocks / fitting)
+        self._warps = ceil(work.threads / 32)
+        self._blocks = work.blocks / units
+        self._most = max(1, ceil(self._blocks))
+        self._cycle = (1 + _LARGE_BLOCK * max(0, self._warps - 4)) / _CLOCK
+
+    def busy(self, limit: int) -> float:
+        """Estimate a multiprocessor's time for its blocks, of threads of `limit` registers."""
+        instructions, alone = self._instructions, self._wait
+        if limit < self.needed:
+            instructions *= 1 + _SPILL * (self.needed / limit - 1)
+        free = max(6.0, limit - _REGISTERS - self._sums)
+        if free < self._filled:
+            alone *= 1 + _MORE_WAITS * (self._filled / free - 1)
+        alone += _ALONE * instructions
+
+        fitting = _fitting(self._warps, ceil(min(self._wanted, limit) / 8))
+        at_a_time = max(1.0, min(fitting, self._most) * self._warps / _SCHEDULERS)
+        rounds = max(1.0, self._blocks / fitting)
         rounds += _LAST_ROUND * (ceil(rounds) - rounds)
-        busy = rounds * together / _CLOCK * (1 + _LARGE_BLOCK * max(0, warps - 4))
+        return rounds * ((instructions + self._cache) * at_a_time + alone) * self._cycle
 
-        memory = self._memory + self._halo * (work.halo - 1)
-        return float(_LAUNCH + (busy**_WITH_MEMORY + memory**_WITH_MEMORY) ** (1 / _WITH_MEMORY))
+
+@cache
+def _fitting(warps: int, registers: int) -> int:
+    """Count the blocks that a multiprocessor has room for, of so many times eight registers."""
+    threads, registers = 32 * warps, max(24, 8 * registers)
+    return max(1, min(MAX_BLOCKS, MAX_THREADS // threads, REGISTERS // (registers * threads)))
+
+
+@lru_cache(maxsize=4096)
+def touched(unit: int, access: float, threads: tuple[tuple[float, float], ...]) -> float:
+    """Count the units of memory, lines or sectors, that an access touches, on the average.
+
+    Parameters
+    ----------
+    unit : int
+        Bytes of a unit.
+    access : float
+        Bytes that one thread has in one piece.
+    threads : tuple of (float, float)
+        Threads, and the bytes from one to the next; then the same of groups of those, and so on.
+    """
+    # A span that begins at any multiple of `grain` lies in so many units.
+    units = 1 + max(0.0, access - gcd(int(access), unit)) / unit
+    for count, apart in threads:
+        grain = gcd(int(apart), int(access), unit)
+        access += (count - 1) * apart
+        units = min(count * units, 1 + max(0.0, access - grain) / unit)
+    return units
 
 
 def conversions(shape: DepthwiseConv2dShape, loaded: int, sums: int) -> float:

@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from ..shape import DepthwiseConv2dShape
@@ -59,7 +60,7 @@ from .tiles import (
     windows_of,
     with_value,
 )
-from .window import Window
+from .window import Access, Footprint, Window
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -204,39 +205,64 @@ class RegisterWindow(Window):
         window = reach(shape, 0, self.rows) * reach(shape, 1, self.cols) * inputs_of(shape)
         return window + self.rows * self.cols
 
-    def work(self, shape: DepthwiseConv2dShape) -> Work:
+    def counts(self, shape: DepthwiseConv2dShape) -> Work:
         kernel_h, kernel_w = taps(shape)
-        sums = self.rows * self.cols
-        height, width = reach(shape, 0, self.rows), reach(shape, 1, self.cols)
-        vectors = (-shape.padding[1] % self.lanes + width - 1) // self.lanes + 1
-        repeats, rows = {
-            "tile": (1, height),
-            "row": (kernel_h, self.rows),
-            "tap": (kernel_h * kernel_w, self.rows),
-        }[self.window]
-        if self.window == "tap":
-            vectors = width = self.cols
-        across = min(32, self.thread_x)
-        apart = self.cols * step(shape, 1) / phases(shape, 1) * shape.itemsize / 128
-        lines = 32 / across * max(1, across * apart) + (32 / across - 1) / 2
+        rows, cols = self.rows, self.cols
+        sums, steps, width = rows * cols, 1, cols
+        if self.window == "tile":
+            rows = reach(shape, 0, rows)
+        else:
+            steps = kernel_h if self.window == "row" else kernel_h * kernel_w
+        vectors = cols
+        if self.window != "tap":
+            width = reach(shape, 1, cols)
+            vectors = (-shape.padding[1] % self.lanes + width - 1) // self.lanes + 1
+        down, right = self.rows * self.thread_y, cols * self.thread_x
+        channels = shape.batch * shape.result_channels
         return Work(
             threads=self.thread_x * self.thread_y * self.thread_z,
-            blocks=-(-shape.batch * shape.result_channels // self.thread_z)
-            * -(-shape.result_height // (self.rows * self.thread_y))
-            * -(-shape.result_width // (self.cols * self.thread_x)),
+            blocks=-(-channels // self.thread_z)
+            * -(-shape.result_height // down)
+            * -(-shape.result_width // right),
+            steps=steps,
+            rows=self.rows,
             sums=sums,
             multiply_adds=sums * kernel_h * kernel_w,
-            loads=repeats * rows * vectors,
+            loads=steps * rows * vectors,
             weights=kernel_h * kernel_w,
             stores=sums / self.store,
-            conversions=conversions(shape, repeats * rows * width, sums),
+            conversions=conversions(shape, steps * rows * width, sums),
+            in_use=self._in_use(shape),
             values=rows * vectors * self.lanes * shape.itemsize / 4,
-            weight_values=kernel_h * kernel_w / repeats * (0.6 if shape.itemsize == 2 else 1),
-            steps=repeats,
-            lines=max(1, self.lanes * shape.itemsize / 4, min(32, lines)),
-            weight_lines=1,
-            halo=halo(shape, self.rows * self.thread_y, self.cols * self.thread_x),
-            ragged=False,
+            weight_values=kernel_h * kernel_w / steps * (0.6 if shape.itemsize == 2 else 1),
+            halo=halo(shape, down, right),
+            ragged=shape.result_width % right != 0 or channels % self.thread_z != 0,
+        )
+
+    def footprint(self, shape: DepthwiseConv2dShape) -> Footprint:
+        inputs = 1 / shape.channel_multiplier
+        if shape.operation != "forward":
+            inputs = float(shape.channel_multiplier)
+        height, width = shape.result_height, shape.result_width
+        *_, input_height, input_width = next(iter(shape.input_shapes.values()))
+        down, right = (step(shape, axis) / phases(shape, axis) for axis in (0, 1))
+        piece = self.cols * self.thread_x
+        if piece >= width:
+            below = self.rows * self.thread_y
+            piece = width * min(below, height)
+            if below >= height:
+                is_whole = self.thread_z >= shape.batch * shape.result_channels
+                piece *= 0 if is_whole else self.thread_z
+        return Footprint(
+            inputs=Access(
+                self.lanes,
+                self.cols * right,
+                self.rows * down * input_width,
+                input_height * input_width * inputs,
+            ),
+            results=Access(self.store, self.cols, self.rows * width, height * width),
+            weights=Access(1, 0, 0, prod(taps(shape))),
+            piece=piece,
         )
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:

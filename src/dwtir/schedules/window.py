@@ -6,22 +6,74 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy
-from .cost import Work, fastest
-from .tiles import windows_of
+from .cost import LINE, SECTOR, Work, fastest, touched
+from .tiles import inputs_of, reach, taps, windows_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Window"]
+__all__ = ["Access", "Footprint", "Window"]
+
+
+class Access(NamedTuple):
+    """What a thread has of a tensor in one piece, and where its neighbours have theirs.
+
+    Parameters
+    ----------
+    size : int
+        Elements of a load or a store.
+    right, down, deep : float
+        Elements from a thread to the next along `thread_x`, `thread_y` and `thread_z`.
+    """
+
+    size: int
+    right: float
+    down: float
+    deep: float
+
+    def touched(self, unit: int, warp: tuple[float, float, float], itemsize: int) -> float:
+        """Count the units of memory that so many threads each way touch, on the average."""
+        x, y, z = warp
+        threads = (x, self.right * itemsize), (y, self.down * itemsize), (z, self.deep * itemsize)
+        return touched(unit, self.size * itemsize, threads)
+
+    def lines(self, warp: tuple[float, float, float], itemsize: int) -> float:
+        """Count the lines that a warp touches, and as many as its elements fill at the least."""
+        return max(self.touched(LINE, warp, itemsize), 32 * self.size * itemsize / LINE)
+
+
+class Footprint(NamedTuple):
+    """What the threads of a block touch of the tensors.
+
+    Parameters
+    ----------
+    inputs, results, weights : Access
+        The loads and stores of neighbouring threads.
+    piece : int
+        Results of a block that lie side by side; none where no other block's are next to them.
+    """
+
+    inputs: Access
+    results: Access
+    weights: Access
+    piece: int
 
 
 class Window(Strategy):
     """A strategy whose tile and `min_blocks` are chosen by the model of `cost`."""
+
+    rows: int
+    cols: int
+    thread_x: int
+    thread_y: int
+    thread_z: int
+    min_blocks: int
+    window: str
 
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> Self:
@@ -39,8 +91,38 @@ class Window(Strategy):
         """Return a tile for shapes of which no larger one fits."""
 
     @abstractmethod
-    def work(self, shape: DepthwiseConv2dShape) -> Work:
+    def counts(self, shape: DepthwiseConv2dShape) -> Work:
         """Count what a thread does."""
+
+    @abstractmethod
+    def footprint(self, shape: DepthwiseConv2dShape) -> Footprint:
+        """Tell where the threads of a block have their inputs, results and weights."""
+
+    def work(self, shape: DepthwiseConv2dShape) -> Work:
+        """Count what a thread does, and what its warp and its block touch of the tensors."""
+        size = shape.itemsize
+        inputs, results, weights, piece = self.footprint(shape)
+        x = min(32, self.thread_x)
+        y = min(max(1.0, 32 / x), self.thread_y)
+        warp = x, y, min(max(1.0, 32 / (x * y)), self.thread_z)
+        filled = min(32, self.thread_x * self.thread_y * self.thread_z) * results.size * size
+        sectors = SECTOR * results.touched(SECTOR, warp, size) / filled - 1
+        return self.counts(shape)._replace(
+            lines=inputs.lines(warp, size),
+            store_lines=results.lines(warp, size),
+            weight_lines=weights.lines(warp, size),
+            scattered=max(0.0, sectors),
+            shared=SECTOR * touched(SECTOR, piece * size, ()) / (piece * size) - 1 if piece else 0,
+        )
+
+    def _in_use(self, shape: DepthwiseConv2dShape) -> int:
+        """Count the inputs of a channel that are multiplied together: of the rows under one tap."""
+        if self.window == "tap":
+            return self.rows * self.cols
+        rows = self.rows
+        if self.window == "tile":
+            rows = min(rows, taps(shape)[0], reach(shape, 0, rows))
+        return rows * reach(shape, 1, self.cols) * inputs_of(shape)
 
 
 @lru_cache(maxsize=256)
