@@ -11,9 +11,10 @@ known but roughly, so that the closer a tile comes to its limit, the less it is 
 
 The constants are fitted to 7942 kernels of 288 layers, measured on an H200, by how much
 slower the kernel is that the model prefers than the best of the same layer: 3.7 % in the
-geometric mean, 25 % at the worst. Fitted to three quarters of the layers, it is 4.0 % slower
-on the others, 52 % at the worst. They serve to compare tiles of one layer, and say little
-about a time. ``bench/fit_cost.py`` fits them anew, to this or another GPU.
+geometric mean, 25 % at the worst. Fitted anew from other starts to three quarters of the images
+and kernels, it is 4.4 to 5.2 % slower on the others, 98 % at the worst. They serve to compare
+tiles of one layer, and say little about a time. ``bench/fit_cost.py`` fits them anew, to this
+or another GPU.
 """
 
 from __future__ import annotations

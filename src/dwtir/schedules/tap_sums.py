@@ -23,44 +23,20 @@ gradients of a row are loaded as aligned vectors, as in `register_window`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import gcd
 from typing import TYPE_CHECKING, ClassVar
 
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, get_blocks, unroll_in_source
 from .part_sums import sum_parts
-from .tiles import (
-    BLOCK_COUNTS,
-    MAX_LOADS,
-    MAX_UNROLLED,
-    divisors,
-    even_split,
-    largest_divisor,
-    threads_over,
-    with_value,
-)
+from .tap_cost import is_held, window
+from .tap_tiles import MAX_KERNEL_THREADS, MAX_TAP_SUMS, grad_lanes_of, lanes_of, ranked, vectors_of
+from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_UNROLLED, divisors, even_split, with_value
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
 __all__ = ["TapSums"]
-
-_REGISTERS = 190
-"""Registers for the sums and the inputs of a tile, of 255."""
-
-_THREADS = 128
-"""Threads of a block, at most: each brings its sums to shared memory."""
-
-_THREADS_OF_A_UNIT = 768
-"""Threads that a multiprocessor is given, over all its blocks. With more of them, each
-has fewer turns between its start and the sums at its end."""
-
-_MOST_THREADS_Z = 64
-"""Threads of a block along z, at most."""
-
-_MOST_PART_THREADS = 16
-"""Threads over the parts in the second kernel, at most."""
 
 
 @dataclass(frozen=True)
@@ -121,53 +97,12 @@ class TapSums(Strategy):
 
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> TapSums:
-        """Choose the tile by registers first, and the parts so that the device is busy.
-
-        All taps at once if registers hold their sums, else those of one kernel row.
-        The taller a tile, the less of its window is loaded twice; the wider, the
-        fewer loads a product takes.
-        """
-        kernel_h, kernel_w = shape.kernel
-        tiles = (
-            cls(rows, cols, *taps, vector, 1, 1, 1, 1)
-            for taps in ((kernel_h, kernel_w), (1, kernel_w), (1, 1))
-            for vector in reversed(_vectors(shape))
-            for rows, cols in ((8, 4), (4, 4), (2, 4), (4, 2), (2, 2), (1, 4), (1, 1))
-        )
-        tile = next(tile for tile in tiles if tile._fits(shape))
-        rows = even_split(shape.out_height, tile.rows)
-        cols = even_split(shape.out_width, tile.cols)
-
-        # A block: channels first, then tiles, as far as shared memory holds their sums.
-        channels = 1
-        if shape.layout == "NHWC":
-            vectors = shape.in_channels // tile.vector
-            channels = largest_divisor(vectors, 64)
-            if channels < 16:
-                channels = threads_over(vectors, 64)
-        tile = replace(tile, rows=rows, cols=cols, channels=channels)
-        tiles_of_channel = tile._tiles(shape)
-        room = target.shared_bytes_per_block // (4 * tile._sums * channels)
-        threads = max(1, min(_THREADS // channels, room, tiles_of_channel))
-
-        # Parts: as many threads as the device has places for, if each finds a tile.
-        taps = tile.kernel_rows * tile.kernel_cols
-        blocks = shape.out_channels // (tile.vector * channels) * (kernel_h * kernel_w // taps)
-        parts = -(-target.units * _THREADS_OF_A_UNIT // (channels * threads * max(1, blocks)))
-        parts = max(1, min(parts, -(-tiles_of_channel // threads)))
-        width = channels if shape.layout == "NHWC" else kernel_w
-        most = max(1, min(parts, _MOST_PART_THREADS, target.max_threads_per_block // width))
-        part_threads = 1 << (most.bit_length() - 1)
-        parts -= parts % part_threads
-        chosen = replace(
-            tile,
-            threads=threads,
-            parts=parts,
-            part_threads=part_threads,
-            lanes=tile._allowed_lanes(shape)[-1],
-            grad_lanes=tile._allowed_grad_lanes(shape)[-1],
-        )
-        return replace(chosen, threads=threads - 1) if chosen._is_mixed_up(shape) else chosen
+        """Choose the tile that the model of `tap_cost` expects the least time of."""
+        for numbers in ranked(shape, target):
+            tile = cls(*numbers)
+            if not tile._is_mixed_up(shape):
+                return tile
+        return cls(1, 1, 1, 1, 1, 1, 1, 1, 1)
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -180,7 +115,7 @@ class TapSums(Strategy):
             "cols": with_value(chosen.cols, widths),
             "kernel_rows": with_value(chosen.kernel_rows, (1, shape.kernel[0])),
             "kernel_cols": with_value(chosen.kernel_cols, (1, shape.kernel[1])),
-            "vector": _vectors(shape),
+            "vector": vectors_of(shape),
             "channels": with_value(chosen.channels, (8, 16, 32, 64) if nhwc else ()),
             "threads": with_value(chosen.threads, (1, 2, 4, 8, 16, 32, 64, 128)),
             "parts": with_value(chosen.parts, (1, 2, 4, 8, 16, 32, 64, 128, 256)),
@@ -197,14 +132,14 @@ class TapSums(Strategy):
             ("kernel_cols", self.kernel_cols, shape.kernel[1]),
         ):
             self._require(whole % part == 0, name, part, f"a divisor of {whole}")
-        most = min(_MOST_THREADS_Z, shape.kernel[0])
+        most = min(MAX_KERNEL_THREADS, shape.kernel[0])
         self._require(
             self.kernel_threads <= most, "kernel_threads", self.kernel_threads, f"at most {most}"
         )
         for name, value, allowed in (
-            ("vector", self.vector, _vectors(shape)),
-            ("lanes", self.lanes, self._allowed_lanes(shape)),
-            ("grad_lanes", self.grad_lanes, self._allowed_grad_lanes(shape)),
+            ("vector", self.vector, vectors_of(shape)),
+            ("lanes", self.lanes, lanes_of(shape, self.cols, self.kernel_cols)),
+            ("grad_lanes", self.grad_lanes, grad_lanes_of(shape, self.cols)),
         ):
             self._require(value in allowed, name, value, f"one of {allowed}")
         if shape.layout == "NCHW":
@@ -222,11 +157,16 @@ class TapSums(Strategy):
             not self._is_mixed_up(shape),
             "threads",
             self.threads,
-            "more or less, for thread and kernel column move the window equally far",
+            "more or less, for thread and tap move the window equally far",
         )
         loads = self._loads(shape)
         self._require(loads <= MAX_LOADS, "unrolled loads", loads, f"at most {MAX_LOADS}")
-        self._require(self._sums <= 128, "sums of a thread", self._sums, "at most 128")
+        self._require(
+            self._sums <= MAX_TAP_SUMS,
+            "sums of a thread",
+            self._sums,
+            f"at most {MAX_TAP_SUMS}",
+        )
         self._require(
             self.parts % self.part_threads == 0,
             "part_threads",
@@ -240,25 +180,9 @@ class TapSums(Strategy):
         self._require_launch(target, threads=threads, shared_bytes=4 * self._sums * threads)
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
-        return self._fits(shape)
-
-    def _allowed_lanes(self, shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-        """List the vectors whose multiples all windows begin at, of outputs and of taps."""
-        if shape.layout == "NHWC":
-            return (1,)
-        apart = self.cols * shape.stride[1]
-        if self.kernel_cols < shape.kernel[1]:
-            apart = gcd(apart, self.kernel_cols * shape.dilation[1])
-        # A row of the padded input is more than one vector, or TVM loses the loop over them.
-        _, width = replace(self, cols=shape.out_width, kernel_cols=shape.kernel[1])._window(shape)
-        width += -shape.padding[1] % shape.row_lanes
-        return tuple(n for n in divisors(gcd(apart, shape.row_lanes)) if n == 1 or n < width)
-
-    def _allowed_grad_lanes(self, shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-        """List the vectors, up to 16 bytes, that a tile's outputs of a row divide into."""
-        if shape.layout == "NHWC":
-            return (1,)
-        return divisors(gcd(self.cols, shape.out_width, 16 // shape.itemsize))
+        """Tell whether registers hold the sums and all inputs, and the code stays short."""
+        short = self._sums * self.rows * self.cols <= MAX_UNROLLED
+        return bool(is_held(self, shape)) and (short or self._sums == 1)
 
     @property
     def _sums(self) -> int:
@@ -269,44 +193,40 @@ class TapSums(Strategy):
         rows, cols = -(-shape.out_height // self.rows), -(-shape.out_width // self.cols)
         return shape.batch * rows * cols
 
-    def _fits(self, shape: DepthwiseConv2dShape) -> bool:
-        """Tell whether registers hold the sums and all inputs, and the code stays short.
-
-        One sum always fits.
-        """
-        fits = self._sums + self._loads(shape) * self.vector <= _REGISTERS
-        return self._sums == 1 or (fits and self._sums * self.rows * self.cols <= MAX_UNROLLED)
-
-    def _window(self, shape: DepthwiseConv2dShape) -> tuple[int, int]:
-        """Count rows and columns of the input that a tile's products take."""
-        height, width = (
-            (outputs - 1) * stride + (taps - 1) * dilation + 1
-            for outputs, taps, stride, dilation in zip(
-                (self.rows, self.cols),
-                (self.kernel_rows, self.kernel_cols),
-                shape.stride,
-                shape.dilation,
-                strict=True,
-            )
-        )
-        return height, width
-
     def _is_mixed_up(self, shape: DepthwiseConv2dShape) -> bool:
-        """Tell whether TVM cannot count the columns of the window.
+        """Tell whether TVM may fail to count the columns or the rows of the window.
 
-        Where a row of tiles is a thread each, and neither a thread nor a tile of taps moves
-        the window farther than the other, it takes the one for the other.
+        Where neither a thread, or turn, nor a tile of taps moves the window farther than the
+        other, it can take the one for the other: along a row if each tile of a row, or of an
+        image, is a thread, and down an image if nothing but threads and turns tells one row
+        from the next.
         """
-        return (
+        across = -(-shape.out_width // self.cols)
+        of_image = across * -(-shape.out_height // self.rows)
+        turns = -(-self._tiles(shape) // (self.threads * self.parts))
+        several = shape.batch > 1
+        in_a_row = (
             self.parts == 1
-            and 1 < self.threads == -(-shape.out_width // self.cols)
+            and 1 < self.threads in ((across, of_image) if several else (across,))
             and self.kernel_cols < shape.kernel[1]
             and self.cols * shape.stride[1] == self.kernel_cols * shape.dilation[1]
         )
+        by_threads = across == 1 and self.threads == of_image
+        by_turns = turns > 1 and of_image % (self.threads * turns) == 0
+        in_an_image = (
+            several
+            and across < of_image
+            and (by_threads or (by_turns and (across == 1 or self.threads == across)))
+            and (
+                self.kernel_threads > 1 or (self.parts == 1 and self.kernel_rows < shape.kernel[0])
+            )
+            and self.rows * shape.stride[0] == self.kernel_rows * shape.dilation[0]
+        )
+        return in_a_row or in_an_image
 
     def _loads(self, shape: DepthwiseConv2dShape) -> int:
-        height, width = self._window(shape)
-        return height * width + self.rows * self.cols
+        height, width = window(self, shape)
+        return int(height * width) + self.rows * self.cols
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
         pad, conv, _ = get_blocks(sch)
@@ -384,14 +304,3 @@ class TapSums(Strategy):
 
         # 6. Sums of all blocks, by the second kernel.
         sum_parts(sch, shape, self.part_threads, self.channels)
-
-
-def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-    """List the vectors of channels: powers of two up to 16 bytes, where they are contiguous."""
-    if shape.layout == "NCHW" or shape.channel_multiplier > 1:
-        return (1,)
-    return tuple(
-        lanes
-        for lanes in (1, 2, 4, 8)
-        if lanes * shape.itemsize <= 16 and shape.in_channels % lanes == 0
-    )

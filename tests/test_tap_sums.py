@@ -1,0 +1,190 @@
+"""The weight's gradient: what its tile refuses, and what the model chooses."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+import dwtir
+from dwtir import DepthwiseConv2dShape, InvalidScheduleError
+from dwtir.nvrtc import _with_min_blocks
+from dwtir.schedules import TapSums
+from dwtir.schedules.tap_cost import Tiles, estimate, other_blocks, tiles_of_channel
+from dwtir.schedules.tap_tiles import ranked
+from dwtir.target import resolve
+from strategies import named_shapes, shapes
+
+GPU = resolve("nvidia-h200")
+NCHW = DepthwiseConv2dShape.parse("8x32x56x56_k3_p1_float32_nchw_wgrad")
+NHWC = DepthwiseConv2dShape.parse("8x32x56x56_k3_p1_float16_nhwc_wgrad")
+IN_NCHW = TapSums(4, 4, 3, 3, 1, 1, 64, 4, 4, 1, 4, 4, 1)
+IN_NHWC = TapSums(4, 4, 3, 3, 2, 16, 4, 8, 8, 1, 1, 1, 1)
+
+# Layers with enough work for every multiprocessor, in both layouts and types.
+LARGE = [
+    f"{layer}_{dtype}_{layout}_wgrad"
+    for layer in (
+        "64x256x56x56_k3_p1",
+        "128x96x56x56_k7_p3",
+        "128x240x28x28_k5_s2_p2",
+        "128x384x14x14_k7_p3",
+        "32x960x7x7_k3_p1",
+        "32x128x56x56_k31_p15",
+    )
+    for dtype in ("float32", "float16")
+    for layout in ("nchw", "nhwc")
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile", "change", "message"),
+    [
+        (NCHW, IN_NCHW, {"lanes": 3}, "lanes must be one of (1, 2, 4), got 3"),
+        (NCHW, IN_NCHW, {"cols": 2}, "lanes must be one of (1, 2), got 4"),
+        (NHWC, IN_NHWC, {"lanes": 2}, "lanes must be one of (1,), got 2"),
+        (NCHW, IN_NCHW, {"grad_lanes": 8}, "grad_lanes must be one of (1, 2, 4), got 8"),
+        (NCHW, IN_NCHW, {"cols": 6, "lanes": 2}, "grad_lanes must be one of (1, 2), got 4"),
+        (NHWC, IN_NHWC, {"grad_lanes": 2}, "grad_lanes must be one of (1,), got 2"),
+        (NCHW, IN_NCHW, {"vector": 2}, "vector must be one of (1,), got 2"),
+        (NHWC, IN_NHWC, {"vector": 16}, "vector must be one of (1, 2, 4, 8), got 16"),
+        (NCHW, IN_NCHW, {"channels": 2}, "channels must be 1 in NCHW, got 2"),
+        (NHWC, IN_NHWC, {"channels": 17}, "channels must be at most 16, got 17"),
+        (NCHW, IN_NCHW, {"kernel_rows": 2}, "kernel_rows must be a divisor of 3, got 2"),
+        (NCHW, IN_NCHW, {"kernel_cols": 2}, "kernel_cols must be a divisor of 3, got 2"),
+        (NCHW, IN_NCHW, {"kernel_threads": 3}, "kernel_rows must be a divisor of 3, got 9"),
+        (NCHW, IN_NCHW, {"rows": 57}, "rows must be at most 56, got 57"),
+        (NCHW, IN_NCHW, {"threads": 1569}, "threads must be at most 1568, got 1569"),
+        (NCHW, IN_NCHW, {"parts": 26}, "parts must be at most 25, got 26"),
+        (NCHW, IN_NCHW, {"part_threads": 3}, "part_threads must be a divisor of the parts, 4"),
+        (NCHW, IN_NCHW, {"min_blocks": 33}, "min_blocks must be at most 32"),
+        (NCHW, IN_NCHW, {"threads": 1025, "parts": 1, "part_threads": 1}, "threads per block"),
+        (NHWC, IN_NHWC, {"vector": 4, "channels": 8, "threads": 64}, "shared bytes per block"),
+    ],
+)
+def test_a_tile_that_does_not_fit_is_refused(
+    shape: DepthwiseConv2dShape, tile: TapSums, change: dict[str, Any], message: str
+) -> None:
+    tile.check(shape, GPU)
+    with pytest.raises(InvalidScheduleError, match=re.escape(message)):
+        replace(tile, **change).check(shape, GPU)
+
+
+def test_kernel_threads_are_bounded_by_the_device() -> None:
+    shape = DepthwiseConv2dShape.parse("1x1x130x130_k128x1_wgrad")
+    tile = TapSums(1, 1, 1, 1, 1, 1, 1, 1, 1, kernel_threads=64)
+    tile.check(shape, GPU)
+    with pytest.raises(InvalidScheduleError, match="kernel_threads must be at most 64, got 128"):
+        replace(tile, kernel_threads=128).check(shape, GPU)
+
+
+def test_too_many_sums_are_refused() -> None:
+    shape = DepthwiseConv2dShape.parse("1x1x40x40_k12x12_wgrad")
+    with pytest.raises(InvalidScheduleError, match="sums of a thread must be at most 128, got 144"):
+        TapSums(1, 1, 12, 12, 1, 1, 1, 1, 1).check(shape, GPU)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_threads_that_step_down_like_kernel_rows_are_refused(layout: str) -> None:
+    """TVM cannot lower such a tile: it does not see how high the window is."""
+    shape = DepthwiseConv2dShape.parse(f"3x6x23x1_k8_d3x1_p10x3x11x4_{layout}_wgrad")
+    channels = 6 if layout == "nhwc" else 1
+    tile = TapSums(12, 1, 4, 4, 1, channels, 2, 3, 3, kernel_threads=2)
+    for mixed_up in (tile, replace(tile, threads=1), replace(tile, parts=1, part_threads=1)):
+        with pytest.raises(InvalidScheduleError, match="threads must be more or less"):
+            mixed_up.check(shape, GPU)
+    for fine in (replace(tile, kernel_threads=1), replace(tile, rows=11)):
+        fine.check(shape, GPU)
+        dwtir.build(shape, fine, target=GPU)
+
+
+@pytest.mark.parametrize("shape", [NCHW, NHWC], ids=str)
+def test_min_blocks_bounds_only_the_first_kernel(shape: DepthwiseConv2dShape) -> None:
+    """The second has other threads, of which so many blocks may not fit."""
+    tile = replace(IN_NCHW if shape == NCHW else IN_NHWC, min_blocks=6)
+    kernel = dwtir.build(shape, tile, target=GPU)
+    bounded = _with_min_blocks(kernel.source(), tile.min_blocks)
+    bounds = dict(re.findall(r"__launch_bounds__\(([\d, ]+)\) (\w+)\(", bounded))
+    assert {"64, 6": "main_kernel"}.items() <= bounds.items()
+    assert all("," not in bound for bound, name in bounds.items() if name == "main_kernel_1")
+    registers = kernel.resources().registers
+    assert registers is not None
+    assert registers <= 65536 // (6 * 64)
+
+
+@given(shape=shapes())
+@named_shapes()
+def test_the_choice_is_valid(shape: DepthwiseConv2dShape) -> None:
+    shape = replace(shape, operation="grad_weight")
+    tile = TapSums.choose(shape, GPU)
+    tile.check(shape, GPU)
+    assert tile.is_promising(shape)
+    assert tile == TapSums.choose(shape, GPU)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1x1x1x1_k1",
+        "1x7x200x200_k112x112_p56",
+        "1x3x9x1030_k1x1021_nchw",
+        "1x3x9x1030_k1x1030_nhwc",
+        "4x64x112x112_k113x113_p60_nhwc",
+        "128x1x997x997_k3_p1",
+        "1x997x31x31_k3_p1_float16_nhwc",
+        "8x30x31x37_k7_s3_p5_d2_m3_bfloat16_nhwc",
+        "1x64x512x512_k64x64_p31",
+    ],
+)
+def test_no_shape_is_too_odd(text: str) -> None:
+    shape = DepthwiseConv2dShape.parse(f"{text}_wgrad")
+    tile = TapSums.choose(shape, GPU)
+    tile.check(shape, GPU)
+    assert tile.is_promising(shape)
+
+
+@pytest.mark.parametrize("text", LARGE)
+def test_blocks_fill_the_device_to_their_last_round(text: str) -> None:
+    """One round of blocks, or else a last round that is not nearly empty."""
+    shape = DepthwiseConv2dShape.parse(text)
+    tile = TapSums.choose(shape, GPU)
+    rounds = tile.parts * float(other_blocks(tile, shape)) / (GPU.units * tile.min_blocks)
+    assert rounds > 0.7 * ceil(rounds)
+
+
+@pytest.mark.parametrize("text", LARGE)
+def test_tiles_leave_no_column_over(text: str) -> None:
+    """A column beyond the last costs a branch for each output."""
+    shape = DepthwiseConv2dShape.parse(text)
+    assert shape.out_width % TapSums.choose(shape, GPU).cols == 0
+
+
+@pytest.mark.parametrize("text", LARGE)
+def test_turns_are_even(text: str) -> None:
+    """In the last turn few threads idle."""
+    shape = DepthwiseConv2dShape.parse(text)
+    tile = TapSums.choose(shape, GPU)
+    turns = float(tiles_of_channel(tile, shape)) / (tile.threads * tile.parts)
+    assert turns > 0.8 * ceil(turns)
+
+
+@pytest.mark.parametrize("text", LARGE)
+def test_the_choice_is_the_least_estimate(text: str) -> None:
+    shape = DepthwiseConv2dShape.parse(text)
+    tiles = Tiles(*np.array(ranked(shape, GPU), dtype=np.float64).T)
+    estimates = estimate(tiles, shape, GPU)
+    assert np.isfinite(estimates).all()
+    assert (np.diff(estimates) >= 0).all()
+    assert tuple(TapSums.choose(shape, GPU).parameters.values()) == ranked(shape, GPU)[0]
+
+
+def test_kernels_of_31_rows_share_their_loads_among_threads() -> None:
+    shape = DepthwiseConv2dShape.parse("32x128x56x56_k31_p15_float32_nchw_wgrad")
+    tile = TapSums.choose(shape, GPU)
+    assert tile.kernel_rows * tile.kernel_cols * tile.vector <= 128
+    assert tile.kernel_threads > 1
