@@ -131,7 +131,7 @@ class Record:
             strategy=strategy,
             epilogue=steps,
             run_secs=tuple(measured)[:64],
-            median_secs=_rounded(median(times)),
+            median_secs=_rounded(median(run_secs)),
             p20_secs=times[(len(times) - 1) // 5],
             p80_secs=times[-1 - (len(times) - 1) // 5],
             manual_median_secs=None if manual_median_secs is None else _rounded(manual_median_secs),

@@ -117,10 +117,15 @@ class Strategy(ABC):
             self._is_for(shape, target),
             "shape and target",
             f"{shape} on {target.name}",
-            f"{' or '.join(self.operations)} of {' or '.join(self.dtypes)} "
+            f"{' or '.join(self.operations)}{self._of_dtypes()} "
             f"in {' or '.join(self.layouts)} on {self.device}",
         )
         self.check(shape, target)
+
+    @classmethod
+    def _of_dtypes(cls) -> str:
+        """Name the dtypes that a strategy is for, if it is not for all."""
+        return "" if set(cls.dtypes) == set(DTYPES) else f" of {' or '.join(cls.dtypes)}"
 
     def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
         """Define what `apply` transforms: the shape's operation as `compute` has it."""
