@@ -206,6 +206,8 @@ def test_an_empty_output_is_refused() -> None:
 
 # The packed weight: it follows the weight
 
+PACKED = (3, 3, 6, 1)
+
 
 def channels_last(*size: int) -> torch.Tensor:
     return torch.randn(*size).contiguous(memory_format=torch.channels_last)
@@ -224,7 +226,7 @@ def changes() -> dict[str, Callable[[torch.Tensor], object]]:
 def test_a_changed_weight_is_packed_anew(change: str) -> None:
     image, weight = channels_last(1, 6, 5, 5), torch.randn(6, 1, 3, 3)
     depthwise_conv2d(image, weight)
-    assert packed_weight(weight) is packed_weight(weight)
+    assert packed_weight(weight, PACKED) is packed_weight(weight, PACKED)
     changes()[change](weight)
     got = depthwise_conv2d(image, weight)
     torch.testing.assert_close(got, F.conv2d(image, weight, groups=6))
@@ -232,7 +234,7 @@ def test_a_changed_weight_is_packed_anew(change: str) -> None:
 
 def test_a_packed_weight_goes_with_its_weight() -> None:
     weight = torch.randn(6, 1, 3, 3)
-    alive = weakref.ref(packed_weight(weight))
+    alive = weakref.ref(packed_weight(weight, PACKED))
     gc.collect()
     assert alive() is not None
     del weight
@@ -252,7 +254,7 @@ def test_a_weight_without_a_version() -> None:
 
 def test_a_weight_that_lies_as_kernels_want_it_is_not_copied() -> None:
     weight = torch.randn(3, 3, 6).permute(2, 0, 1).unsqueeze(1)
-    assert packed_weight(weight).data_ptr() == weight.data_ptr()
+    assert packed_weight(weight, PACKED).data_ptr() == weight.data_ptr()
     image = channels_last(1, 6, 5, 5)
     torch.testing.assert_close(depthwise_conv2d(image, weight), F.conv2d(image, weight, groups=6))
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dwtir
 from dwtir import ArgumentError
-from dwtir.nn import DepthwiseConv2d, ops
+from dwtir.nn import DepthwiseConv2d, eager, ops
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import memory_format
 
@@ -77,6 +79,76 @@ def test_an_epilogue_has_no_gradient() -> None:
 def network(padding: Any = "SAME") -> torch.nn.Module:
     first = DepthwiseConv2d(8, 16, 3, 2, padding)
     return torch.nn.Sequential(first, torch.nn.ReLU(), DepthwiseConv2d(16, 16, 5, 1, "same", 2))
+
+
+class _Seen(TorchDispatchMode):  # type: ignore[misc]  # torch is Any to mypy
+    """Notes the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class _Tagged(torch.Tensor):  # type: ignore[misc]
+    """A tensor that is told of the functions that get it."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_who_watches_sees_the_operators() -> None:
+    image, weight = torch.randn(1, 6, 8, 8), torch.randn(6, 1, 3, 3, requires_grad=True)
+    with _Seen() as seen:
+        out = depthwise_conv2d(image, weight)
+        out.sum().backward()
+    assert "dwtir.depthwise_conv2d.default" in seen.names
+    assert "dwtir.depthwise_conv2d_grad_weight.default" in seen.names
+    depthwise_conv2d(image, weight).sum().backward()  # and not otherwise, with the same result
+    torch.testing.assert_close(out, F.conv2d(image, weight, groups=6))
+
+
+def test_a_backward_pass_may_be_watched_alone() -> None:
+    image, weight = torch.randn(1, 6, 8, 8), torch.randn(6, 1, 3, 3, requires_grad=True)
+    out = depthwise_conv2d(image, weight)
+    with _Seen() as seen:
+        out.sum().backward()
+    assert "dwtir.depthwise_conv2d_grad_weight.default" in seen.names
+
+
+def test_a_subclass_of_a_tensor_stays_one() -> None:
+    image = torch.randn(1, 6, 8, 8).as_subclass(_Tagged)
+    assert type(depthwise_conv2d(image, torch.randn(6, 1, 3, 3))) is _Tagged
+
+
+def test_a_tensor_without_values() -> None:
+    with FakeTensorMode() as mode:
+        image = mode.from_tensor(torch.randn(1, 6, 8, 8))
+        assert depthwise_conv2d(image, torch.empty(6, 1, 3, 3)).shape == (1, 6, 6, 6)
+    with pytest.raises(NotImplementedError):
+        depthwise_conv2d(torch.randn(1, 6, 8, 8).to_sparse(), torch.randn(6, 1, 3, 3))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_plain_tensors_give_what_the_operators_give(form: torch.memory_format) -> None:
+    values = [torch.randn(2, 6, 9, 11).to(memory_format=form)]
+    values += [torch.randn(12, 1, 3, 3), torch.randn(12)]
+    found = []
+    for compute in (ops.depthwise_conv2d, eager.depthwise_conv2d):
+        tensors = [value.clone().requires_grad_() for value in values]
+        out = compute(*tensors, *GEOMETRY)
+        first = torch.autograd.grad(out.pow(2).sum(), tensors, create_graph=True)
+        second = torch.autograd.grad(sum(grad.pow(2).sum() for grad in first), tensors)
+        found.append((out, *first, *second))
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -24,6 +24,7 @@ the final stores have one.
 from __future__ import annotations
 
 from functools import lru_cache
+from threading import Lock
 
 from tvm import tirx
 
@@ -46,6 +47,10 @@ _GRADIENTS = {
     ("grad_weight", "NHWC"): grad_weight.nhwc,
 }
 
+_parsing = Lock()
+"""TVMScript is Python's syntax trees, and CPython up to 3.11 counts how deep it is in one of
+them for all threads together: two at a time may end in a SystemError."""
+
 
 @lru_cache(maxsize=64)
 def banded_matrix(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
@@ -57,7 +62,9 @@ def banded_matrix(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         The same as by `depthwise_conv2d`, from other blocks.
     """
     epilogue.check_for(bands.shape)
-    return _named(banded.nchw(bands, epilogue), bands.shape, epilogue)
+    with _parsing:
+        func = banded.nchw(bands, epilogue)
+    return _named(func, bands.shape, epilogue)
 
 
 @lru_cache(maxsize=64)  # to parse TVMScript takes 20 ms, and functions do not change
@@ -77,10 +84,11 @@ def depthwise_conv2d(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.Pr
         If a gradient is to have an epilogue.
     """
     epilogue.check_for(shape)
-    if shape.operation == "forward":
-        func = _FORWARD[shape.layout](shape, epilogue)
-    else:
-        func = _GRADIENTS[shape.operation, shape.layout](shape)
+    with _parsing:
+        if shape.operation == "forward":
+            func = _FORWARD[shape.layout](shape, epilogue)
+        else:
+            func = _GRADIENTS[shape.operation, shape.layout](shape)
     return _named(func, shape, epilogue)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import ArgumentError
 from ..shape import DepthwiseConv2dShape
-from . import ops
+from . import eager
 from .chain import Chain
 from .derived import Derived
 from .functional import autocast
@@ -122,7 +122,7 @@ class ConvertedForward:
         image = image.to(dtype)
         geometry = chain.geometry(image.shape[2:])
         weight, operands = self._weight(image), self._operands(dtype)
-        return ops.fused(image, weight, operands, chain.epilogue, *geometry)
+        return eager.fused(image, weight, operands, chain.epilogue, *geometry)
 
     def _weight(self, image: Tensor) -> Tensor:
         """Return the weight in the image's type, and in memory as a kernel wants it."""

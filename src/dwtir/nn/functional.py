@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 
 from ..errors import ArgumentError
-from . import ops
+from . import eager
 from .tensors import DEVICES, Tensor
 
 __all__ = ["autocast", "depthwise_conv2d", "pair", "sides"]
@@ -75,7 +75,7 @@ def depthwise_conv2d(
     if dtype is not None:
         input, weight = input.to(dtype), weight.to(dtype)  # noqa: A001
         bias = None if bias is None else bias.to(dtype)
-    return ops.depthwise_conv2d(input, weight, bias, stride, padding, dilation)
+    return eager.depthwise_conv2d(input, weight, bias, stride, padding, dilation)
 
 
 def autocast(image: Tensor) -> torch.dtype | None:
@@ -94,6 +94,8 @@ def pair(name: str, value: IntPair) -> tuple[int, int]:
     ArgumentError
         If it is not one or two integers of at least 1.
     """
+    if _is_pair(value) and min(value) > 0:
+        return value
     values = _integers(name, value, 1)
     if len(values) == 1:
         return values[0], values[0]
@@ -116,6 +118,8 @@ def sides(
     ArgumentError
         If it is no padding, or ``"same"`` with a stride, as torch has it.
     """
+    if _is_pair(padding) and min(padding) >= 0:
+        return padding * 2
     if not isinstance(padding, str):
         values = _integers("padding", padding, 0)
         if len(values) in (1, 2):
@@ -143,6 +147,11 @@ def sides(
     ]
     top, left = totals[0] // 2, totals[1] // 2
     return top, left, totals[0] - top, totals[1] - left
+
+
+def _is_pair(value: Any) -> TypeGuard[tuple[int, int]]:
+    """Tell what a module has, which does not need to be looked at more closely."""
+    return type(value) is tuple and len(value) == 2 and type(value[0]) is type(value[1]) is int
 
 
 def _integers(name: str, value: Any, least: int) -> tuple[int, ...]:

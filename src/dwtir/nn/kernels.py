@@ -121,8 +121,10 @@ def grad_weight(
 
 def _arranged_weight(weight: Tensor, shape: DepthwiseConv2dShape) -> Tensor:
     """Return a weight as the kernel for a shape has it."""
-    weight = arranged(weight) if shape.layout == "NCHW" else packed_weight(weight)
-    return weight.view(shape.weight_shape)
+    if shape.layout == "NHWC":
+        return packed_weight(weight, shape.weight_shape)
+    weight = arranged(weight)
+    return weight if weight.shape == shape.weight_shape else weight.view(shape.weight_shape)
 
 
 def shape_of(

@@ -15,7 +15,16 @@ from ..errors import ArgumentError
 from . import kernels
 from .tensors import Tensor, empty_image, forget_packed, memory_format, output_size
 
-__all__ = ["depthwise_conv2d", "fused", "grad_data", "grad_weight"]
+__all__ = [
+    "data_gradient",
+    "depthwise_conv2d",
+    "forward",
+    "fused",
+    "grad_data",
+    "grad_weight",
+    "gradients",
+    "weight_gradient",
+]
 
 _FORMS = (torch.contiguous_format, torch.channels_last)
 _GEOMETRY = "int[2] stride, SymInt[4] padding, int[2] dilation"
@@ -24,7 +33,8 @@ _GEOMETRY = "int[2] stride, SymInt[4] padding, int[2] dilation"
 # Kernels for tensors that are there, and for those that only have a size
 
 
-def _forward(image: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
+def forward(image: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
+    """Compute `depthwise_conv2d` of tensors that are there."""
     if bias is None:
         return kernels.forward(image, weight, (), "", *geometry)
     return kernels.forward(image, weight, (bias,), "bias", *geometry)
@@ -58,9 +68,10 @@ def _refuse_gradients(*tensors: Tensor) -> None:
         )
 
 
-def _grad_data(
+def data_gradient(
     grad_out: Tensor, weight: Tensor, image_size: Any, last: bool, *geometry: Any
 ) -> Tensor:
+    """Compute `grad_data` of tensors that are there."""
     out = kernels.grad_data(grad_out, weight, image_size, _FORMS[last], *geometry)
     forget_packed(weight)
     return out
@@ -72,7 +83,8 @@ def _grad_data_fake(
     return empty_image(grad_out, image_size, _FORMS[last])
 
 
-def _grad_weight(image: Tensor, grad_out: Tensor, weight_size: Any, *geometry: Any) -> Tensor:
+def weight_gradient(image: Tensor, grad_out: Tensor, weight_size: Any, *geometry: Any) -> Tensor:
+    """Compute `grad_weight` of tensors that are there."""
     return kernels.grad_weight(image, grad_out, weight_size, *geometry)
 
 
@@ -90,6 +102,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _forward_backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+    return gradients(ctx, grad_out, grad_data, grad_weight)
+
+
+def gradients(
+    ctx: Any, grad_out: Tensor, grad_data: Callable[..., Any], grad_weight: Callable[..., Any]
+) -> tuple[Any, ...]:
+    """Return the gradients of `depthwise_conv2d`'s arguments, by these of its tensors."""
     image, weight = ctx.saved_tensors
     last = memory_format(image) is torch.channels_last
     wanted = ctx.needs_input_grad
@@ -220,7 +239,7 @@ def _define(
 depthwise_conv2d = _define(
     "depthwise_conv2d",
     "Tensor input, Tensor weight, Tensor? bias",
-    _forward,
+    forward,
     _forward_fake,
     backward=_forward_backward,
     vmap=_forward_vmap,
@@ -228,7 +247,7 @@ depthwise_conv2d = _define(
 grad_data = _define(
     "depthwise_conv2d_grad_data",
     "Tensor grad_out, Tensor weight, SymInt[] input_size, bool channels_last",
-    _grad_data,
+    data_gradient,
     _grad_data_fake,
     backward=_grad_data_backward,
     vmap=_grad_data_vmap,
@@ -236,7 +255,7 @@ grad_data = _define(
 grad_weight = _define(
     "depthwise_conv2d_grad_weight",
     "Tensor input, Tensor grad_out, SymInt[] weight_size",
-    _grad_weight,
+    weight_gradient,
     _grad_weight_fake,
     backward=_grad_weight_backward,
     vmap=_grad_weight_vmap,

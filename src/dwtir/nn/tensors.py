@@ -83,29 +83,33 @@ def spatial_weight(weight: Tensor) -> Tensor:
     return weight.squeeze(1).permute(1, 2, 0)
 
 
-def packed_weight(weight: Tensor) -> Tensor:
-    """Return a weight as contiguous (kh, kw, C * M).
+def packed_weight(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a weight as contiguous (kh, kw, C, M), the shape that is given.
 
     A weight that lies in memory like that, as a view, is taken as it is. Of others there
     is one copy for each stream, of which nobody else has to know, until the weight's
     version changes. Nothing is kept of a weight without a version, nor while a CUDA graph
     is captured: replays have to see what the weight is then.
     """
-    spatial = spatial_weight(weight)
-    if spatial.is_contiguous() and not spatial.data_ptr() % ALIGNMENT:
-        return spatial
+    if weight.stride(0) == 1:
+        spatial = spatial_weight(weight)
+        if spatial.is_contiguous() and not spatial.data_ptr() % ALIGNMENT:
+            return spatial.view(shape)
     if weight.is_inference() or is_capturing(weight):
-        return spatial.clone(memory_format=torch.contiguous_format)
-    stream = torch.cuda.current_stream(weight.device).cuda_stream if weight.is_cuda else None
-    stamp = (weight.data_ptr(), weight._version)
+        return _packed_copy(weight, shape)
+    key = shape, torch._C._cuda_getCurrentRawStream(weight.get_device()) if weight.is_cuda else 0
+    stamp = weight.data_ptr(), weight._version
     copies = _packed.get(weight)
     if copies is None:
         copies = _packed[weight] = {}
-    found = copies.get(stream)
+    found = copies.get(key)
     if found is None or found[0] != stamp:
-        copy = spatial.detach().clone(memory_format=torch.contiguous_format)
-        found = copies[stream] = (stamp, copy)
+        found = copies[key] = stamp, _packed_copy(weight.detach(), shape)
     return found[1]
+
+
+def _packed_copy(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return spatial_weight(weight).clone(memory_format=torch.contiguous_format).view(shape)
 
 
 def forget_packed(weight: Tensor) -> None:
