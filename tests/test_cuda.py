@@ -17,11 +17,16 @@ from pathlib import Path
 
 import pytest
 import tvm
+import tvm_ffi
 from tvm.script import tirx as T
 
-from dwtir import cuda, nvrtc
+from dwtir import DepthwiseConv2dShape, Epilogue, cuda, nvrtc
+from dwtir.build import compile_kernel
 from dwtir.errors import CompileError, InvalidTargetError
 from dwtir.nvrtc import Cubin, KernelResources, compile_cubin, nvrtc_version
+from dwtir.schedules import RegisterWindow
+from dwtir.search_limits import SlowCompileError, SpillError, for_search
+from dwtir.target import resolve
 
 SITE = Path(sysconfig.get_path("purelib"))
 
@@ -411,6 +416,49 @@ def test_reports_spills() -> None:
     assert kernel.registers <= 64
     assert kernel.spill_store_bytes > 0
     assert kernel.spill_load_bytes > 0
+
+
+# 16 blocks leave a thread 40 registers, fewer than its sums and inputs are.
+SPILLING = RegisterWindow(7, 4, 5, 4, 2, 2, 2, min_blocks=16)
+
+
+@pytest.fixture(scope="module")
+def spilling() -> str:
+    shape = DepthwiseConv2dShape.parse("8x64x56x56_k5x5_p2_float32_nchw")
+    return compile_kernel(shape, Epilogue(), resolve("nvidia-h200"), SPILLING).source()
+
+
+def test_a_search_takes_no_kernel_that_was_compiled_anew(
+    spilling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways: list[str] = []
+    compile_once = nvrtc._compile
+    monkeypatch.setattr(
+        nvrtc, "_compile", lambda *given: ways.append(given[1]) or compile_once(*given)
+    )
+    (built,) = compile_cubin(spilling, "sm_90", SPILLING.min_blocks).kernels
+    assert built.spill_store_bytes == 0
+    assert len(ways) == 2
+    # TVM calls the compiler, and knows no errors of ours.
+    compile_by_tvm = tvm_ffi.convert(lambda source, blocks: compile_cubin(source, "sm_90", blocks))
+    with (
+        pytest.raises(SpillError, match=r"min_blocks=16 lets a thread spill \d+ bytes"),
+        for_search(60),
+    ):
+        compile_by_tvm(spilling, SPILLING.min_blocks)
+    assert len(ways) == 3
+    with for_search(60):
+        assert compile_cubin(spilling, "sm_90", 1).kernels == (built,)
+    assert len(ways) == 4
+
+
+def test_a_search_stops_the_compiler(spilling: str) -> None:
+    with (
+        pytest.raises(SlowCompileError, match=r"NVRTC was stopped after 0.001 s"),
+        for_search(1e-3),
+    ):
+        compile_cubin(spilling, "sm_90")
+    assert compile_cubin(spilling, "sm_90").kernels[0].spill_store_bytes == 0
 
 
 def test_arithmetic_is_not_fast_math() -> None:

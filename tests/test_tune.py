@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -17,13 +20,18 @@ import pytest
 
 import dwtir
 from dwtir import DepthwiseConv2dShape
+from dwtir.build import compile_kernel
 from dwtir.records import Record
 from dwtir.schedules import Cpu, SharedTile, Strategy
 from dwtir.target import resolve
-from dwtir.tune import Outcome, Settings, Task, Trial, tune
+from dwtir.tune import Outcome, Settings, Task, Trial, tune, worker
+from dwtir.tune.devices import Channel, Device
 from dwtir.tune.display import PlainDisplay
+from dwtir.tune.fleet import Fleet
 from dwtir.tune.journal import Journal
 from dwtir.tune.search import SEARCHES, GridSearch, Search, open_search
+from dwtir.tune.session import tune_task
+from dwtir.tune.worker import Worker
 
 LAYER = "1x8x15x17_k3_psame"
 GPU = resolve("nvidia-h200")
@@ -195,6 +203,63 @@ def test_a_worker_that_dies_costs_no_session(tmp_path: Path) -> None:
     assert [trial.number for trial in outcome.trials] == list(range(14))
     assert not outcome.failures  # nobody was being measured twice when a worker died
     assert outcome.written
+
+
+class _WorkerHere(Channel):
+    """A worker in this process."""
+
+    def __init__(self) -> None:
+        self._worker = Worker()
+
+    def call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        return self._worker.handle(message)
+
+    def close(self) -> None:
+        pass
+
+
+def test_builds_that_take_too_long_cost_no_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = open_search("random", task(LAYER), resolve("cpu"), 0).propose(7)[1:]
+    manual = Cpu.choose(task(LAYER).shape, resolve("cpu"))
+    released = threading.Event()
+
+    def compile_slowly(*given: Any) -> dwtir.Kernel:
+        if given[-1] in slow:
+            released.wait()
+        if given[-1] == manual:
+            time.sleep(0.5)  # which is no proposal
+        return compile_kernel(*given)
+
+    monkeypatch.setattr(worker, "compile_kernel", compile_slowly)
+    monkeypatch.setattr(worker, "_BUILD_SECONDS", 0.2)
+    channels: list[Channel] = []
+
+    def connect() -> Channel:
+        channels.append(_WorkerHere())
+        return channels[-1]
+
+    fleet = Fleet([Device("cpu", connect, threads=1)], window=8)
+    try:
+        outcome = tune_task(
+            task(LAYER),
+            resolve("cpu"),
+            fleet,
+            Settings(search="random", trials=12),
+            folder=tmp_path,
+            display=PlainDisplay(io.StringIO()),
+            stop=threading.Event(),
+        )
+    finally:
+        released.set()
+        fleet.close()
+    late = [trial for trial in outcome.trials if trial.cause == "too long to build"]
+    assert {trial.strategy for trial in late} >= set(slow)
+    assert len(channels) == 1 + len(late)
+    assert len(outcome.trials) == 12
+    assert outcome.trials[0].strategy == manual
+    assert outcome.trials[0].times
 
 
 def test_the_journal_passes_over_what_it_cannot_use(tmp_path: Path) -> None:

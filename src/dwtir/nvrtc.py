@@ -15,6 +15,7 @@ from typing import Any
 
 from .cuda import INSTALL_CUDA, find_toolkit
 from .errors import CompileError, InvalidTargetError, ToolchainError
+from .search_limits import current, stopped
 
 __all__ = ["Cubin", "KernelResources", "compile_cubin", "nvrtc_version"]
 
@@ -159,7 +160,8 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
         When NVRTC or the CUDA headers are missing.
     CompileError
         When the source is rejected or has no kernel; the message holds the
-        compiler's log.
+        compiler's log. In `search_limits.for_search` also when it is
+        not worth the time.
     """
     nvrtc = _bindings()
     _check_arch(nvrtc, arch)
@@ -179,10 +181,14 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     source = source.replace(_UNUSED_HEADER, "")
     source = source.replace(_FOUR_HALVES, _FOUR_HALVES + _COPIED_AS_WORDS)
     cubin = _compile(nvrtc, _with_min_blocks(source, min_blocks), arch, options)
+    search = current.get()
+    if search and min_blocks is not None and _spills(cubin):
+        raise search.spills(min_blocks, _spills(cubin))
     others: list[int | None] = []
     if min_blocks is not None:
         others.append(None)
-    if max(kernel.registers for kernel in cubin.kernels) < _most_registers(source):
+    taken = max(kernel.registers for kernel in cubin.kernels)
+    if min_blocks != 1 and taken < _most_registers(source):
         others.append(1)
     while _spills(cubin) and others:
         again = _compile(nvrtc, _with_min_blocks(source, others.pop()), arch, options)
@@ -222,7 +228,11 @@ def _compile(nvrtc: Any, source: str, arch: str, options: list[str]) -> Cubin:
     )
     try:
         arguments = [option.encode() for option in options]
-        (result,) = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)
+        search = current.get()
+        with stopped(nvrtc, program, search):
+            (result,) = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)
+        if search and result.name == "NVRTC_ERROR_CANCELLED":
+            raise search.takes_too_long()
         log = _buffer(nvrtc, "nvrtcGetProgramLog", program).rstrip(b"\0 \n").decode()
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             if find_toolkit().include is None and "could not open source file" in log:

@@ -44,10 +44,14 @@ class _StickyError(DeviceError):
 
 @dataclass
 class Job:
-    """A candidate on its way: trial `number`, and how many workers died over it."""
+    """A candidate on its way: trial `number`, and how many workers died over it.
+
+    One that the search has `proposed` may be refused for the time that its build takes.
+    """
 
     number: int
     strategy: Strategy
+    proposed: bool = False
     attempts: int = 0
 
 
@@ -292,14 +296,22 @@ class Device:
             self._deaths = 0
             cause, text = answer.get("cause", ""), answer.get("error", "")
             yield Result(waiting.popleft(), tuple(answer.get("times", ())), cause, text, self.name)
+            if answer.get("stuck"):  # nothing but the worker's end frees the builder
+                queue.give_back(waiting)
+                waiting.clear()
+                self.close()
+                if not stop():
+                    self._restart()
         if waiting:
             with contextlib.suppress(DeviceError):  # then the next task gets a fresh worker
                 self._call({"op": "drop"}, _CANDIDATE_SECONDS)
 
     def _submit(self, jobs: Sequence[Job]) -> None:
         if jobs:
-            message = {"op": "submit", "jobs": [strategy_to_json(job.strategy) for job in jobs]}
-            self._call(message, _CANDIDATE_SECONDS)
+            described = [
+                strategy_to_json(job.strategy) | {"proposed": job.proposed} for job in jobs
+            ]
+            self._call({"op": "submit", "jobs": described}, _CANDIDATE_SECONDS)
 
     def final(self, strategies: Sequence[Strategy], rounds: int) -> list[tuple[float, ...]]:
         """Check some strategies and measure them again, in turns; a wrong one has no times.
@@ -314,6 +326,8 @@ class Device:
             "strategies": [strategy_to_json(strategy) for strategy in strategies],
             "rounds": rounds,
         }
+        if self._channel is None:
+            self._restart()
         answer = self._call(message, _TASK_SECONDS)
         if answer.get("cause"):
             raise DeviceError(answer["error"])

@@ -170,7 +170,7 @@ class _Session:
                 wanted = self._wanted(fleet)
                 proposals = self._search.propose(wanted)
                 exhausted = wanted > 0 and not proposals
-                self._submit(fleet, proposals)
+                self._submit(fleet, proposals, proposed=True)
             # What is ready is taken before anything new is proposed.
             result = fleet.result(_POLL_SECONDS)
             while result is not None:
@@ -195,9 +195,11 @@ class _Session:
             return fleet.window
         return max(0, min(fleet.window, trials - self.done - fleet.outstanding))
 
-    def _submit(self, fleet: Fleet, strategies: Iterable[Strategy]) -> None:
+    def _submit(
+        self, fleet: Fleet, strategies: Iterable[Strategy], *, proposed: bool = False
+    ) -> None:
         number = self.done + fleet.outstanding
-        fleet.submit([Job(number + i, strategy) for i, strategy in enumerate(strategies)])
+        fleet.submit([Job(number + i, strategy, proposed) for i, strategy in enumerate(strategies)])
 
     def _take(self, result: Result, fleet: Fleet) -> None:
         known = {trial.strategy: trial.number for trial in self._trials}

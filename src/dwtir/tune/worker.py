@@ -8,7 +8,8 @@ It answers messages, JSON objects with an ``op``, on standard input or from
 ``task``
     Take up a layer: ``shape``, ``epilogue``, ``target``, builder ``threads``.
 ``submit``
-    Begin to build the strategies in ``jobs``.
+    Begin to build the strategies in ``jobs``; a ``proposed`` one is refused if it is not worth
+    the time.
 ``next``
     Wait for the oldest of them, and time it. With ``limit``, the best time so
     far: what beats it is checked first.
@@ -17,16 +18,18 @@ It answers messages, JSON objects with an ``op``, on standard input or from
 ``final``
     Check ``strategies`` and time them again, in turns.
 
-An answer has what was asked for or ``cause`` and ``error``, and ``fatal`` when
-the process cannot use its device any more.
+An answer has what was asked for or ``cause`` and ``error``, ``fatal`` when the
+process cannot use its device any more, and ``stuck`` when a builder does not end.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -38,6 +41,7 @@ from ..epilogue import Epilogue
 from ..errors import CompileError, DeviceError, DwtirError, InvalidScheduleError
 from ..kernel import Kernel
 from ..schedules import Strategy
+from ..search_limits import SlowCompileError, SpillError, for_search
 from ..shape import DepthwiseConv2dShape
 from ..target import Target, resolve
 from . import testbed
@@ -47,7 +51,15 @@ from .wire import strategy_from_json
 
 __all__ = ["Worker"]
 
+
+class _StuckError(CompileError):
+    """A candidate is still being built when it should have been long ago."""
+
+
 _CAUSES: tuple[tuple[type[Exception], str], ...] = (
+    (SpillError, "spills"),
+    (SlowCompileError, "too long to build"),
+    (_StuckError, "too long to build"),
     (WrongResultError, "wrong result"),
     (InvalidScheduleError, "refused by the strategy"),
     (CompileError, "does not compile"),
@@ -57,6 +69,47 @@ _CAUSES: tuple[tuple[type[Exception], str], ...] = (
 
 _KEPT_RATIO = 1.2
 """Kernels nearly as fast as the best are kept for the final."""
+
+_COMPILE_SECONDS = 20.0
+"""After which NVRTC is stopped; what is worth a trial takes it a few seconds."""
+
+_BUILD_SECONDS = 60.0
+"""After which a build that nothing stops is given up, and its thread with it."""
+
+
+class _Build:
+    """A candidate that is being built, or will be.
+
+    Parameters
+    ----------
+    build : callable
+        Makes the kernel.
+    threads : ThreadPoolExecutor
+        Where; the first to come is the first to begin.
+    is_proposed : bool
+        Whether it may be given up.
+    """
+
+    def __init__(
+        self, build: Callable[[], Kernel], threads: ThreadPoolExecutor, is_proposed: bool
+    ) -> None:
+        self._build, self._is_proposed = build, is_proposed
+        self._begun: float | None = None
+        self.future: Future[Kernel] = threads.submit(self._run)
+
+    def _run(self) -> Kernel:
+        self._begun = time.monotonic()
+        return self._build()
+
+    def is_done(self) -> bool:
+        """Wait for the kernel, or until it is given up; tell which. Builds before it are done."""
+        while not self.future.done():
+            begun = time.monotonic() if self._begun is None else self._begun
+            left = begun + _BUILD_SECONDS - time.monotonic() if self._is_proposed else None
+            if left is not None and left <= 0:
+                return False
+            wait([self.future], left)
+        return True
 
 
 class Worker:
@@ -75,7 +128,7 @@ class Worker:
         self._is_here = open_testbed is testbed.open_testbed
         self._testbed: Testbed | None = None
         self._threads = ThreadPoolExecutor(1)
-        self._building: deque[Future[Kernel]] = deque()
+        self._building: deque[_Build] = deque()
         self._kept: dict[Strategy, Kernel] = {}
 
     def handle(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,12 +170,18 @@ class Worker:
     def _submit(self, message: Mapping[str, Any]) -> dict[str, Any]:
         self._bed()
         for job in message["jobs"]:
-            self._building.append(self._threads.submit(self._build, job))
+            is_proposed = job.get("proposed") is True
+            build = self._build_for_search if is_proposed else self._build
+            self._building.append(_Build(functools.partial(build, job), self._threads, is_proposed))
         return {}
 
     def _build(self, job: Mapping[str, Any]) -> Kernel:
         task, target = self._bed().task, self._bed().target
         return compile_kernel(task.shape, task.epilogue, target, strategy_from_json(job))
+
+    def _build_for_search(self, job: Mapping[str, Any]) -> Kernel:
+        with for_search(_COMPILE_SECONDS):
+            return self._build(job)
 
     def _rebuild(self, job: Mapping[str, Any]) -> Kernel:
         kept = self._kept.get(strategy_from_json(job))
@@ -132,9 +191,12 @@ class Worker:
         bed = self._bed()
         if not self._building:
             raise DeviceError("nothing was submitted")
-        if bed.target.kind == "cpu":
-            wait(self._building)  # or the builders would take the CPU from the candidate
-        kernel = self._building.popleft().result()
+        if bed.target.kind == "cpu":  # or the builders would take the CPU from the candidate
+            all(build.is_done() for build in self._building)
+        build = self._building.popleft()
+        if not build.is_done():
+            raise _StuckError(f"the candidate was not built in {_BUILD_SECONDS:g} s")
+        kernel = build.future.result()
         limit = message.get("limit")
         times = self._on_device(lambda: bed.times(kernel, limit))
         middle = sorted(times)[len(times) // 2]
@@ -145,8 +207,8 @@ class Worker:
         return {"times": times}
 
     def _drop(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        for future in self._building:
-            future.cancel()
+        for build in self._building:
+            build.future.cancel()
         self._building.clear()
         return {}
 
@@ -182,6 +244,7 @@ def _failure(error: Exception) -> dict[str, Any]:
         "cause": cause,
         "error": f"{type(error).__name__}: {error}",
         "fatal": isinstance(error, DeviceError),
+        "stuck": isinstance(error, _StuckError),
     }
 
 
