@@ -1,15 +1,14 @@
 """The layers that the project is measured on: the articles' rows, and networks' layers.
 
 The data is ``data/suite.json``: layers of published networks, read off their public
-model code at inference resolution, and the rows of both articles with the times that
-their authors published.
+model code at inference resolution, each with how often the network runs it, and the rows
+of both articles with the times that their authors published.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -67,23 +66,17 @@ def network(
             f"the suite has {'no' if not found else 'more than one'} network {name!r}; "
             f"allowed are {', '.join(networks())}"
         )
-    common = {"batch": batch, "dtype": dtype, "layout": layout}
+    common: dict[str, Any] = {"batch": batch, "dtype": dtype, "layout": layout}
     return tuple(
-        Layer(_shape(row | common), row["layers"]) for row in _data()["networks"][found[0]]
+        Layer(replace(DepthwiseConv2dShape.parse(text), **common), count)
+        for text, count in _data()["networks"][found[0]].items()
     )
 
 
 def seed_rows() -> tuple[tuple[DepthwiseConv2dShape, dict[str, float], str], ...]:
     """Return the articles' rows: the layer, its published times in microseconds, the source."""
-    return tuple((_shape(row), row["published_us"], row["source"]) for row in _data()["seed_rows"])
-
-
-def _shape(row: Mapping[str, Any]) -> DepthwiseConv2dShape:
-    names = ("published_us", "source", "layers")
-    return DepthwiseConv2dShape.of(
-        {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in row.items()
-            if key not in names
-        }
+    return tuple(
+        (DepthwiseConv2dShape.parse(text), published, source)
+        for source, rows in _data()["seed_rows"].items()
+        for text, published in rows.items()
     )
