@@ -70,10 +70,11 @@ def test_results_come_back_as_they_were(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"format": 1', '"format": 2', "its format is 2, allowed is 1"),
-        ('"dwtir":[', '"other":[', "no time of dwtir for 1x32x112x112"),
-        ('"dwtir":[3.5,', '"dwtir":[-3.5,', "times must be positive, p20 <= median <= p80"),
-        ('"dwtir":[3.5,', '"dwtir":["3.5",', "not a benchmark's results"),
+        ('"format": 2', '"format": 3', r"its format is 3, allowed are \(1, 2\)"),
+        ('"us":[[3.5,3.465,3.57,7]', '"us":[null', "no time of dwtir for 1x32x112x112"),
+        ('"us":[[3.5,', '"us":[[-3.5,', "times must be positive, p20 <= median <= p80"),
+        ('"us":[[3.5,', '"us":[["3.5",', "not a benchmark's results"),
+        ('"us":[[3.5,', '"us":[null,[3.5,', "not a benchmark's results"),
         ("_k3x3_", "_k0x3_", "kernel must be an integer >= 1"),
         ('"networks":[0', '"networks":[7', "not a benchmark's results"),
         ('"way":"v1"', '"way":"v9"', "no article has Case"),

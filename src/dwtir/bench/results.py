@@ -21,7 +21,17 @@ from .seeds import Found
 
 __all__ = ["Results", "write_csv"]
 
-_FORMAT = 1
+_FORMAT = 2
+_READ = (1, _FORMAT)
+"""In the first a row names its contenders, and leaves nothing out."""
+_USUAL: dict[str, Any] = {
+    "epilogue": [],
+    "cold": True,
+    "networks": [],
+    "load": 0.0,
+    "left_out": [],
+}
+"""What a row does not say."""
 _MAX_BYTES = 16 * 2**20
 _TARGET = ("name", "kind", "arch", "units", "bandwidth", "fp32_rate")
 
@@ -49,13 +59,15 @@ class Results:
     def write(self, path: Path) -> None:
         """Write all of it as JSON, a row a line."""
         networks = list(dict.fromkeys(name for row in self.rows for name in row.networks))
+        contenders = list(dict.fromkeys(name for row in self.rows for name in row.timings))
         head = {
             "format": _FORMAT,
             "about": self.about,
             "target": {name: getattr(self.target, name) for name in _TARGET},
             "networks": networks,
+            "contenders": contenders,
         }
-        rows = [_row(row, networks) for row in self.rows]
+        rows = [_row(row, networks, contenders) for row in self.rows]
         cases = [_case(*item) for item in self.cases.items()]
         path.write_text(
             f"{json.dumps(head, indent=1).removesuffix('}').rstrip()},\n"
@@ -74,13 +86,13 @@ class Results:
         """
         try:
             found: Any = read_json(path, _MAX_BYTES)
-            if found["format"] != _FORMAT:
-                raise RecordError(f"its format is {found['format']!r}, allowed is {_FORMAT}")
+            if found["format"] not in _READ:
+                raise RecordError(f"its format is {found['format']!r}, allowed are {_READ}")
             target = Target(**{name: found["target"][name] for name in _TARGET})
             return cls(
                 target,
                 {str(name): str(value) for name, value in found["about"].items()},
-                [_read_row(row, target, found["networks"]) for row in found["rows"]],
+                [_read_row(_named(row, found), target) for row in found["rows"]],
                 dict(_read_case(case) for case in found["articles"]),
             )
         except RecordError as error:
@@ -102,20 +114,32 @@ def _lines(entries: Sequence[dict[str, Any]]) -> str:
     return ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
 
 
-def _row(row: Row, networks: Sequence[str]) -> dict[str, Any]:
-    """Describe a row, its networks by their places in a list."""
-    return {
+def _row(row: Row, networks: Sequence[str], contenders: Sequence[str]) -> dict[str, Any]:
+    """Describe a row, its networks and contenders by their places in lists."""
+    us = [_microseconds(row.timings[n]) if n in row.timings else None for n in contenders]
+    values = {
         "shape": str(row.shape),
         "epilogue": list(row.epilogue.steps),
         "cold": row.cold,
         "networks": [networks.index(name) for name in row.networks],
         "load": round(row.load, 2),
-        "us": {name: _microseconds(timing) for name, timing in row.timings.items()},
+        "us": us,
         "left_out": list(row.wrong),
     }
+    return {name: value for name, value in values.items() if value != _USUAL.get(name)}
 
 
-def _read_row(values: dict[str, Any], target: Target, networks: Sequence[str]) -> Row:
+def _named(row: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Say all of a row, with the names of its networks and contenders."""
+    values = _USUAL | row
+    values["networks"] = [found["networks"][place] for place in values["networks"]]
+    if found["format"] == _FORMAT:
+        us = zip(found["contenders"], values["us"], strict=True)
+        values["us"] = {name: numbers for name, numbers in us if numbers is not None}
+    return values
+
+
+def _read_row(values: dict[str, Any], target: Target) -> Row:
     timings = {str(name): _timing(numbers) for name, numbers in values["us"].items()}
     if "dwtir" not in timings:
         raise RecordError(f"no time of dwtir for {values['shape']}")
@@ -126,7 +150,7 @@ def _read_row(values: dict[str, Any], target: Target, networks: Sequence[str]) -
         bool(values["cold"]),
         timings,
         tuple(map(str, values["left_out"])),
-        tuple(str(networks[place]) for place in values["networks"]),
+        tuple(map(str, values["networks"])),
         float(values["load"]),
     )
 
