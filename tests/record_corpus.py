@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import random
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -130,6 +132,23 @@ def _traces(record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for factors in ([10**12], [2**31], [0], [-1], [], ["x"], [1.5]):
         inst = ["SampleCategorical", [], [factors, [1.0] * len(factors)], ["v0"]]
         yield trace(f"factors {factors}", [inst, *instructions[1:]], decisions)
+
+    good = json.dumps(record["trace"]).encode()
+    yield from (
+        (f"packed {name}", record | {"trace": base64.b85encode(data).decode()})
+        for name, data in (
+            ("nothing", b""),
+            ("no zlib", good),
+            ("cut", zlib.compress(good)[:-8]),
+            ("damaged", zlib.compress(good)[:-1] + b"x"),
+            ("and more", zlib.compress(good) + b"more"),
+            ("large", zlib.compress(good + b" " * 10_000_000)),
+            ("deep", zlib.compress(b"[" * 8000)),
+            ("no JSON", zlib.compress(b"trace")),
+            ("other", zlib.compress(json.dumps([instructions, []]).encode())),
+        )
+    )
+    yield "packed wrongly", record | {"trace": "\u00e9 '"}
 
 
 def main(listing: str) -> None:

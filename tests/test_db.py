@@ -213,6 +213,9 @@ def test_list_and_show(folder: Path) -> None:
     assert "bad.json: not readable as JSON" in errors
     out, _ = run("show", folder / CPU.name / NAME)
     assert "rows=3, cols=1, lanes=2" in out
+    assert '["SampleCategorical", []' not in out
+    out, _ = run("show", folder / CPU.name / NAME, "--trace")
+    assert '["SampleCategorical", []' in out
     out, _ = run("show", "--db", folder, "2x6x9x11_k3_s2x1_psame_m2")
     assert out.count(NAME) == 2
     _, errors = run("show", "--db", folder, "1x1x1x1_k1", status=1)

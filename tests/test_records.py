@@ -98,6 +98,18 @@ def test_strategies_use_only_the_allowed_instructions() -> None:
         traces.check_trace(record.trace)
 
 
+def test_the_trace_is_packed_in_the_file_and_may_be_plain(tmp_path: Path) -> None:
+    record = cpu_record()
+    path = record.path_in(tmp_path)
+    record.write(tmp_path)
+    values = json.loads(path.read_text())
+    assert len(values["trace"]) < len(traces.dump(record.trace)) / 2
+    assert Record.read(path).trace == record.trace
+    path.write_text(json.dumps(values | {"trace": record.trace}))
+    assert Record.read(path) == record
+    assert Record.read(path).as_json() == record.as_json()
+
+
 def test_a_tile_outside_the_space_is_a_record_too(tmp_path: Path) -> None:
     for tile in (Ladder("v3", 16, 16), Ladder("v4", 5, 7)):
         record = Record.measured(tile, SHAPE, H200, [1e-6])

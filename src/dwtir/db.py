@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
     show = commands.add_parser("show", parents=[common], help="show the records of a shape")
     show.add_argument("record", help="a file, or the text of a shape")
+    show.add_argument("--trace", action="store_true", help="with the whole trace, as JSON")
     show.set_defaults(run=_show)
 
     verify = commands.add_parser(
@@ -157,7 +158,8 @@ def _show(options: argparse.Namespace) -> int:
     for path, record in found:
         values = record.as_json()
         instructions, decisions = values["trace"] if len(values["trace"]) == 2 else ([], [])
-        values["trace"] = f"{len(instructions)} instructions, decisions {decisions}"
+        summary = f"{len(instructions)} instructions, decisions {decisions}"
+        values["trace"] = json.dumps(record.trace) if options.trace else summary
         values["gain"] = "-" if record.gain is None else f"{record.gain:.3f}"
         print(path)
         for name, value in values.items():

@@ -160,7 +160,7 @@ class Record:
         return None if manual is None else manual / self.median_secs
 
     def as_json(self) -> dict[str, Any]:
-        """Return the record as JSON values, in the order of the file."""
+        """Return the record as JSON values, in the order of the file, which packs the trace."""
         target = asdict(self.target) | {"features": list(self.target.features)}
         del target["name"]
         return {
@@ -238,6 +238,8 @@ class Record:
         strategy.check_use(shape, target)
         if not isinstance(record["run_secs"], list):
             raise RecordError(f"run_secs must be a list, got {traces.brief(record['run_secs'])}")
+        if isinstance(record["trace"], str):
+            record = record | {"trace": traces.unpack(record["trace"])}
         found = cls(
             **{name: record[name] for name in _SAME},
             shape=shape,
@@ -310,7 +312,7 @@ class Record:
         """
         self._check()
         path = self.path_in(folder)
-        text = _pretty(self.as_json()).encode()
+        text = _pretty(self.as_json() | {"trace": traces.pack(self.trace)}).encode()
         if len(text) > MAX_BYTES:
             raise RecordError(f"{path}: a record is at most {MAX_BYTES} bytes, got {len(text)}")
         path.parent.mkdir(parents=True, exist_ok=True)
