@@ -28,7 +28,7 @@ from .target import Target
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["MAX_BYTES", "SCHEMA", "Record", "file_name"]
+__all__ = ["MAX_BYTES", "SCHEMA", "Record", "file_name", "read_strategy"]
 
 SCHEMA = 1
 MAX_BYTES = 8 * 1024
@@ -227,14 +227,7 @@ class Record:
             if record[name] != canonical:
                 raise RecordError(f"{name} must be written {canonical!r}, got {record[name]!r}")
         target = _target(_text("device", record["device"]), record["target"])
-        kind = record["strategy"]
-        if not isinstance(kind, str) or kind not in STRATEGIES:
-            got, allowed = traces.brief(kind), ", ".join(STRATEGIES)
-            raise RecordError(f"unknown strategy {got}; allowed are {allowed}")
-        parameters = record["parameters"]
-        if not isinstance(parameters, dict):
-            raise RecordError(f"parameters must be an object, got {traces.brief(parameters)}")
-        strategy = STRATEGIES[kind].from_parameters(parameters)
+        strategy = read_strategy(record["strategy"], record["parameters"])
         strategy.check_use(shape, target)
         if not isinstance(record["run_secs"], list):
             raise RecordError(f"run_secs must be a list, got {traces.brief(record['run_secs'])}")
@@ -323,6 +316,22 @@ class Record:
                         return False
             files.replace(path, text)
         return True
+
+
+def read_strategy(kind: object, parameters: object) -> Strategy:
+    """Make a strategy of JSON values, which may be anybody's.
+
+    Raises
+    ------
+    RecordError, InvalidScheduleError
+        If the name or a parameter is not one of ours.
+    """
+    if not isinstance(kind, str) or kind not in STRATEGIES:
+        got, allowed = traces.brief(kind), ", ".join(STRATEGIES)
+        raise RecordError(f"unknown strategy {got}; allowed are {allowed}")
+    if not isinstance(parameters, dict):
+        raise RecordError(f"parameters must be an object, got {traces.brief(parameters)}")
+    return STRATEGIES[kind].from_parameters(parameters)
 
 
 def file_name(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> str:

@@ -12,6 +12,7 @@ from ..errors import ArgumentError, DwtirError
 from ..shape import DTYPES, LAYOUTS, OPERATIONS
 from ..target import resolve
 from . import layers, readme
+from .options import add_measuring
 from .plots import check_path, plot
 from .report import markdown, text
 from .results import Results, write_csv
@@ -182,18 +183,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--schedule", default="manual", help="ours: manual, tuned, or a step")
     parser.add_argument("--baselines", choices=("torch", "none"), default="torch")
     parser.add_argument("--warm", action="store_true", help="data that stays in the caches")
-    parser.add_argument("--rounds", type=int, default=7, help="measurements of each (default 7)")
+    add_measuring(parser, "layer")
     parser.add_argument(
         "--again", type=int, default=0, help="how often to repeat layers that are flagged"
     )
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=0,
-        metavar="SECONDS",
-        help="for others to leave the CPU, a layer (default 0)",
-    )
-    parser.add_argument("--target", help="cuda or cpu; the GPU if there is one")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the rows there")
     parser.add_argument(
         "--json",

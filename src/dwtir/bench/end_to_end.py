@@ -18,6 +18,7 @@ from .inference import infer
 from .machine import Clocks, about
 from .network_row import NetworkRow
 from .networks import Network, find
+from .options import add_measuring
 from .report import aligned
 from .row import WIDE
 from .training import PRECISIONS, train
@@ -108,14 +109,6 @@ def _parser() -> argparse.ArgumentParser:
         "--when", choices=("faster", "always"), default="faster", help="to convert a layer"
     )
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
-    parser.add_argument("--rounds", type=int, default=7, help="measurements of each (default 7)")
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=0,
-        metavar="SECONDS",
-        help="for others to leave the CPU, a network (default 0)",
-    )
-    parser.add_argument("--target", help="cuda or cpu; the GPU if there is one")
+    add_measuring(parser, "network")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all there")
     return parser

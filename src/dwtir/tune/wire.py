@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import InvalidScheduleError
-from ..schedules import STRATEGIES, Strategy
+from ..records import read_strategy
+from ..schedules import Strategy
 
 __all__ = ["strategy_from_json", "strategy_to_json"]
 
@@ -21,12 +21,7 @@ def strategy_from_json(values: Mapping[str, Any]) -> Strategy:
 
     Raises
     ------
-    InvalidScheduleError
+    RecordError, InvalidScheduleError
         If the name or a parameter is not one of ours.
     """
-    name, parameters = values.get("strategy"), values.get("parameters")
-    if not isinstance(name, str) or name not in STRATEGIES or not isinstance(parameters, Mapping):
-        raise InvalidScheduleError(
-            f"a strategy has a name, one of {', '.join(STRATEGIES)}, and parameters, got {values!r}"
-        )
-    return STRATEGIES[name].from_parameters(parameters)
+    return read_strategy(values.get("strategy"), values.get("parameters"))
