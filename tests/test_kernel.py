@@ -49,6 +49,7 @@ from dwtir.records import Record
 from dwtir.schedules import Cpu, RegisterWindow, SharedTile
 from dwtir.target import KNOWN_GPUS, resolve
 from dwtir.threads import physical_cores
+from processes import python
 from strategies import Array, integer_tensors
 
 SHAPE = DepthwiseConv2dShape.parse("2x6x9x11_k3_s2x1_psame_m2")
@@ -92,20 +93,6 @@ def aligned(shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Array:
     memory = np.full(size + 128, 0xFF, np.uint8)
     skip = -memory.ctypes.data % 64 + offset
     return memory[skip : skip + size].view(dtype).reshape(shape)
-
-
-def python(code: str, **environment: str) -> str:
-    """Run code in a new process and return what it prints."""
-    child = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert child.returncode == 0, child.stderr
-    return child.stdout.strip()
 
 
 # Calling
@@ -702,12 +689,12 @@ assert kernel(np.ones((1, 8, 16, 16), "float32"), np.ones((8, 1, 3, 3), "float32
 
 
 def test_a_kernel_of_an_earlier_process_is_there_at_once(cache_dir: Path) -> None:
-    assert python(BUILD) == "compiled"
+    assert python(BUILD, PYTHONWARNINGS="error") == "compiled"
     (file,) = cache_dir.iterdir()
     assert stat.S_IMODE(cache_dir.stat().st_mode) == 0o700
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     before = file.stat()
-    assert python(BUILD) == "found"
+    assert python(BUILD, PYTHONWARNINGS="error") == "found"
     after = file.stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
@@ -1086,6 +1073,7 @@ def test_without_a_gpu_the_cpu_is_the_default() -> None:
         "try: resolve('cuda')\n"
         "except dwtir.ToolchainError as error: print(error)\n",
         CUDA_VISIBLE_DEVICES="",
+        PYTHONWARNINGS="error",
     )
     assert "To fix it" in out
 

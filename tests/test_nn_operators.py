@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -19,6 +16,7 @@ from dwtir import ArgumentError
 from dwtir.nn import DepthwiseConv2d, eager, ops
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import memory_format
+from processes import python
 
 FORMS = [torch.contiguous_format, torch.channels_last]
 GEOMETRY = ((2, 1), (1, 1, 2, 0), (1, 2))
@@ -270,20 +268,6 @@ def test_maps_over_the_gradients_operators(dims: tuple[int | None, int | None]) 
 
 
 # Imports
-
-
-def python(code: str, **environment: str) -> str:
-    """Run code in a new process and return what it prints."""
-    child = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert child.returncode == 0, child.stderr
-    return child.stdout.strip()
 
 
 USE = """

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +16,7 @@ from dwtir import opencl
 from dwtir.errors import ArgumentError, CompileError, InvalidScheduleError, ToolchainError
 from dwtir.opencl import OpenCLKernel, compile_opencl
 from dwtir.opencl_source import Launch, Lowered
+from processes import python
 
 needs_opencl = pytest.mark.skipif(opencl.available() is not None, reason=str(opencl.available()))
 
@@ -465,20 +463,6 @@ def test_a_rejected_source_shows_the_build_log() -> None:
 
 
 # --------------------------------------------------------------- availability
-
-
-def python(code: str, **env: str) -> str:
-    """What a fresh interpreter prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def test_importing_loads_neither_tvm_nor_pyopencl() -> None:
