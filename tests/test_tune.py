@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from dwtir import DepthwiseConv2dShape
 from dwtir.build import compile_kernel
 from dwtir.records import Record
 from dwtir.schedules import Cpu, SharedTile, Strategy
-from dwtir.target import resolve
+from dwtir.target import Target, resolve
 from dwtir.tune import Outcome, Settings, Task, Trial, tune, worker
-from dwtir.tune.devices import Channel, Device
+from dwtir.tune.devices import Channel, Device, Job, JobQueue, Result
 from dwtir.tune.display import PlainDisplay
 from dwtir.tune.fleet import Fleet
 from dwtir.tune.journal import Journal
@@ -260,6 +260,28 @@ def test_builds_that_take_too_long_cost_no_session(
     assert len(outcome.trials) == 12
     assert outcome.trials[0].strategy == manual
     assert outcome.trials[0].times
+
+
+def test_what_a_device_gives_back_at_the_end_is_not_the_next_layers() -> None:
+    class Failing(Device):
+        def take_up(self, task: Task, target: Target) -> None:
+            pass
+
+        def measure(
+            self, queue: JobQueue, limit: Callable[[], float | None], stop: Callable[[], bool]
+        ) -> Iterator[Result]:
+            job = queue.take()
+            if job is not None:
+                yield Result(job)
+                while not stop():
+                    time.sleep(0.01)
+                queue.give_back([job])
+
+    fleet = Fleet([Failing("cpu", _WorkerHere, threads=1)], window=8)
+    with fleet.working_on(task(LAYER), resolve("cpu")):
+        fleet.submit([Job(0, Cpu.choose(task(LAYER).shape, resolve("cpu")))])
+        assert fleet.result(20.0) is not None
+    assert fleet.take() is None
 
 
 def test_the_journal_passes_over_what_it_cannot_use(tmp_path: Path) -> None:

@@ -92,11 +92,11 @@ class Fleet(JobQueue):
         """End the threads, after what they are measuring right now."""
         self._stop.set()
         with self._changed:
-            self._jobs.clear()
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
         self._threads = []
+        self._jobs.clear()  # with what a device that failed at the end gave back
 
     def _work(self, device: Device) -> None:
         while not self._stop.is_set():
