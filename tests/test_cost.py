@@ -80,12 +80,13 @@ def test_the_constants_fit_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("threads", "lines"),
     [
-        (((32, 4),), 1 + 124 / 128),  # 128 bytes from any multiple of four
-        (((32, 4), (1, 4096)), 1),  # and from a multiple of 128
-        (((32, 16), (1, 4096)), 1 + (500 - 4) / 128),
+        (((32, 4),), 1),  # 128 bytes from a multiple of 128
+        (((32, 4), (1, 4000)), 1 + 96 / 128),  # and from any multiple of 32
+        (((32, 16), (1, 4096)), 4),
         (((32, 784),), 32),  # a line each
-        (((14, 4), (2, 784)), 2 * (1 + 52 / 128)),
-        (((30, 4),), 1 + 116 / 128),  # 120 bytes from any multiple of four
+        (((14, 4), (2, 784)), 2 * (1 + 48 / 128)),  # 56 bytes from any multiple of eight
+        (((30, 4),), 1 + 112 / 128),  # 120 bytes from any multiple of eight
+        (((24, 4), (1.5, 1024)), 1.5 * 1.5),  # 96 bytes from any multiple of 32
         (((32, 0),), 1),
     ],
 )
@@ -174,6 +175,14 @@ def test_four_halves_are_copied_as_words() -> None:
     source = dwtir.build("8x64x56x56_k3_p1_float16_nhwc", tile, target="nvidia-h200").source()
     assert source.count(nvrtc._FOUR_HALVES) == 1
     assert "half4 condval" in source
+
+
+@pytest.mark.parametrize(("rows", "thread_y", "thread_z"), [(14, 1, 4), (7, 4, 2), (14, 1, 8)])
+def test_results_stay_in_registers(rows: int, thread_y: int, thread_z: int) -> None:
+    """Also where as many planes share a block as blocks share a plane."""
+    tile = RegisterWindow(rows, 4, 14, thread_y, thread_z, 4, 4)
+    kernel = dwtir.build("8x64x56x56_k3_p1", tile, target="nvidia-h200")
+    assert kernel.resources().stack_bytes == 0
 
 
 def test_few_blocks_have_more_loads_under_way() -> None:

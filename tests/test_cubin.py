@@ -77,6 +77,8 @@ def check(shape: DepthwiseConv2dShape) -> str | None:
         return f"{kernel}: {resources.registers} registers"
     if resources.spill_bytes != 0:
         return f"{kernel}: spills {resources.spill_bytes} bytes"
+    if resources.stack_bytes != 0:
+        return f"{kernel}: {resources.stack_bytes} bytes of local memory"
     if resources.shared_bytes > kernel.target.shared_bytes_per_block:
         return f"{kernel}: {resources.shared_bytes} bytes of shared memory"
     return None

@@ -116,7 +116,9 @@ def _compile(
 
     sch = schedule_for(shape, epilogue, strategy)
     mod, workspace = hoist(sch.mod) if target.is_gpu else (sch.mod, ())
-    compiled = compile_module(mod, target, strategy.min_blocks, hoist=strategy.hoist)
+    compiled = compile_module(
+        mod, target, strategy.min_blocks, hoist=strategy.hoist, simplify=strategy.simplify
+    )
     resources = _launch(sch) if target.is_gpu else Resources()
     if compiled.cubin is not None:
         resources = with_cubin_resources(resources, compiled.cubin)

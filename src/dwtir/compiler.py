@@ -41,7 +41,12 @@ class Compiled:
 
 
 def compile_module(
-    mod: tvm.IRModule, target: Target, min_blocks: int | None = None, *, hoist: bool = False
+    mod: tvm.IRModule,
+    target: Target,
+    min_blocks: int | None = None,
+    *,
+    hoist: bool = False,
+    simplify: bool = False,
 ) -> Compiled:
     """Compile a scheduled module for CUDA or the CPU.
 
@@ -51,6 +56,8 @@ def compile_module(
         For CUDA; see `nvrtc.compile_cubin`.
     hoist : bool
         For CUDA: whether tests of threads and blocks leave the unrolled loops they stand in.
+    simplify : bool
+        For CUDA: whether indices are simplified before TVM looks which are the same.
 
     Raises
     ------
@@ -76,7 +83,7 @@ def compile_module(
     token = _compile_source.set(compile_source)
     try:
         with tvm.transform.PassContext(config=_HOISTED if hoist else {}):
-            library = tvm.compile(mod, target=target.tvm(), tir_pipeline=_pipeline()).mod
+            library = tvm.compile(mod, target=target.tvm(), tir_pipeline=_pipeline(simplify)).mod
     finally:
         _compile_source.reset(token)
     (device,) = library.imports
@@ -89,7 +96,7 @@ _compile_source: ContextVar[Callable[[str], bytes] | None] = ContextVar("source"
 
 
 @cache
-def _pipeline() -> str:
+def _pipeline(simplify: bool) -> str:
     """Name TVM's passes for a schedule, with common subexpressions kept to the end.
 
     TVM finds the address that all loads of a thread have in common, and later writes it
@@ -107,12 +114,14 @@ def _pipeline() -> str:
     from tvm.tirx.transform import CommonSubexprElim, LowerIntrin, LowerWarpMemory, StmtSimplify
 
     lower, finish_host, _ = default_s_tir_pipeline()
-    show_operands = [
+    begin = [
         s_transform.LowerInitBlock(),
         s_transform.PlanAndUpdateBufferAllocationLocation(),
         s_transform.ConvertBlocksToOpaque(),
         s_transform.LowerMatchBuffer(),
     ]
+    if simplify:
+        begin.append(StmtSimplify())
     finish = [
         LowerWarpMemory(),
         StmtSimplify(),
@@ -120,15 +129,16 @@ def _pipeline() -> str:
         _show_alignment(),
         LowerIntrin(),
     ]
+    name = "dwtir-simplified" if simplify else "dwtir"
     compilation_pipeline.register_tir_pipeline(
-        "dwtir",
+        name,
         lambda: (
-            transform.Sequential([*show_operands, lower]),
+            transform.Sequential([*begin, lower]),
             finish_host,
             lambda: transform.Sequential(finish),
         ),
     )
-    return "dwtir"
+    return name
 
 
 _LANES = 8

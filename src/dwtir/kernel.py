@@ -36,8 +36,8 @@ _NOTHING: _Device = contextlib.nullcontext()
 class Resources:
     """What one launch takes; None where nothing says it.
 
-    Of several kernels the first is meant, which does most of the work; `registers`
-    and `spill_bytes` are the most of all.
+    Of several kernels the first is meant, which does most of the work; `registers`,
+    `spill_bytes` and `stack_bytes` are the most of all.
 
     Parameters
     ----------
@@ -49,6 +49,8 @@ class Resources:
         32-bit registers of a thread.
     spill_bytes : int or None
         Bytes that a thread stores because they found no register.
+    stack_bytes : int or None
+        Local memory of a thread: for spills, and for arrays whose places are not numbers.
     """
 
     grid: tuple[int, int, int] | None = None
@@ -56,6 +58,7 @@ class Resources:
     shared_bytes: int | None = None
     registers: int | None = None
     spill_bytes: int | None = None
+    stack_bytes: int | None = None
 
     @property
     def threads(self) -> int | None:
@@ -394,4 +397,5 @@ def with_cubin_resources(known: Resources, cubin: Any) -> Resources:
         shared_bytes=kernels[0].shared_bytes,
         registers=max(kernel.registers for kernel in kernels),
         spill_bytes=max(kernel.spill_store_bytes for kernel in kernels),
+        stack_bytes=max(kernel.stack_frame_bytes for kernel in kernels),
     )

@@ -61,6 +61,9 @@ class Strategy(ABC):
     hoist: ClassVar[bool] = False
     """Whether tests of threads and blocks leave the unrolled loops that they stand in."""
 
+    simplify: ClassVar[bool] = False
+    """Whether TVM needs simpler indices to see that a thread's results fit its registers."""
+
     min_blocks: int | None = None
     """Blocks that an SM shall have room for at a time, where a strategy says so."""
 

@@ -44,9 +44,7 @@ from .tiles import (
     even_tiles,
     inputs_of,
     loads_of,
-    phases,
     reach,
-    step,
     taps,
     unrolled_of,
     whole_phases,
@@ -182,16 +180,15 @@ class ChannelVector(Window):
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
 
     def _registers(self, shape: DepthwiseConv2dShape) -> int:
-        """Count registers for the window's rows in use, the sums, and the weights of a step.
+        """Count registers for the window's rows in use, the sums, and a kernel row of weights.
 
-        A half takes a whole one, for it is converted once and kept as a float.
+        ptxas loads the weights of a "tile" when it comes to their row. A half takes a whole
+        register, for it is converted once and kept as a float.
         """
         kernel_h, kernel_w = taps(shape)
-        rows, weights = (kernel_h, kernel_h * kernel_w)
-        if self.window != "tile":
-            rows, weights = self.rows, kernel_w
+        rows = kernel_h if self.window == "tile" else self.rows
         window = rows * reach(shape, 1, self.cols) * inputs_of(shape)
-        return self.vector * (window + self.rows * self.cols + weights)
+        return self.vector * (window + self.rows * self.cols + kernel_w)
 
     def _values(self, shape: DepthwiseConv2dShape) -> int:
         """Count inputs and sums of a tile."""
@@ -233,12 +230,9 @@ class ChannelVector(Window):
         )
 
     def footprint(self, shape: DepthwiseConv2dShape) -> Footprint:
-        inputs = 1 / shape.channel_multiplier
-        if shape.operation != "forward":
-            inputs = float(shape.channel_multiplier)
+        inputs, down, right = self._inputs_apart(shape)
         width, channels = shape.result_width, shape.result_channels
         *_, input_width, input_channels = next(iter(shape.input_shapes.values()))
-        down, right = (step(shape, axis) / phases(shape, axis) for axis in (0, 1))
         piece = self.thread_x * self.vector
         return Footprint(
             inputs=Access(

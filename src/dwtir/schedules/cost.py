@@ -9,10 +9,10 @@ which is why the registers of a thread are chosen too: `Strategy.min_blocks`. Wh
 too few it has as many as there are, and fewer blocks run at a time. How many it needs is
 known but roughly, so that the closer a tile comes to its limit, the less it is trusted.
 
-The constants are fitted to 7942 kernels of 288 layers, measured on an H200, by how much
-slower the kernel is that the model prefers than the best of the same layer: 3.7 % in the
+The constants are fitted to 7854 kernels of 288 layers, measured on an H200, by how much
+slower the kernel is that the model prefers than the best of the same layer: 3.3 % in the
 geometric mean, 25 % at the worst. Fitted anew from other starts to three quarters of the images
-and kernels, it is 4.4 to 5.2 % slower on the others, 98 % at the worst. They serve to compare
+and kernels, it is 3.7 to 4.1 % slower on the others, 54 % at the worst. They serve to compare
 tiles of one layer, and say little about a time. ``bench/fit_cost.py`` fits them anew, to this
 or another GPU.
 """
@@ -50,32 +50,32 @@ _SCHEDULERS = 4
 # unless that is converted when it is used; of a loop over kernel rows; and where there is room,
 # for loads under way too, by loaded value and weight.
 _MOST_REGISTERS = 255
-_REGISTERS, _PER_SUM, _PER_ROW, _PER_INPUT, _PER_VALUE = 5.27, 0.138, 1.74, 1.07, 0.141
-_PER_LOOP, _PER_LOADED, _PER_WEIGHT = 5.3, 0.163, 1.83
+_REGISTERS, _PER_SUM, _PER_ROW, _PER_INPUT, _PER_VALUE = 5.13, 0.142, 1.82, 1.07, 0.141
+_PER_LOOP, _PER_LOADED, _PER_WEIGHT = 4.66, 0.158, 1.83
 # That so many do not do, by how many times they are those needed: an exponent. How much longer
 # it takes than expected when it is compiled anew, for it has more registers than it needs.
-_CERTAINTY, _ANEW = 8.11, 1.13
+_CERTAINTY, _ANEW = 8.33, 1.13
 
 # Instructions, beside one for each multiply-add.
-_LOAD, _WEIGHT, _STORE, _CONVERSION, _START = 2.13, 8.79, 5.5, 0.5, 0.118
+_LOAD, _WEIGHT, _STORE, _CONVERSION, _START = 2.0, 7.76, 4.89, 0.561, 0.186
 # More of them: beyond what the instruction cache holds, where blocks hang over, in a loop over
 # kernel rows, whose addresses and tests are computed each time, and by registers too few.
-_UNCACHED, _CACHED = 0.198, 440.0
-_RAGGED, _IN_LOOP, _SPILL = 0.0473, 0.571, 0.19
+_UNCACHED, _CACHED = 0.157, 396.0
+_RAGGED, _IN_LOOP, _SPILL = 0.0354, 0.521, 0.19
 
 # Cycles of a thread that runs alone.
-_ALONE, _WAIT, _MORE_WAITS, _NEXT_STEP = 1.8, 117.0, 2.52, 1.16
+_ALONE, _WAIT, _MORE_WAITS, _NEXT_STEP = 1.8, 116.0, 2.83, 1.14
 
-_PER_LINE = 0.175  # cycles of the L1 cache
-_LAST_ROUND = 0.348  # of a last round that is not full
-_LARGE_BLOCK = 0.0287  # lost for each warp of a block above four
+_PER_LINE = 0.19  # cycles of the L1 cache
+_LAST_ROUND = 0.362  # of a last round that is not full
+_LARGE_BLOCK = 0.0255  # lost for each warp of a block above four
 
 _CLOCK = 1.755e9
 _LAUNCH = 2.5e-6
 # Of all tensors, and of what is moved beside: the halo, and sectors written in parts, by stores
 # of one warp and of several blocks.
-_BANDWIDTH, _HALO_BANDWIDTH = 4.11e12, 16.3e12
-_SCATTERED_BANDWIDTH, _SHARED_BANDWIDTH = 3.45e12, 0.732e12
+_BANDWIDTH, _HALO_BANDWIDTH = 4.69e12, 17.8e12
+_SCATTERED_BANDWIDTH, _SHARED_BANDWIDTH = 3.31e12, 0.779e12
 
 
 class Work(NamedTuple):
@@ -260,12 +260,12 @@ def touched(unit: int, access: float, threads: tuple[tuple[float, float], ...]) 
     threads : tuple of (float, float)
         Threads, and the bytes from one to the next; then the same of groups of those, and so on.
     """
-    # A span that begins at any multiple of `grain` lies in so many units.
+    # A span that begins at any multiple of `grain` lies in so many units; groups of threads do.
+    grain = gcd(unit, *(int(count) * int(apart) for count, apart in threads))
     units = 1 + max(0.0, access - gcd(int(access), unit)) / unit
     for count, apart in threads:
-        grain = gcd(int(apart), int(access), unit)
         access += (count - 1) * apart
-        units = min(count * units, 1 + max(0.0, access - grain) / unit)
+        units = min(count * units, 1 + (ceil(access / grain) - 1) * grain / unit)
     return units
 
 

@@ -100,6 +100,7 @@ class RegisterWindow(Window):
     name: ClassVar[str] = "register_window"
     layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
+    simplify: ClassVar[bool] = True
 
     rows: int
     cols: int
@@ -240,12 +241,9 @@ class RegisterWindow(Window):
         )
 
     def footprint(self, shape: DepthwiseConv2dShape) -> Footprint:
-        inputs = 1 / shape.channel_multiplier
-        if shape.operation != "forward":
-            inputs = float(shape.channel_multiplier)
+        inputs, down, right = self._inputs_apart(shape)
         height, width = shape.result_height, shape.result_width
         *_, input_height, input_width = next(iter(shape.input_shapes.values()))
-        down, right = (step(shape, axis) / phases(shape, axis) for axis in (0, 1))
         piece = self.cols * self.thread_x
         if piece >= width:
             below = self.rows * self.thread_y

@@ -73,7 +73,9 @@ class TapSums(Strategy):
 
     name: ClassVar[str] = "tap_sums"
     operations: ClassVar[tuple[str, ...]] = ("grad_weight",)
-    hoist: ClassVar[bool] = True  # of a tile beyond the last: one test for all its products
+    hoist: ClassVar[bool] = True
+    simplify: ClassVar[bool] = True
+ # of a tile beyond the last: one test for all its products
 
     rows: int
     cols: int

@@ -12,7 +12,7 @@ from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy
 from .cost import LINE, SECTOR, Work, fastest, touched
-from .tiles import inputs_of, reach, taps, windows_of
+from .tiles import inputs_of, phases, reach, step, taps, windows_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -97,6 +97,13 @@ class Window(Strategy):
     @abstractmethod
     def footprint(self, shape: DepthwiseConv2dShape) -> Footprint:
         """Tell where the threads of a block have their inputs, results and weights."""
+
+    @staticmethod
+    def _inputs_apart(shape: DepthwiseConv2dShape) -> tuple[float, float, float]:
+        """Count the inputs from one result to the next along channels, rows and columns."""
+        multiplier = float(shape.channel_multiplier)
+        down, right = (step(shape, axis) / phases(shape, axis) for axis in (0, 1))
+        return 1 / multiplier if shape.operation == "forward" else multiplier, down, right
 
     def work(self, shape: DepthwiseConv2dShape) -> Work:
         """Count what a thread does, and what its warp and its block touch of the tensors."""
