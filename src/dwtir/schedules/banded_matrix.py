@@ -103,7 +103,7 @@ class BandedMatrix(Strategy):
             super().claims(shape, target)
             and taps >= _LEAST_TAPS * inputs
             and Bands(shape, 1, 1).has_pairs
-            and next(cls._tiles(shape), None) is not None
+            and any(True for _ in cls._tiles(shape))
         )
 
     @classmethod
@@ -115,12 +115,8 @@ class BandedMatrix(Strategy):
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> BandedMatrix:
         """Choose the tile whose loads and products take the least time."""
-        tiles = cls._tiles(shape) if cls._any(shape) else iter([cls(1, 1, 1)])
-        return min(tiles, key=lambda tile: tile._cycles(shape, target))
-
-    @classmethod
-    def _any(cls, shape: DepthwiseConv2dShape) -> bool:
-        return next(cls._tiles(shape), None) is not None
+        tiles = cls._tiles(shape)
+        return min(tiles, key=lambda tile: tile._cycles(shape, target), default=cls(1, 1, 1))
 
     @classmethod
     def _tiles(cls, shape: DepthwiseConv2dShape) -> Iterator[BandedMatrix]:
@@ -141,14 +137,12 @@ class BandedMatrix(Strategy):
         }
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
-        bands = Bands(shape, self.rows, self.kernel_rows)
-        depth = bands.depth_steps
-        loads = 4 * depth * bands.window_rows(self.kernel_rows)
-        registers = 30 + loads + 4 * self.rows + 2 * depth * self.kernel_rows
+        bands, loads, products = self._counts(shape)
+        registers = 30 + loads + 4 * self.rows + 2 * bands.depth_steps * self.kernel_rows
         return (
             registers <= _REGISTERS[bands.kernel_steps == 1]
             and loads <= MAX_LOADS
-            and self.rows * self.kernel_rows * depth <= _MAX_PRODUCTS
+            and products <= _MAX_PRODUCTS
         )
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
@@ -157,26 +151,28 @@ class BandedMatrix(Strategy):
         self._require(
             self.kernel_rows <= height, "kernel_rows", self.kernel_rows, f"at most {height}"
         )
-        bands = Bands(shape, self.rows, self.kernel_rows)
+        bands, loads, products = self._counts(shape)
         self._require(
             self.warps <= bands.groups, "warps", self.warps, f"at most {bands.groups}, one a group"
         )
-        loads = 4 * bands.depth_steps * bands.window_rows(self.kernel_rows)
         self._require(loads <= MAX_LOADS, "unrolled loads", loads, f"at most {MAX_LOADS}")
-        products = self.rows * self.kernel_rows * bands.depth_steps
         self._require(
             products <= _MAX_PRODUCTS, "unrolled products", products, f"at most {_MAX_PRODUCTS}"
         )
         self._require_launch(target, threads=32 * self.warps)
 
+    def _counts(self, shape: DepthwiseConv2dShape) -> tuple[Bands, int, int]:
+        """Return the sizes, and how many loads and products a step has."""
+        bands = Bands(shape, self.rows, self.kernel_rows)
+        loads = 4 * bands.depth_steps * bands.window_rows(self.kernel_rows)
+        return bands, loads, self.rows * self.kernel_rows * bands.depth_steps
+
     def _cycles(self, shape: DepthwiseConv2dShape, target: Target) -> float:
         """Estimate how long an SM takes for its warps, of which it needs four to be busy."""
-        bands = Bands(shape, self.rows, self.kernel_rows)
-        depth, steps = bands.depth_steps, bands.kernel_steps
-        loads = 4 * depth * steps * bands.window_rows(self.kernel_rows)
-        kernel = depth * steps * self.kernel_rows
-        warp = _LOAD * loads + kernel * (4 * _BAND + self.rows * _PRODUCT)
-        warp += 2 * self.rows * _STORE + steps * _STEP + _START
+        bands, loads, products = self._counts(shape)
+        step = _LOAD * loads + _PRODUCT * products + _STEP
+        step += 4 * _BAND * self.kernel_rows * bands.depth_steps
+        warp = bands.kernel_steps * step + 2 * self.rows * _STORE + _START
         warps = bands.groups * shape.result_channels / target.units
         return warp * max(4.0, warps)
 
