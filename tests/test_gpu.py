@@ -13,6 +13,7 @@ import pytest
 
 import dwtir
 from dwtir import DepthwiseConv2dShape, reference
+from dwtir.search_limits import SlowCompileError, for_search
 
 pytestmark = pytest.mark.gpu
 
@@ -167,6 +168,15 @@ data = torch.ones(2, 24, 19, 23, device="cuda")
 print(kernel(data, torch.ones(24, 1, 3, 3, device="cuda")).sum().item())
 print(kernel.resources().registers, "dwtir.compiler" in sys.modules)
 """
+
+
+def test_what_the_compiler_says_comes_through_tvm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DWTIR_CACHE_DIR", str(tmp_path))
+    # NVRTC is stopped at once. What the search itself says of that is not asked here.
+    with for_search(0.0), pytest.raises(SlowCompileError, match="stopped after 0 s"):
+        dwtir.build("2x24x64x64_k7_p3")
 
 
 def test_a_second_process_takes_the_code_from_the_cache(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from .errors import (
     RecordError,
     ToolchainError,
 )
-from .kernel import Kernel, Resources, Timing, load
+from .kernel import Kernel, Timing, load
+from .resources import Resources
 from .schedules import ARTICLE_STEPS, STRATEGIES, Strategy
 from .shape import DepthwiseConv2dShape
 from .target import Target

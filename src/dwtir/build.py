@@ -11,7 +11,8 @@ from . import cache, database, schedules
 from ._version import __version__
 from .epilogue import Epilogue, EpilogueLike
 from .errors import InvalidScheduleError, NotTunedError, RecordError
-from .kernel import Kernel, KernelInfo, Resources, from_library, with_cubin_resources
+from .kernel import Kernel, KernelInfo, from_library
+from .resources import Resources, with_cubin_resources
 from .schedules import Strategy
 from .shape import DepthwiseConv2dShape, ShapeLike
 from .target import Target, TargetLike, resolve

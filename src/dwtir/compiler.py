@@ -10,6 +10,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from . import cuda, nvrtc
+from .errors import DwtirError
 from .nvrtc import Cubin
 from .target import Target
 
@@ -76,14 +77,24 @@ def compile_module(
     _install_callback()
     cubins: list[Cubin] = []
 
+    refusals: list[DwtirError] = []
+
     def compile_source(source: str) -> bytes:
-        cubins.append(nvrtc.compile_cubin(source, target.arch, min_blocks))
+        try:
+            cubins.append(nvrtc.compile_cubin(source, target.arch, min_blocks))
+        except DwtirError as error:
+            refusals.append(error)
+            raise
         return cubins[-1].code
 
     token = _compile_source.set(compile_source)
     try:
         with tvm.transform.PassContext(config=_HOISTED if hoist else {}):
             library = tvm.compile(mod, target=target.tvm(), tir_pipeline=_pipeline(simplify)).mod
+    except Exception:
+        if refusals:  # TVM, in between, knows no errors of ours
+            raise refusals[0] from None
+        raise
     finally:
         _compile_source.reset(token)
     (device,) = library.imports

@@ -14,8 +14,9 @@ from ._version import __version__
 from .build import build, schedule_for
 from .epilogue import Epilogue
 from .errors import DwtirError
-from .kernel import Kernel, Resources
+from .kernel import Kernel
 from .replay import replay_on_cpu
+from .resources import Resources
 from .schedules import ARTICLE_STEPS, named
 from .shape import DepthwiseConv2dShape
 from .target import KNOWN_GPUS, Target, resolve

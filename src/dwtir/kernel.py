@@ -17,6 +17,7 @@ from . import saved
 from .arguments import Signature
 from .epilogue import Epilogue
 from .errors import DwtirError, RecordError, ToolchainError
+from .resources import Resources, with_cubin_resources
 from .schedules import STRATEGIES, Strategy
 from .shape import DepthwiseConv2dShape
 from .target import Target, resolve
@@ -25,45 +26,11 @@ from .threads import use_all_cores
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["Kernel", "KernelInfo", "Resources", "Timing", "load"]
+__all__ = ["Kernel", "KernelInfo", "Timing", "load"]
 
 
 _Device: TypeAlias = contextlib.AbstractContextManager[Any]
 _NOTHING: _Device = contextlib.nullcontext()
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What one launch takes; None where nothing says it.
-
-    Of several kernels the first is meant, which does most of the work; `registers`,
-    `spill_bytes` and `stack_bytes` are the most of all.
-
-    Parameters
-    ----------
-    grid, block : (int, int, int) or None
-        Thread blocks, and threads of one, in x, y and z. None on the CPU.
-    shared_bytes : int or None
-        Shared (local) memory of a block.
-    registers : int or None
-        32-bit registers of a thread.
-    spill_bytes : int or None
-        Bytes that a thread stores because they found no register.
-    stack_bytes : int or None
-        Local memory of a thread: for spills, and for arrays whose places are not numbers.
-    """
-
-    grid: tuple[int, int, int] | None = None
-    block: tuple[int, int, int] | None = None
-    shared_bytes: int | None = None
-    registers: int | None = None
-    spill_bytes: int | None = None
-    stack_bytes: int | None = None
-
-    @property
-    def threads(self) -> int | None:
-        """Threads of a block."""
-        return None if self.block is None else prod(self.block)
 
 
 @dataclass(frozen=True)
@@ -387,15 +354,3 @@ def _is_present(target: Target) -> bool:
     from . import cuda
 
     return cuda.load_runtime().usable and resolve("cuda").arch == target.arch
-
-
-def with_cubin_resources(known: Resources, cubin: Any) -> Resources:
-    """Add what the CUDA compiler reported for the kernels of a cubin."""
-    kernels = sorted(cubin.kernels, key=lambda kernel: (len(kernel.name), kernel.name))
-    return replace(
-        known,
-        shared_bytes=kernels[0].shared_bytes,
-        registers=max(kernel.registers for kernel in kernels),
-        spill_bytes=max(kernel.spill_store_bytes for kernel in kernels),
-        stack_bytes=max(kernel.stack_frame_bytes for kernel in kernels),
-    )

@@ -75,7 +75,7 @@ class TapSums(Strategy):
     operations: ClassVar[tuple[str, ...]] = ("grad_weight",)
     hoist: ClassVar[bool] = True
     simplify: ClassVar[bool] = True
- # of a tile beyond the last: one test for all its products
+    # of a tile beyond the last: one test for all its products
 
     rows: int
     cols: int
