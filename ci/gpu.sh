@@ -26,7 +26,18 @@ echo "Hypothesis seed $seed; to replay: ci/gpu.sh $seed"
 DWTIR_REQUIRE_GPU=1 "$python" -m pytest -n "${WORKERS:-8}" -p no:benchmark -m gpu \
   --hypothesis-profile=gpu --hypothesis-seed="$seed"
 
+# The two tools run at the same time: each keeps one core and little of the GPU busy.
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+declare -A jobs
 for tool in memcheck racecheck; do
-  echo "compute-sanitizer --tool $tool"
-  "$sanitizer" --tool "$tool" --error-exitcode 1 "$python" ci/sanitize.py
+  "$sanitizer" --tool "$tool" --error-exitcode 1 "$python" ci/sanitize.py >"$logs/$tool" 2>&1 &
+  jobs[$tool]=$!
 done
+status=0
+for tool in "${!jobs[@]}"; do
+  wait "${jobs[$tool]}" || status=1
+  echo "compute-sanitizer --tool $tool"
+  cat "$logs/$tool"
+done
+exit "$status"
