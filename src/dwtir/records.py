@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from . import files, traces
+from . import files, packing, traces
 from ._version import __version__
 from .epilogue import Epilogue
 from .errors import DwtirError, RecordError
@@ -32,6 +32,7 @@ __all__ = ["MAX_BYTES", "SCHEMA", "Record", "file_name", "read_strategy"]
 
 SCHEMA = 1
 MAX_BYTES = 8 * 1024
+_KEPT_TIMES = 8
 _SAME = (
     *("median_secs", "p20_secs", "p80_secs", "manual_median_secs", "trials", "seed"),
     *("trace", "versions"),
@@ -113,8 +114,8 @@ class Record:
         Parameters
         ----------
         run_secs : sequence of float
-            All times of the strategy. Median and spread are of all, the first
-            64 are kept.
+            All times of the strategy. Median and spread are of all; every so
+            manyth is kept, 8 in all.
         versions : mapping, optional
             What to add to the versions of TVM and dwtir.
         """
@@ -130,7 +131,7 @@ class Record:
             target=target,
             strategy=strategy,
             epilogue=steps,
-            run_secs=tuple(measured)[:64],
+            run_secs=tuple(measured[:: -(-len(measured) // _KEPT_TIMES)]),
             median_secs=_rounded(median(run_secs)),
             p20_secs=times[(len(times) - 1) // 5],
             p80_secs=times[-1 - (len(times) - 1) // 5],
@@ -232,7 +233,7 @@ class Record:
         if not isinstance(record["run_secs"], list):
             raise RecordError(f"run_secs must be a list, got {traces.brief(record['run_secs'])}")
         if isinstance(record["trace"], str):
-            record = record | {"trace": traces.unpack(record["trace"])}
+            record = record | {"trace": packing.unpack(record["trace"])}
         found = cls(
             **{name: record[name] for name in _SAME},
             shape=shape,
@@ -305,7 +306,7 @@ class Record:
         """
         self._check()
         path = self.path_in(folder)
-        text = _pretty(self.as_json() | {"trace": traces.pack(self.trace)}).encode()
+        text = _pretty(self.as_json() | {"trace": packing.pack(self.trace)}).encode()
         if len(text) > MAX_BYTES:
             raise RecordError(f"{path}: a record is at most {MAX_BYTES} bytes, got {len(text)}")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -340,8 +341,8 @@ def file_name(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> str:
 
 
 def _rounded(seconds: float) -> float:
-    """Round a time to six digits, of which no clock has more."""
-    return float(f"{seconds:.6g}")
+    """Round a time to four digits, more than repeat themselves."""
+    return float(f"{seconds:.4g}")
 
 
 def _pretty(record: dict[str, Any]) -> str:

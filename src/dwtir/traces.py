@@ -7,10 +7,8 @@ trace that our strategy makes; that one is used.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -29,11 +27,9 @@ __all__ = [
     "TraceJson",
     "check_trace",
     "expected_trace",
-    "pack",
     "plain",
     "recognise",
     "space_trace",
-    "unpack",
     "without_postprocs",
 ]
 
@@ -68,7 +64,6 @@ _INSTRUCTIONS = frozenset(
 )
 _BLOCKS = ("pad", "band", "depthwise_conv2d", "residual", "epilogue", "store")
 _MAX_INSTRUCTIONS = 512
-_MAX_BYTES = 1 << 16
 
 
 def space_trace(
@@ -305,29 +300,6 @@ def _one_line(text: str) -> str:
 def dump(value: Any) -> str:
     """Write JSON compactly; equal texts are equal values of equal types."""
     return json.dumps(value, separators=(",", ":"))
-
-
-def pack(trace: TraceJson) -> str:
-    """Write a trace's JSON in about a third of its characters: zlib, then base 85."""
-    return base64.b85encode(zlib.compress(dump(trace).encode(), 9)).decode()
-
-
-def unpack(text: str) -> object:
-    """Return the JSON value that `pack` wrote, or anybody.
-
-    Raises
-    ------
-    RecordError
-        If it is damaged, or larger than any trace.
-    """
-    try:
-        inflate = zlib.decompressobj()
-        data = inflate.decompress(base64.b85decode(text), _MAX_BYTES)
-    except (zlib.error, ValueError) as error:
-        raise RecordError(f"the trace must be JSON or packed JSON: {error}") from error
-    if not inflate.eof or inflate.unused_data:
-        raise RecordError(f"the packed trace must be whole and at most {_MAX_BYTES} bytes")
-    return files.parse_json(data)
 
 
 def brief(value: object) -> str:

@@ -1,0 +1,52 @@
+"""Traces in the few characters that a record has room for: zlib, then base 85.
+
+zlib begins with a dictionary, `data/traces.txt`: a trace of each strategy that most records
+are of. What a new trace repeats of it, which is nearly all, takes no room. The file never
+changes, for every packed record needs it to be unpacked; traces of later strategies only take
+more room.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from functools import lru_cache
+from importlib.resources import files as package_files
+
+from . import files
+from .errors import RecordError
+from .traces import TraceJson, dump
+
+__all__ = ["pack", "unpack"]
+
+_MAX_BYTES = 1 << 16
+
+
+@lru_cache(maxsize=1)
+def _dictionary() -> bytes:
+    return (package_files("dwtir") / "data" / "traces.txt").read_bytes()
+
+
+def pack(trace: TraceJson) -> str:
+    """Write a trace's JSON in about a twentieth of its characters."""
+    deflate = zlib.compressobj(9, zdict=_dictionary())
+    data = deflate.compress(dump(trace).encode()) + deflate.flush()
+    return base64.b85encode(data).decode()
+
+
+def unpack(text: str) -> object:
+    """Return the JSON value that `pack` wrote, or anybody.
+
+    Raises
+    ------
+    RecordError
+        If it is damaged, or larger than any trace.
+    """
+    try:
+        inflate = zlib.decompressobj(zdict=_dictionary())
+        data = inflate.decompress(base64.b85decode(text), _MAX_BYTES)
+    except (zlib.error, ValueError) as error:
+        raise RecordError(f"the trace must be JSON or packed JSON: {error}") from error
+    if not inflate.eof or inflate.unused_data:
+        raise RecordError(f"the packed trace must be whole and at most {_MAX_BYTES} bytes")
+    return files.parse_json(data)
