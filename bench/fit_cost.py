@@ -1,6 +1,6 @@
 """Fit the constants of `dwtir.schedules.cost` to measured kernels, and print them.
 
-    python bench/fit_cost.py bench/kernels-nvidia-h200.csv.gz [--steps 500] [--seed 0]
+    python bench/fit_cost.py bench/kernels-nvidia-h200.csv.xz [--steps 500] [--seed 0]
 
 A file has a line for each kernel: shape and strategy (empty where they are as in the line
 before), the strategy's parameters in their order, registers, spilled bytes, microseconds.
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gzip
+import lzma
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -66,7 +66,7 @@ def read(path: Path, target: Target) -> dict[str, Layer]:
     """Read measured kernels by their shape."""
     kernels: dict[str, list[tuple[cost.Work, int, float]]] = defaultdict(list)
     shape, strategy = "", ""
-    with gzip.open(path, "rt", newline="", encoding="utf-8") as stream:
+    with lzma.open(path, "rt", newline="", encoding="utf-8") as stream:
         for row in csv.DictReader(stream):
             shape, strategy = row["shape"] or shape, row["strategy"] or strategy
             values = [int(v) if v.isdigit() else v for v in row["parameters"].split()]

@@ -1,6 +1,6 @@
 """Fit the constants of `dwtir.schedules.tap_cost` to measured kernels, and print them.
 
-    python bench/fit_tap_cost.py bench/taps-nvidia-h200.csv.gz [--steps 2000] [--seed 0] [--folds 4]
+    python bench/fit_tap_cost.py bench/taps-nvidia-h200.csv.xz [--steps 2000] [--seed 0] [--folds 4]
 
 A file has a line for each tile: shape (empty where it is as in the line before), the fields of
 `TapSums` in their order, registers of the first kernel, microseconds of both. The one here was
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gzip
+import lzma
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +54,7 @@ def read(path: Path) -> list[Layer]:
     """Read measured kernels, by their shape."""
     kernels: dict[str, list[tuple[list[int], float, float]]] = defaultdict(list)
     shape = ""
-    with gzip.open(path, "rt", newline="", encoding="utf-8") as stream:
+    with lzma.open(path, "rt", newline="", encoding="utf-8") as stream:
         for row in csv.DictReader(stream):
             shape = row["shape"] or shape
             values = [int(value) for value in row["parameters"].split()]

@@ -67,7 +67,7 @@ def test_more_work_takes_longer(more: dict[str, float]) -> None:
 def test_the_constants_fit_what_was_measured() -> None:
     """Of the kernels of a layer, the one that the model prefers is nearly the fastest."""
     root = Path(__file__).parents[1] / "bench"
-    command = [sys.executable, root / "fit_cost.py", root / "kernels-nvidia-h200.csv.gz"]
+    command = [sys.executable, root / "fit_cost.py", root / "kernels-nvidia-h200.csv.xz"]
     done = subprocess.run(
         [*command, "--steps", "0"], capture_output=True, text=True, timeout=120, check=True
     )

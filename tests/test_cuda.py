@@ -458,6 +458,9 @@ def test_a_search_stops_the_compiler(spilling: str) -> None:
         for_search(1e-3),
     ):
         compile_cubin(spilling, "sm_90")
+    given_up = pytest.raises(SlowCompileError, match=r"NVRTC was given up")
+    with given_up, for_search(60, lambda: True):
+        compile_cubin(spilling, "sm_90")
     assert compile_cubin(spilling, "sm_90").kernels[0].spill_store_bytes == 0
 
 

@@ -11,7 +11,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -42,6 +42,12 @@ _FIELDS = (
     *("schema", "shape", "epilogue", "device", "target", "strategy", "parameters", "run_secs"),
     *_SAME,
 )
+_USUAL_TARGET: dict[str, Any] = {
+    entry.name: None if entry.default is MISSING else entry.default
+    for entry in fields(Target)
+    if entry.name != "name"
+} | {"features": []}
+"""Values of a target's fields that are not written; None is none where there is no default."""
 # Far above any device; they keep the arithmetic on a hostile target short.
 _TARGET_LIMITS = {
     "units": (1, 1 << 16),
@@ -162,8 +168,10 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as JSON values, in the order of the file, which packs the trace."""
-        target = asdict(self.target) | {"features": list(self.target.features)}
-        del target["name"]
+        given = asdict(self.target) | {"features": list(self.target.features)}
+        del given["name"]
+        usual = _USUAL_TARGET.items()
+        target = {name: given[name] for name, default in usual if given[name] != default}
         return {
             "schema": SCHEMA,
             "shape": str(self.shape),
@@ -365,9 +373,10 @@ def _integer(name: str, value: object, least: int, bound: int) -> int:
 
 def _target(name: str, value: object) -> Target:
     """Read the target of a record."""
-    wanted = {entry.name for entry in fields(Target)} - {"name"}
-    if not isinstance(value, dict) or set(value) != wanted:
-        raise RecordError(f"target must have {sorted(wanted)}, got {traces.brief(value)}")
+    if not isinstance(value, dict) or not set(value) <= set(_USUAL_TARGET):
+        got = traces.brief(value)
+        raise RecordError(f"target may have {sorted(_USUAL_TARGET)}, got {got}")
+    value = _USUAL_TARGET | value
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,99}", name):
         raise RecordError(f"device must be lower case with hyphens, got {name!r}")
     if value["kind"] not in ("cuda", "cpu", "opencl"):

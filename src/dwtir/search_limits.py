@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -25,8 +25,9 @@ class SlowCompileError(CompileError):
 class _Search:
     """How long NVRTC may take over a candidate, and why the candidate was refused."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, is_given_up: Callable[[], bool]) -> None:
         self.seconds = seconds
+        self.is_given_up = is_given_up
         self.error: CompileError | None = None
 
     def spills(self, min_blocks: int, spilled: int) -> CompileError:
@@ -34,7 +35,8 @@ class _Search:
         return self.error
 
     def takes_too_long(self) -> CompileError:
-        self.error = SlowCompileError(f"NVRTC was stopped after {self.seconds:g} s")
+        why = "given up" if self.is_given_up() else f"stopped after {self.seconds:g} s"
+        self.error = SlowCompileError(f"NVRTC was {why}")
         return self.error
 
 
@@ -43,7 +45,7 @@ current: ContextVar[_Search | None] = ContextVar("current", default=None)
 
 
 @contextlib.contextmanager
-def for_search(seconds: float) -> Iterator[None]:
+def for_search(seconds: float, is_given_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Let `nvrtc.compile_cubin` refuse in this context what is not worth a search's time.
 
     A kernel that spills is refused where `min_blocks` says how many registers it has: to
@@ -55,13 +57,15 @@ def for_search(seconds: float) -> Iterator[None]:
     ----------
     seconds : float
         After which NVRTC is told to stop; an old one goes on.
+    is_given_up : callable
+        Says from another thread that nobody waits any more; NVRTC is told to stop as well.
 
     Raises
     ------
     SpillError, SlowCompileError
         From the context, also where TVM, which knows no errors of ours, stands between.
     """
-    search = _Search(seconds)
+    search = _Search(seconds, is_given_up)
     token = current.set(search)
     try:
         yield
@@ -80,11 +84,13 @@ def stopped(nvrtc: Any, program: object, search: _Search | None) -> Iterator[Non
         yield
         return
     deadline = time.monotonic() + search.seconds
-    is_late = _FLOW_CALLBACK(lambda payload, reserved: time.monotonic() > deadline)
-    address = ctypes.cast(is_late, ctypes.c_void_p).value
+    is_over = _FLOW_CALLBACK(
+        lambda payload, reserved: time.monotonic() > deadline or search.is_given_up()
+    )
+    address = ctypes.cast(is_over, ctypes.c_void_p).value
     with contextlib.suppress(AttributeError, RuntimeError):  # an old NVRTC does not ask
         nvrtc.nvrtcSetFlowCallback(program, address, 0)
-    yield  # and `is_late` lives
+    yield  # and `is_over` lives
 
 
 _FLOW_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)

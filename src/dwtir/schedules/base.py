@@ -88,6 +88,11 @@ class Strategy(ABC):
         """Pick a tile by reasoning about the shape and the target. It passes `check`."""
 
     @classmethod
+    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[Self, ...]:
+        """List tiles that may well be the fastest, the likeliest first: what `choose` picks."""
+        return (cls.choose(shape, target),)
+
+    @classmethod
     @abstractmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
         """List the values of each numeric field that are worth trying.

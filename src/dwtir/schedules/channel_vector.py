@@ -24,7 +24,7 @@ threads share their halo through L1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, ClassVar
@@ -49,7 +49,6 @@ from .tiles import (
     unrolled_of,
     whole_phases,
     windows_of,
-    with_value,
 )
 from .window import Access, Footprint, Window
 
@@ -134,25 +133,20 @@ class ChannelVector(Window):
         return cls(rows, cols, vector, thread_x, 1, 1, window=window)
 
     @classmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
-        chosen = cls.choose(shape, target)
+    def usual_values(cls, shape: DepthwiseConv2dShape, window: str) -> dict[str, Iterable[int]]:
         counts = {
             count
             for lanes in _vectors(shape)
             for count in _thread_counts(shape.result_channels // lanes)
         }
         return {
-            "rows": with_value(
-                chosen.rows, even_tiles(shape, 0, (1, 2, 4, 7, 8, 14), chosen.window)
-            ),
-            "cols": with_value(
-                chosen.cols, even_tiles(shape, 1, (1, 2, 3, 4, 7, 8), chosen.window)
-            ),
+            "rows": even_tiles(shape, 0, (1, 2, 4, 7, 8, 14), window),
+            "cols": even_tiles(shape, 1, (1, 2, 3, 4, 7, 8), window),
             "vector": _vectors(shape),
-            "thread_x": with_value(chosen.thread_x, (8, 16, 32, 64, *counts)),
-            "thread_y": with_value(chosen.thread_y, (1, 2, 4, 7, 8, 16)),
-            "thread_z": with_value(chosen.thread_z, (1, 2, 4, 8)),
-            "min_blocks": with_value(chosen.min_blocks, BLOCK_COUNTS),
+            "thread_x": (8, 16, 32, 64, *counts),
+            "thread_y": (1, 2, 4, 7, 8, 16),
+            "thread_z": (1, 2, 4, 8),
+            "min_blocks": BLOCK_COUNTS,
         }
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:

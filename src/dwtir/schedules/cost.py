@@ -35,8 +35,8 @@ __all__ = [
     "Work",
     "block_counts",
     "conversions",
-    "fastest",
     "halo",
+    "ranking",
     "registers_for",
     "touched",
 ]
@@ -129,11 +129,13 @@ class Work(NamedTuple):
     shared: float = 0.0
 
 
-def fastest(works: Iterable[Work], shape: DepthwiseConv2dShape, target: Target) -> tuple[int, int]:
-    """Return the number of the work that is expected to take the least time, and its blocks."""
+def ranking(
+    works: Iterable[Work], shape: DepthwiseConv2dShape, target: Target
+) -> list[tuple[int, int]]:
+    """Return the numbers of the works and their blocks, by the time they are expected to take."""
     model = Model(shape, target)
-    _, min_blocks, number = min((*model.best(work), number) for number, work in enumerate(works))
-    return number, min_blocks
+    estimates = sorted((*model.best(work), number) for number, work in enumerate(works))
+    return [(number, min_blocks) for _, min_blocks, number in estimates]
 
 
 @cache

@@ -29,7 +29,7 @@ lines, which are what a wide window is short of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -58,7 +58,6 @@ from .tiles import (
     unrolled_of,
     whole_phases,
     windows_of,
-    with_value,
 )
 from .window import Access, Footprint, Window
 
@@ -144,20 +143,17 @@ class RegisterWindow(Window):
         return cls(rows, cols, even_split(shape.result_width, 64), 1, 1, window=window)
 
     @classmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
-        chosen = cls.choose(shape, target)
-        widths = _widths(shape, chosen.window)
+    def usual_values(cls, shape: DepthwiseConv2dShape, window: str) -> dict[str, Iterable[int]]:
+        widths = _widths(shape, window)
         counts = [even_split(-(-shape.result_width // cols), 64) for cols in widths]
         return {
-            "rows": with_value(
-                chosen.rows, even_tiles(shape, 0, (1, 2, 4, 7, 8, 14, 28), chosen.window)
-            ),
-            "cols": with_value(chosen.cols, widths),
-            "thread_x": with_value(chosen.thread_x, (8, 16, 32, *counts)),
-            "thread_y": with_value(chosen.thread_y, (1, 2, 4, 8, 16)),
-            "thread_z": with_value(chosen.thread_z, (1, 2, 4, 8, 16)),
-            "min_blocks": with_value(chosen.min_blocks, BLOCK_COUNTS),
-            "lanes": (1,) if chosen.window == "tap" else divisors(shape.row_lanes),
+            "rows": even_tiles(shape, 0, (1, 2, 4, 7, 8, 14, 28), window),
+            "cols": widths,
+            "thread_x": (8, 16, 32, *counts),
+            "thread_y": (1, 2, 4, 8, 16),
+            "thread_z": (1, 2, 4, 8, 16),
+            "min_blocks": BLOCK_COUNTS,
+            "lanes": (1,) if window == "tap" else divisors(shape.row_lanes),
             "store": _stores(shape),
         }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -11,13 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy
-from .cost import LINE, SECTOR, Work, fastest, touched
+from .cost import LINE, SECTOR, Work, ranking, touched
 from .tiles import inputs_of, phases, reach, step, taps, windows_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["Access", "Footprint", "Window"]
+
+_GUESSES = 24
+_ALIKE = 3
+"""How many guesses may have the same rows, columns and window."""
 
 
 class Access(NamedTuple):
@@ -78,7 +83,26 @@ class Window(Strategy):
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> Self:
         """Choose the tile that the model expects the least time of, of the two best windows."""
-        return cast("Self", _choose(cls, shape, target))
+        return cls.guesses(shape, target)[0]
+
+    @classmethod
+    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[Self, ...]:
+        """List the tiles that the model expects the least times of, the fastest first."""
+        return cast("tuple[Self, ...]", _ranked(cls, shape, target))
+
+    @classmethod
+    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+        first, *others = cls.guesses(shape, target)
+        alike = [first, *(tile for tile in others if tile.window == first.window)]
+        return {
+            field: tuple(sorted({*values, *(getattr(tile, field) for tile in alike)}))
+            for field, values in cls.usual_values(shape, first.window).items()
+        }
+
+    @classmethod
+    @abstractmethod
+    def usual_values(cls, shape: DepthwiseConv2dShape, window: str) -> dict[str, Iterable[int]]:
+        """List the values of each field that are worth trying whatever the guesses are."""
 
     @classmethod
     @abstractmethod
@@ -133,8 +157,17 @@ class Window(Strategy):
 
 
 @lru_cache(maxsize=256)
-def _choose(cls: type[Window], shape: DepthwiseConv2dShape, target: Target) -> Window:
+def _ranked(cls: type[Window], shape: DepthwiseConv2dShape, target: Target) -> tuple[Window, ...]:
+    """Return the tiles that are expected to be fastest, few with the same results of a thread."""
     tiles = [tile for window in windows_of(shape)[:2] for tile in cls.tiles(shape, window)]
     tiles = tiles or [cls.least(shape)]
-    number, min_blocks = fastest((tile.work(shape) for tile in tiles), shape, target)
-    return replace(tiles[number], min_blocks=min_blocks)  # type: ignore[type-var]  # a dataclass
+    found: list[Window] = []
+    alike: Counter[object] = Counter()
+    for number, min_blocks in ranking((tile.work(shape) for tile in tiles), shape, target):
+        tile = tiles[number]
+        alike[tile.rows, tile.cols, tile.window] += 1
+        if alike[tile.rows, tile.cols, tile.window] <= _ALIKE:
+            found.append(replace(tile, min_blocks=min_blocks))  # type: ignore[type-var]
+        if len(found) == _GUESSES:
+            break
+    return tuple(found)

@@ -16,6 +16,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from math import log2
 from types import ModuleType
 from typing import Any
@@ -27,7 +28,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
-from .. import compute
+from .. import compute, schedules
 from ..errors import InvalidScheduleError, ToolchainError
 from ..schedules import WEIGHT, Strategy
 from ..target import Target
@@ -38,6 +39,7 @@ from .search import Search, is_worth_a_trial, searched_strategies
 __all__ = ["EvolutionarySearch"]
 
 _BATCH = 16
+_NEIGHBOURS = 8
 _POPULATION = 128
 _GENERATIONS = 4
 _WARMUP = 16
@@ -92,15 +94,20 @@ class _Designs:
         """Make the designs, each with the values that its strategy chooses by hand."""
         return [self.schedule(strategy) for strategy in self._chosen]
 
+    def guesses(self) -> list[Strategy]:
+        """List what each strategy takes for likely to be fast, the likeliest of all first."""
+        kinds = (type(chosen).guesses(self.task.shape, self.target) for chosen in self._chosen)
+        return [guess for rank in zip_longest(*kinds) for guess in rank if guess is not None]
+
     def neighbours(self) -> list[Strategy]:
-        """List what differs from a choice by hand in one parameter, and there by one step."""
+        """List what differs from the choice by hand in one parameter, and there by one step."""
+        chosen = schedules.choose(self.task.shape, self.target)
+        own = chosen.parameters
         found = []
-        for chosen, space in zip(self._chosen, self._spaces, strict=True):
-            own = chosen.parameters
-            for field, values in space.items():
-                at = values.index(own[field])
-                for value in values[max(0, at - 1) : at] + values[at + 1 : at + 2]:
-                    found.append(chosen.from_parameters(own | {field: value}))
+        for field, values in chosen.space(self.task.shape, self.target).items():
+            at = values.index(own[field])
+            for value in values[max(0, at - 1) : at] + values[at + 1 : at + 2]:
+                found.append(chosen.from_parameters(own | {field: value}))
         return found
 
     def schedule(self, strategy: Strategy) -> Schedule:
@@ -284,11 +291,13 @@ class EvolutionarySearch(Search):
 
     def propose(self, count: int) -> list[Strategy]:
         if not self._begun:
-            # While the model knows nothing, what is close to the choices by hand is a good guess.
+            # While the model knows nothing, the strategies have guesses of their own, and what
+            # is close to the choice by hand is another.
             self._begun = True
             near = self._designs.neighbours()
             self._rng.shuffle(near)
-            self._ready.extend(strategy for strategy in near[:_BATCH] if self.is_new(strategy))
+            first = self._designs.guesses() + near[:_NEIGHBOURS]
+            self._ready.extend(strategy for strategy in first if self.is_new(strategy))
         if len(self._ready) < count:
             self._learn()
             with _numpy_seeded(self._rng.randrange(2**32)):

@@ -29,6 +29,7 @@ import functools
 import json
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -70,7 +71,7 @@ _CAUSES: tuple[tuple[type[Exception], str], ...] = (
 _KEPT_RATIO = 1.2
 """Kernels nearly as fast as the best are kept for the final."""
 
-_COMPILE_SECONDS = 20.0
+_COMPILE_SECONDS = 10.0
 """After which NVRTC is stopped; what is worth a trial takes it a few seconds."""
 
 _BUILD_SECONDS = 60.0
@@ -95,11 +96,20 @@ class _Build:
     ) -> None:
         self._build, self._is_proposed = build, is_proposed
         self._begun: float | None = None
+        self._given_up = threading.Event()
         self.future: Future[Kernel] = threads.submit(self._run)
 
     def _run(self) -> Kernel:
         self._begun = time.monotonic()
-        return self._build()
+        if not self._is_proposed:
+            return self._build()
+        with for_search(_COMPILE_SECONDS, self._given_up.is_set):
+            return self._build()
+
+    def give_up(self) -> None:
+        """Do not begin with the kernel, or stop where that is possible."""
+        self._given_up.set()
+        self.future.cancel()
 
     def is_done(self) -> bool:
         """Wait for the kernel, or until it is given up; tell which. Builds before it are done."""
@@ -170,18 +180,13 @@ class Worker:
     def _submit(self, message: Mapping[str, Any]) -> dict[str, Any]:
         self._bed()
         for job in message["jobs"]:
-            is_proposed = job.get("proposed") is True
-            build = self._build_for_search if is_proposed else self._build
-            self._building.append(_Build(functools.partial(build, job), self._threads, is_proposed))
+            build = functools.partial(self._build, job)
+            self._building.append(_Build(build, self._threads, job.get("proposed") is True))
         return {}
 
     def _build(self, job: Mapping[str, Any]) -> Kernel:
         task, target = self._bed().task, self._bed().target
         return compile_kernel(task.shape, task.epilogue, target, strategy_from_json(job))
-
-    def _build_for_search(self, job: Mapping[str, Any]) -> Kernel:
-        with for_search(_COMPILE_SECONDS):
-            return self._build(job)
 
     def _rebuild(self, job: Mapping[str, Any]) -> Kernel:
         kept = self._kept.get(strategy_from_json(job))
@@ -208,7 +213,7 @@ class Worker:
 
     def _drop(self, message: Mapping[str, Any]) -> dict[str, Any]:
         for build in self._building:
-            build.future.cancel()
+            build.give_up()
         self._building.clear()
         return {}
 
