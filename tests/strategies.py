@@ -256,7 +256,14 @@ def adapted(
     try:
         strategy.choose(shape, target).check_use(shape, target)
     except InvalidScheduleError:
-        shape = replace(shape, stride=(1, 1), channel_multiplier=1)
+        height, width = shape.kernel
+        padding = tuple(
+            min(pad, size - 1)
+            for pad, size in zip(shape.padding, (height, width, height, width), strict=True)
+        )
+        shape = replace(
+            shape, stride=(1, 1), dilation=(1, 1), padding=padding, channel_multiplier=1
+        )
     return shape
 
 

@@ -25,7 +25,7 @@ from dwtir.build import compile_kernel
 from dwtir.errors import CompileError, InvalidTargetError
 from dwtir.nvrtc import Cubin, KernelResources, compile_cubin, nvrtc_version
 from dwtir.schedules import RegisterWindow
-from dwtir.search_limits import SlowCompileError, SpillError, for_search
+from dwtir.search_limits import Limit, SlowCompileError, SpillError, for_search
 from dwtir.target import resolve
 
 SITE = Path(sysconfig.get_path("purelib"))
@@ -443,23 +443,24 @@ def test_a_search_takes_no_kernel_that_was_compiled_anew(
     compile_by_tvm = tvm_ffi.convert(lambda source, blocks: compile_cubin(source, "sm_90", blocks))
     with (
         pytest.raises(SpillError, match=r"min_blocks=16 lets a thread spill \d+ bytes"),
-        for_search(60),
+        for_search(Limit(60)),
     ):
         compile_by_tvm(spilling, SPILLING.min_blocks)
     assert len(ways) == 3
-    with for_search(60):
+    with for_search(Limit(60)):
         assert compile_cubin(spilling, "sm_90", 1).kernels == (built,)
     assert len(ways) == 4
 
 
 def test_a_search_stops_the_compiler(spilling: str) -> None:
     with (
-        pytest.raises(SlowCompileError, match=r"NVRTC was stopped after 0.001 s"),
-        for_search(1e-3),
+        pytest.raises(SlowCompileError, match=r"NVRTC was stopped, after 0.001 s"),
+        for_search(Limit(1e-3)),
     ):
         compile_cubin(spilling, "sm_90")
-    given_up = pytest.raises(SlowCompileError, match=r"NVRTC was given up")
-    with given_up, for_search(60, lambda: True):
+    limit = Limit(60)
+    limit.stop()  # as a thread does that no longer waits
+    with pytest.raises(SlowCompileError, match="NVRTC was stopped"), for_search(limit):
         compile_cubin(spilling, "sm_90")
     assert compile_cubin(spilling, "sm_90").kernels[0].spill_store_bytes == 0
 

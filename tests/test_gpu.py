@@ -13,7 +13,7 @@ import pytest
 
 import dwtir
 from dwtir import DepthwiseConv2dShape, reference
-from dwtir.search_limits import SlowCompileError, for_search
+from dwtir.search_limits import Limit, SlowCompileError, for_search
 
 pytestmark = pytest.mark.gpu
 
@@ -175,7 +175,7 @@ def test_what_the_compiler_says_comes_through_tvm(
 ) -> None:
     monkeypatch.setenv("DWTIR_CACHE_DIR", str(tmp_path))
     # NVRTC is stopped at once. What the search itself says of that is not asked here.
-    with for_search(0.0), pytest.raises(SlowCompileError, match="stopped after 0 s"):
+    with for_search(Limit(0.0)), pytest.raises(SlowCompileError, match="stopped, after 0 s"):
         dwtir.build("2x24x64x64_k7_p3")
 
 

@@ -9,6 +9,7 @@ small kernel and needs no libcu++.
 
 from __future__ import annotations
 
+import ctypes
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -230,7 +231,7 @@ def _compile(nvrtc: Any, source: str, arch: str, options: list[str]) -> Cubin:
         arguments = [option.encode() for option in options]
         search = current.get()
         with stopped(nvrtc, program, search):
-            (result,) = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)
+            result = _compile_program(nvrtc, program, arguments)
         if search and result.name == "NVRTC_ERROR_CANCELLED":
             raise search.takes_too_long()
         log = _buffer(nvrtc, "nvrtcGetProgramLog", program).rstrip(b"\0 \n").decode()
@@ -252,6 +253,14 @@ def _compile(nvrtc: Any, source: str, arch: str, options: list[str]) -> Cubin:
     if not kernels:
         raise CompileError(f"NVRTC reported no kernel for {arch}; its log is {log!r}")
     return Cubin(code, arch, kernels, log)
+
+
+def _compile_program(nvrtc: Any, program: Any, arguments: list[bytes]) -> Any:
+    """Call ``nvrtcCompileProgram`` by ctypes: bindings of 2025 keep the GIL all the while."""
+    major, _ = nvrtc_version()
+    function = ctypes.CDLL(f"libnvrtc.so.{major}").nvrtcCompileProgram  # loaded by the bindings
+    options = (ctypes.c_char_p * len(arguments))(*arguments)
+    return nvrtc.nvrtcResult(function(ctypes.c_void_p(int(program)), len(arguments), options))
 
 
 def nvrtc_version() -> tuple[int, int]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import time
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
 from .errors import CompileError
 
-__all__ = ["SlowCompileError", "SpillError", "current", "for_search", "stopped"]
+__all__ = ["Limit", "SlowCompileError", "SpillError", "current", "for_search", "stopped"]
 
 
 class SpillError(CompileError):
@@ -22,30 +22,41 @@ class SlowCompileError(CompileError):
     """NVRTC takes longer over a candidate of a search than the search waits."""
 
 
-class _Search:
-    """How long NVRTC may take over a candidate, and why the candidate was refused."""
+class Limit:
+    """How long NVRTC may take over a candidate, and why the candidate was refused.
 
-    def __init__(self, seconds: float, is_given_up: Callable[[], bool]) -> None:
+    Parameters
+    ----------
+    seconds : float
+        After which NVRTC is told to stop; an old one goes on.
+    """
+
+    def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.is_given_up = is_given_up
         self.error: CompileError | None = None
+        self.flag = ctypes.create_string_buffer(2)
+
+    def stop(self) -> None:
+        """Tell NVRTC to stop, from any thread."""
+        self.flag.value = b"!"
 
     def spills(self, min_blocks: int, spilled: int) -> CompileError:
+        """Refuse a candidate for what its threads spill."""
         self.error = SpillError(f"min_blocks={min_blocks} lets a thread spill {spilled} bytes")
         return self.error
 
     def takes_too_long(self) -> CompileError:
-        why = "given up" if self.is_given_up() else f"stopped after {self.seconds:g} s"
-        self.error = SlowCompileError(f"NVRTC was {why}")
+        """Refuse a candidate over which NVRTC was stopped."""
+        self.error = SlowCompileError(f"NVRTC was stopped, after {self.seconds:g} s at the latest")
         return self.error
 
 
-current: ContextVar[_Search | None] = ContextVar("current", default=None)
-"""The search that a kernel is compiled for, if any."""
+current: ContextVar[Limit | None] = ContextVar("current", default=None)
+"""The limit of the search that a kernel is compiled for, if any."""
 
 
 @contextlib.contextmanager
-def for_search(seconds: float, is_given_up: Callable[[], bool] = lambda: False) -> Iterator[None]:
+def for_search(limit: Limit) -> Iterator[None]:
     """Let `nvrtc.compile_cubin` refuse in this context what is not worth a search's time.
 
     A kernel that spills is refused where `min_blocks` says how many registers it has: to
@@ -53,44 +64,39 @@ def for_search(seconds: float, is_given_up: Callable[[], bool] = lambda: False) 
     candidates, with another `min_blocks`. What is not refused is what the same call makes
     outside.
 
-    Parameters
-    ----------
-    seconds : float
-        After which NVRTC is told to stop; an old one goes on.
-    is_given_up : callable
-        Says from another thread that nobody waits any more; NVRTC is told to stop as well.
-
     Raises
     ------
     SpillError, SlowCompileError
         From the context, also where TVM, which knows no errors of ours, stands between.
     """
-    search = _Search(seconds, is_given_up)
-    token = current.set(search)
+    token = current.set(limit)
     try:
         yield
     except Exception:
-        if search.error is not None:
-            raise search.error from None
+        if limit.error is not None:
+            raise limit.error from None
         raise
     finally:
         current.reset(token)
 
 
 @contextlib.contextmanager
-def stopped(nvrtc: Any, program: object, search: _Search | None) -> Iterator[None]:
-    """Let NVRTC ask now and then, in this context, whether the search still waits."""
-    if search is None:
+def stopped(nvrtc: Any, program: object, limit: Limit | None) -> Iterator[None]:
+    """Let NVRTC ask now and then, in this context, whether the search still waits.
+
+    It asks a function of the C library, for a function of ours would have to wait for the
+    GIL, eight hundred times a kernel: the length of a text, which is 0 while it shall go on.
+    """
+    if limit is None:
         yield
         return
-    deadline = time.monotonic() + search.seconds
-    is_over = _FLOW_CALLBACK(
-        lambda payload, reserved: time.monotonic() > deadline or search.is_given_up()
-    )
-    address = ctypes.cast(is_over, ctypes.c_void_p).value
+    length = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p).value
     with contextlib.suppress(AttributeError, RuntimeError):  # an old NVRTC does not ask
-        nvrtc.nvrtcSetFlowCallback(program, address, 0)
-    yield  # and `is_over` lives
-
-
-_FLOW_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        nvrtc.nvrtcSetFlowCallback(program, length, ctypes.addressof(limit.flag))
+    timer = threading.Timer(limit.seconds, limit.stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -62,7 +62,7 @@ _INSTRUCTIONS = frozenset(
         "Vectorize",
     ]
 )
-_BLOCKS = ("pad", "band", "depthwise_conv2d", "residual", "epilogue", "store")
+_BLOCKS = ("pad", "band", "depthwise_conv2d", "residual", "epilogue", "store", "stream")
 _MAX_INSTRUCTIONS = 512
 
 

@@ -31,10 +31,17 @@ from tvm import tirx
 from ..bands import Bands
 from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape
-from . import banded, forward, grad_data, grad_weight
+from . import banded, forward, grad_data, grad_weight, streamed
 from .sizes import SLACK
 
-__all__ = ["EPILOGUE_ATTR", "SHAPE_ATTR", "SLACK", "banded_matrix", "depthwise_conv2d"]
+__all__ = [
+    "EPILOGUE_ATTR",
+    "SHAPE_ATTR",
+    "SLACK",
+    "banded_matrix",
+    "depthwise_conv2d",
+    "streamed_rows",
+]
 
 SHAPE_ATTR, EPILOGUE_ATTR = "dwtir.shape", "dwtir.epilogue"
 """Attributes of the function: what it computes, as text. A tuning database finds it by them."""
@@ -65,6 +72,17 @@ def banded_matrix(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     with _parsing:
         func = banded.nchw(bands, epilogue)
     return _named(func, bands.shape, epilogue)
+
+
+@lru_cache(maxsize=64)
+def streamed_rows(
+    shape: DepthwiseConv2dShape, epilogue: Epilogue, rows: int, cols: int, lanes: int, depth: int
+) -> tirx.PrimFunc:
+    """Define the forward convolution of NHWC images row after row of the input."""
+    epilogue.check_for(shape)
+    with _parsing:
+        func = streamed.nhwc(shape, epilogue, rows, cols, lanes, depth)
+    return _named(func, shape, epilogue)
 
 
 @lru_cache(maxsize=64)  # to parse TVMScript takes 20 ms, and functions do not change

@@ -15,6 +15,7 @@ from .cpu import Cpu
 from .cpu_tap_sums import CpuTapSums
 from .ladder import LADDER_STEPS, Ladder
 from .register_window import RegisterWindow
+from .row_stream import RowStream
 from .shared_tile import SharedTile
 from .tap_sums import TapSums
 
@@ -28,6 +29,7 @@ __all__ = [
     "CpuTapSums",
     "Ladder",
     "RegisterWindow",
+    "RowStream",
     "SharedTile",
     "Strategy",
     "TapSums",
@@ -40,6 +42,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     for strategy in (
         BandedMatrix,
         RegisterWindow,
+        RowStream,
         ChannelVector,
         TapSums,
         Cpu,
@@ -48,7 +51,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         Ladder,
     )
 }
-"""All strategies by name; of those that claim a shape, "manual" takes the first."""
+"""All strategies by name; of those that claim a shape, "manual" takes the first that pays."""
 
 _Step: TypeAlias = Callable[[DepthwiseConv2dShape, Target], Strategy]
 
@@ -77,7 +80,7 @@ ARTICLE_STEPS: dict[str, dict[str, _Step]] = {
 def choose(shape: DepthwiseConv2dShape, target: Target) -> Strategy:
     """Pick strategy and tile for ``schedule="manual"``."""
     for strategy in STRATEGIES.values():
-        if strategy.claims(shape, target):
+        if strategy.claims(shape, target) and strategy.pays(shape, target):
             return strategy.choose(shape, target)
     raise InvalidScheduleError(f"no strategy for {shape} on {target.name}")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ..epilogue import Epilogue
 from ..errors import InvalidScheduleError
@@ -19,13 +20,18 @@ if TYPE_CHECKING:
     from tvm.s_tir.schedule import LoopRV, SBlockRV
     from typing_extensions import Self
 
-__all__ = ["WEIGHT", "Blocks", "Strategy", "get_blocks"]
+__all__ = ["WEIGHT", "Blocks", "Strategy", "get_blocks", "varied", "with_guesses"]
 
 _MAX_GRID_Y = 65535
+_GUESSES = 24
+_ALIKE = 3
 
 WEIGHT = 0.5
 """Weight of each value of a random variable. Weights need not add up to 1; this one is short
 in a trace, and TVM does not write it as an integer."""
+
+
+_Tile = TypeVar("_Tile", bound="Strategy")
 
 
 class Blocks(NamedTuple):
@@ -43,7 +49,7 @@ class Strategy(ABC):
     `apply` is the schedule itself. `apply` uses every field only as a factor
     of a split, so that a field may be an int or a random variable of the
     schedule: the same text serves both. A field that changes the structure of
-    the loops is a string and is never drawn.
+    the loops is a string and is never drawn, or is used by `define`.
     """
 
     name: ClassVar[str]
@@ -83,6 +89,11 @@ class Strategy(ABC):
         )
 
     @classmethod
+    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether "manual" takes it, where it claims the shape, and not a later strategy."""
+        return True
+
+    @classmethod
     @abstractmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> Self:
         """Pick a tile by reasoning about the shape and the target. It passes `check`."""
@@ -91,6 +102,10 @@ class Strategy(ABC):
     def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[Self, ...]:
         """List tiles that may well be the fastest, the likeliest first: what `choose` picks."""
         return (cls.choose(shape, target),)
+
+    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float | None:
+        """Estimate the time of the kernel; None where the strategy has no model of it."""
+        return None
 
     @classmethod
     @abstractmethod
@@ -244,6 +259,30 @@ class Strategy(ABC):
             f"at most {target.shared_bytes_per_block} on {target.name}",
         )
         self._require(grid_y <= _MAX_GRID_Y, "blocks in y", grid_y, f"at most {_MAX_GRID_Y}")
+
+
+def varied(tiles: Iterable[_Tile], likeness: Callable[[_Tile], object]) -> tuple[_Tile, ...]:
+    """Take the first tiles for guesses, but no more than a few that are alike."""
+    found: list[_Tile] = []
+    alike: Counter[object] = Counter()
+    for tile in tiles:
+        alike[likeness(tile)] += 1
+        if alike[likeness(tile)] <= _ALIKE:
+            found.append(tile)
+        if len(found) == _GUESSES:
+            break
+    return tuple(found)
+
+
+def with_guesses(
+    values: Mapping[str, Iterable[int]], tiles: Iterable[Strategy]
+) -> dict[str, tuple[int, ...]]:
+    """Add the fields of some tiles to the values that are worth trying."""
+    found = [tile.parameters for tile in tiles]
+    return {
+        field: tuple(sorted({*usual, *(parameters[field] for parameters in found)}))
+        for field, usual in values.items()
+    }
 
 
 def get_blocks(sch: Schedule) -> Blocks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -11,18 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
-from .base import Strategy
-from .cost import LINE, SECTOR, Work, ranking, touched
+from .base import Strategy, varied, with_guesses
+from .cost import LINE, SECTOR, Model, Work, ranking, touched
 from .tiles import inputs_of, phases, reach, step, taps, windows_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["Access", "Footprint", "Window"]
-
-_GUESSES = 24
-_ALIKE = 3
-"""How many guesses may have the same rows, columns and window."""
 
 
 class Access(NamedTuple):
@@ -94,10 +89,7 @@ class Window(Strategy):
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
         first, *others = cls.guesses(shape, target)
         alike = [first, *(tile for tile in others if tile.window == first.window)]
-        return {
-            field: tuple(sorted({*values, *(getattr(tile, field) for tile in alike)}))
-            for field, values in cls.usual_values(shape, first.window).items()
-        }
+        return with_guesses(cls.usual_values(shape, first.window), alike)
 
     @classmethod
     @abstractmethod
@@ -146,6 +138,10 @@ class Window(Strategy):
             shared=SECTOR * touched(SECTOR, piece * size, ()) / (piece * size) - 1 if piece else 0,
         )
 
+    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+        """Estimate the time of the kernel, for comparison with other strategies."""
+        return Model(shape, target).absolute(self.work(shape), self.min_blocks)
+
     def _in_use(self, shape: DepthwiseConv2dShape) -> int:
         """Count the inputs of a channel that are multiplied together: of the rows under one tap."""
         if self.window == "tap":
@@ -161,13 +157,6 @@ def _ranked(cls: type[Window], shape: DepthwiseConv2dShape, target: Target) -> t
     """Return the tiles that are expected to be fastest, few with the same results of a thread."""
     tiles = [tile for window in windows_of(shape)[:2] for tile in cls.tiles(shape, window)]
     tiles = tiles or [cls.least(shape)]
-    found: list[Window] = []
-    alike: Counter[object] = Counter()
-    for number, min_blocks in ranking((tile.work(shape) for tile in tiles), shape, target):
-        tile = tiles[number]
-        alike[tile.rows, tile.cols, tile.window] += 1
-        if alike[tile.rows, tile.cols, tile.window] <= _ALIKE:
-            found.append(replace(tile, min_blocks=min_blocks))  # type: ignore[type-var]
-        if len(found) == _GUESSES:
-            break
-    return tuple(found)
+    ranked = ranking((tile.work(shape) for tile in tiles), shape, target)
+    best = (replace(tiles[number], min_blocks=count) for number, count in ranked)  # type: ignore[type-var]
+    return varied(best, lambda tile: (tile.rows, tile.cols, tile.window))

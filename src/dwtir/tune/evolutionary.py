@@ -16,7 +16,6 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from math import log2
 from types import ModuleType
 from typing import Any
@@ -39,6 +38,7 @@ from .search import Search, is_worth_a_trial, searched_strategies
 __all__ = ["EvolutionarySearch"]
 
 _BATCH = 16
+_GUESSES = 24
 _NEIGHBOURS = 8
 _POPULATION = 128
 _GENERATIONS = 4
@@ -95,9 +95,11 @@ class _Designs:
         return [self.schedule(strategy) for strategy in self._chosen]
 
     def guesses(self) -> list[Strategy]:
-        """List what each strategy takes for likely to be fast, the likeliest of all first."""
-        kinds = (type(chosen).guesses(self.task.shape, self.target) for chosen in self._chosen)
-        return [guess for rank in zip_longest(*kinds) for guess in rank if guess is not None]
+        """List what strategies take for likely to be fast, the likeliest first."""
+        shape, target = self.task.shape, self.target
+        found = [tile for chosen in self._chosen for tile in chosen.guesses(shape, target)]
+        found.sort(key=lambda tile: tile.expected_seconds(shape, target) or 0.0)
+        return found[:_GUESSES]
 
     def neighbours(self) -> list[Strategy]:
         """List what differs from the choice by hand in one parameter, and there by one step."""

@@ -29,7 +29,6 @@ import functools
 import json
 import os
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -42,7 +41,7 @@ from ..epilogue import Epilogue
 from ..errors import CompileError, DeviceError, DwtirError, InvalidScheduleError
 from ..kernel import Kernel
 from ..schedules import Strategy
-from ..search_limits import SlowCompileError, SpillError, for_search
+from ..search_limits import Limit, SlowCompileError, SpillError, for_search
 from ..shape import DepthwiseConv2dShape
 from ..target import Target, resolve
 from . import testbed
@@ -96,20 +95,20 @@ class _Build:
     ) -> None:
         self._build, self._is_proposed = build, is_proposed
         self._begun: float | None = None
-        self._given_up = threading.Event()
+        self._limit = Limit(_COMPILE_SECONDS)
         self.future: Future[Kernel] = threads.submit(self._run)
 
     def _run(self) -> Kernel:
         self._begun = time.monotonic()
         if not self._is_proposed:
             return self._build()
-        with for_search(_COMPILE_SECONDS, self._given_up.is_set):
+        with for_search(self._limit):
             return self._build()
 
     def give_up(self) -> None:
         """Do not begin with the kernel, or stop where that is possible."""
-        self._given_up.set()
         self.future.cancel()
+        self._limit.stop()
 
     def is_done(self) -> bool:
         """Wait for the kernel, or until it is given up; tell which. Builds before it are done."""

@@ -1,0 +1,243 @@
+"""The forward convolution of NHWC images, row after row of the input.
+
+A thread goes down the input rows of a strip of `cols` columns and adds each to the sums of
+all outputs that it is part of: ``acc[kh]`` is the output row of which the kernel's rows up to
+``kh`` have been added. The next row's sums take the place of the last one's, by one row
+of the kernel further, so that no index depends on the row.
+
+The blocks are ``stream``, one thread's whole work, and what it holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..arguments import ALIGNMENT
+from ..epilogue import Epilogue
+from ..shape import DepthwiseConv2dShape
+from .forward import epilogue_parts
+
+__all__ = ["nhwc"]
+
+
+def nhwc(
+    shape: DepthwiseConv2dShape, epilogue: Epilogue, rows: int, cols: int, lanes: int, depth: int
+) -> tirx.PrimFunc:
+    """Define the convolution, or the data's gradient, of stride 1.
+
+    Parameters
+    ----------
+    rows, cols, lanes : int
+        Results of one thread: rows, columns and channels.
+    depth : int
+        Rows of inputs that a thread has in registers as they were loaded. Halves are converted
+        as soon as a row is begun, so that all of these are under way; of float32, one is in use.
+    """
+    (image_name, images), (_, weights) = shape.input_shapes.items()
+    N, H, W, C = images
+    _, RH, RW, _ = shape.result_shape
+    KH, KW = shape.kernel
+    TURNED = shape.operation == "grad_data"
+    TOP, LEFT = shape.padding[:2]
+    if TURNED:
+        TOP, LEFT = KH - 1 - TOP, KW - 1 - LEFT
+    BELOW = max(0, RH + KH - 1 - TOP - H)  # rows of padding below the image
+    V, D = lanes, depth
+    SEGMENTS, STRIPS = -(-RH // rows), -(-RW // cols)
+    REACH = cols + KW - 1
+    dtype = shape.dtype
+    is_float = dtype == "float32"
+    AHEAD = D - 1 if is_float else D
+    declare, finish = epilogue_parts(shape, epilogue)
+    names = [name for name in epilogue.operands(shape) if name != "residual"]
+    has_residual = "residual" in epilogue.operands(shape)
+
+    def hold(channels: tirx.Buffer, added: tirx.Buffer) -> dict[str, Any]:
+        """Find the operands of the epilogue where a thread has them."""
+        held: dict[str, Any] = {name: _Held(channels, place) for place, name in enumerate(names)}
+        return held | {"residual": added}
+
+    def tap(row: Any, column: Any, channel: Any) -> tuple[Any, ...]:
+        if TURNED:
+            row, column = KH - 1 - row, KW - 1 - column
+        return row, column, channel, 0
+
+    def is_input(strip: Any, column: Any) -> Any:
+        """Tell whether a column of a strip's window is in the image, by the strip's number."""
+        first = T.floordiv(LEFT - column + cols - 1, cols)
+        end = T.floordiv(W + LEFT - column + cols - 1, cols)
+        return tirx.all(first <= strip, strip < end)
+
+    def is_output(strip: Any, column: Any) -> Any:
+        return strip < T.floordiv(RW - column + cols - 1, cols)
+
+    unrolled = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    def streamed_nhwc() -> None:
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        data = T.arg(image_name, T.buffer(images, dtype, align=ALIGNMENT))
+        weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
+        operands = T.meta_var(declare())
+        out = T.arg("out", T.buffer((N, RH, RW, C), dtype, align=ALIGNMENT))
+        for n, segment, strip, vector in T.grid(N, SEGMENTS, STRIPS, C // V):
+            with T.sblock("stream"):
+                vn, vs, vx, vc = T.axis.remap("SSSS", [n, segment, strip, vector])
+                T.reads()
+                T.writes(
+                    out[
+                        vn,
+                        vs * rows : vs * rows + rows,
+                        vx * cols : vx * cols + cols,
+                        vc * V : vc * V + V,
+                    ]
+                )
+                raw = T.sblock_alloc_buffer((D, REACH, V), dtype, scope="local")
+                taps = T.sblock_alloc_buffer((KH, KW, V), dtype, scope="local")
+                wide = T.sblock_alloc_buffer((KH, KW, V), "float32", scope="local")
+                row = T.sblock_alloc_buffer((REACH, V), "float32", scope="local")
+                acc = T.sblock_alloc_buffer((KH, cols, V), "float32", scope="local")
+                channels = T.sblock_alloc_buffer((max(1, len(names)), V), dtype, scope="local")
+                added = T.sblock_alloc_buffer((cols, V), dtype, scope="local")
+                result = T.sblock_alloc_buffer((cols, V), dtype, scope="local")
+                low = T.max(0, TOP - vs * rows)
+                high = T.min(rows + KH - 1, H + TOP - vs * rows)
+                for d in T.serial(D, annotations=unrolled):
+                    for j, v in T.grid(REACH, V):
+                        raw[d, j, v] = T.cast(0, dtype)
+                for d in T.unroll(AHEAD):
+                    for j in T.unroll(REACH):
+                        if is_input(vx, j):
+                            for v in T.vectorized(V):
+                                raw[d, j, v] = data[
+                                    vn,
+                                    T.min(vs * rows - TOP + low + d, H - 1),
+                                    vx * cols + j - LEFT,
+                                    vc * V + v,
+                                ]
+                for kh in T.unroll(KH):
+                    for kw in T.unroll(KW):
+                        for v in T.vectorized(V):
+                            taps[kh, kw, v] = weight[tap(kh, kw, vc * V + v)]
+                if len(names) > 0:
+                    for v in T.vectorized(V):
+                        channels[0, v] = operands[names[0]][vc * V + v]
+                if len(names) > 1:
+                    for v in T.vectorized(V):
+                        channels[1, v] = operands[names[1]][vc * V + v]
+                if len(names) > 2:
+                    for v in T.vectorized(V):
+                        channels[2, v] = operands[names[2]][vc * V + v]
+                for kh in T.serial(KH, annotations=unrolled):
+                    for kw, v in T.grid(KW, V):
+                        wide[kh, kw, v] = T.cast(taps[kh, kw, v], "float32")
+                for kh in T.serial(KH, annotations=unrolled):
+                    for j, v in T.grid(cols, V):
+                        acc[kh, j, v] = T.float32(0)
+                for turn in T.serial(T.floordiv(high - low + (D - 1), D)):
+                    for d in T.unroll(D):
+                        if d == 0 or low + turn * D + d < high:
+                            if not is_float:
+                                for j in T.serial(REACH, annotations=unrolled):
+                                    for v in T.serial(V):
+                                        row[j, v] = T.cast(raw[d, j, v], "float32")
+                            for j in T.unroll(REACH):
+                                if is_input(vx, j):
+                                    for v in T.vectorized(V):
+                                        raw[T.floormod(d + AHEAD, D), j, v] = data[
+                                            vn,
+                                            T.min(
+                                                vs * rows - TOP + low + turn * D + d + AHEAD, H - 1
+                                            ),
+                                            vx * cols + j - LEFT,
+                                            vc * V + v,
+                                        ]
+                            if has_residual:  # noqa: SIM102  # known while this is parsed; the rest is not
+                                if KH - 1 <= low + turn * D + d:
+                                    for j in T.unroll(cols):
+                                        if is_output(vx, j):
+                                            for v in T.vectorized(V):
+                                                added[j, v] = operands["residual"][
+                                                    vn,
+                                                    vs * rows + low + turn * D + d - (KH - 1),
+                                                    vx * cols + j,
+                                                    vc * V + v,
+                                                ]
+                            for back in T.serial(KH, annotations=unrolled):
+                                for j, v in T.grid(cols, V):
+                                    if back == KH - 1:
+                                        acc[KH - 1 - back, j, v] = T.float32(0)
+                                    else:
+                                        acc[KH - 1 - back, j, v] = acc[KH - 2 - back, j, v]
+                                for kw, j, v in T.grid(KW, cols, V):
+                                    acc[KH - 1 - back, j, v] = (
+                                        acc[KH - 1 - back, j, v]
+                                        + (raw[d, j + kw, v] if is_float else row[j + kw, v])
+                                        * wide[KH - 1 - back, kw, v]
+                                    )
+                            if KH - 1 <= low + turn * D + d:
+                                for j in T.unroll(cols):
+                                    for v in T.unroll(V):
+                                        result[j, v] = finish(
+                                            acc[KH - 1, j, v],
+                                            hold(channels, added),
+                                            v,
+                                            (j, v),
+                                        )
+                                for j in T.unroll(cols):
+                                    if is_output(vx, j):
+                                        for v in T.vectorized(V):
+                                            out[
+                                                vn,
+                                                vs * rows + low + turn * D + d - (KH - 1),
+                                                vx * cols + j,
+                                                vc * V + v,
+                                            ] = result[j, v]
+                for below in T.unroll(BELOW):
+                    if (
+                        KH - 1 <= high + below
+                        and high + below < tirx.min(rows, RH - vs * rows) + KH - 1
+                    ):
+                        if has_residual:
+                            for j in T.unroll(cols):
+                                if is_output(vx, j):
+                                    for v in T.vectorized(V):
+                                        added[j, v] = operands["residual"][
+                                            vn,
+                                            vs * rows + high + below - (KH - 1),
+                                            vx * cols + j,
+                                            vc * V + v,
+                                        ]
+                        for j in T.unroll(cols):
+                            for v in T.unroll(V):
+                                result[j, v] = finish(
+                                    acc[KH - 2 - below, j, v],
+                                    hold(channels, added),
+                                    v,
+                                    (j, v),
+                                )
+                        for j in T.unroll(cols):
+                            if is_output(vx, j):
+                                for v in T.vectorized(V):
+                                    out[
+                                        vn,
+                                        vs * rows + high + below - (KH - 1),
+                                        vx * cols + j,
+                                        vc * V + v,
+                                    ] = result[j, v]
+
+    return streamed_nhwc
+
+
+class _Held:
+    """A row of a buffer that is indexed as if it were a buffer itself."""
+
+    def __init__(self, buffer: tirx.Buffer, place: int) -> None:
+        self._buffer, self._place = buffer, place
+
+    def __getitem__(self, indices: tuple[Any, ...]) -> tirx.PrimExpr:
+        place = (self._place, *indices)
+        return self._buffer[place]

@@ -1,0 +1,271 @@
+"""NHWC: every thread goes down the rows of a strip of columns, and loads them ahead.
+
+Loop nest, for a thread's rows x cols results of `vector` channels::
+
+    blockIdx.x = n * (row segments) * (strips) * (channel tiles)
+      threadIdx.z = segment    threadIdx.y = strip    threadIdx.x = c / vector
+        weight[KH, KW, vector] as float32
+        window[depth, cols + KW - 1, vector] = the first rows of data
+        for row of the data:
+          row as float32;  window = the row `depth` further down
+          for kh, from the last: for kw, cols, vector:
+            acc[kh] = acc[kh - 1] + row * weight[kh]
+          out = epilogue(acc[KH - 1])
+        the last rows of out, which see padding below the data
+
+``acc[kh]`` is the row of the result to which the kernel's rows up to ``kh`` have been added;
+a multiply-add moves it one further, so that no index depends on the row and the loop's body is
+one row: some hundred instructions, which the instruction cache keeps. Each input of a
+strip is loaded once for all its rows, a row's time before it is wanted, so that loads and
+arithmetic go on together from the beginning to the end.
+
+Where a strip is cut into segments of `rows`, the KH - 1 rows around a cut are gone
+through twice: best is no cut. Rows of padding take no time.
+
+Registers: vector * (KH * KW weights + KH * cols sums + the window). No shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, ClassVar
+
+from ..epilogue import Epilogue
+from ..shape import DepthwiseConv2dShape
+from ..target import Target
+from .base import Strategy, varied, with_guesses
+from .channel_vector import ChannelVector
+from .cost import registers_for
+from .stream_cost import Stream, seconds
+from .tiles import (
+    BLOCK_COUNTS,
+    MAX_SIDE,
+    MAX_SUMS,
+    MAX_UNROLLED,
+    divisors,
+    even_split,
+)
+
+if TYPE_CHECKING:
+    from tvm import tirx
+    from tvm.s_tir import Schedule
+
+__all__ = ["RowStream"]
+
+_MAX_TAPS = 128
+"""Weights of a channel: each is a register."""
+
+_OTHERS = 12
+"""Registers for addresses, tests and the loop."""
+
+_SLACK = 14
+"""Registers by which ptxas may do with less than are counted."""
+
+_WARPS = (8, 9, 12, 15, 16, 18, 20, 24)
+"""Warps of an SM at a time that are worth comparing."""
+
+_MARGIN = 0.97
+"""How much less time than `channel_vector` it has to be expected to take."""
+
+
+@dataclass(frozen=True)
+class RowStream(Strategy):
+    """Tile of the streamed rows.
+
+    Parameters
+    ----------
+    rows, cols : int
+        Results of one thread: the rows it goes down, and the columns of its strip.
+    vector : int
+        Channels of one thread: a power of two that divides them.
+    thread_x, thread_y, thread_z : int
+        Threads of a block over channel vectors, strips and segments of rows.
+    min_blocks : int
+        Blocks that an SM shall have room for at a time.
+    depth : int
+        Rows of inputs in registers as they were loaded: those on the way, and with float32
+        the one in use.
+    """
+
+    name: ClassVar[str] = "row_stream"
+    layouts: ClassVar[tuple[str, ...]] = ("NHWC",)
+    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
+    device: ClassVar[str] = (
+        "a GPU (with stride, dilation and channel_multiplier 1, at most "
+        f"{_MAX_TAPS} taps, and less padding than the kernel's rows)"
+    )
+
+    rows: int
+    cols: int
+    vector: int
+    thread_x: int
+    thread_y: int
+    thread_z: int
+    min_blocks: int = 1
+    depth: int = 1
+
+    @classmethod
+    def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        return (
+            super()._is_for(shape, target)
+            and shape.stride == (1, 1)
+            and shape.dilation == (1, 1)
+            and shape.channel_multiplier == 1
+            and shape.kernel[0] * shape.kernel[1] <= _MAX_TAPS
+            and max(shape.padding[0], shape.padding[2]) < shape.kernel[0]
+        )
+
+    @classmethod
+    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether it is expected to be faster than `channel_vector`."""
+        own, other = cls.choose(shape, target), ChannelVector.choose(shape, target)
+        return own.expected_seconds(shape, target) < _MARGIN * other.expected_seconds(shape, target)
+
+    @classmethod
+    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> RowStream:
+        """Choose the tile that the model expects the least time of."""
+        return cls.guesses(shape, target)[0]
+
+    @classmethod
+    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[RowStream, ...]:
+        """List the tiles that the model expects the least times of, the fastest first."""
+        return _ranked(cls, shape, target)
+
+    @classmethod
+    def tiles(cls, shape: DepthwiseConv2dShape) -> Iterator[RowStream]:
+        """List the tiles worth comparing: whose registers suffice, in whole warps."""
+        least = _least_depth(shape)
+        for rows, cols, vector in product(_heights(shape), _widths(shape), _vectors(shape)):
+            vectors = shape.result_channels // vector
+            counts = [n for n in divisors(vectors) if 16 <= n <= 192] or [min(vectors, 32)]
+            strips = -(-shape.result_width // cols)
+            for x, y in product(counts, (1, 2, 4, 8)):
+                if x * y > 256 or y > strips or (x * y % 32 and x * y > 32):
+                    continue
+                warps = -(-x * y // 32)
+                for together, depth in product(_WARPS, range(least, least + 3)):
+                    tile = cls(rows, cols, vector, x, y, 1, max(1, together // warps), depth)
+                    if together % warps == 0 and tile.is_promising(shape):
+                        yield tile
+
+    @classmethod
+    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+        least = _least_depth(shape)
+        values = {
+            "rows": _heights(shape),
+            "cols": _widths(shape),
+            "vector": _vectors(shape),
+            "thread_x": (16, 32, 64),
+            "thread_y": (1, 2, 4, 8),
+            "thread_z": (1, 2),
+            "min_blocks": BLOCK_COUNTS,
+            "depth": range(least, least + 3),
+        }
+        return with_guesses(values, cls.guesses(shape, target))
+
+    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+        threads = self.thread_x * self.thread_y * self.thread_z
+        most = registers_for(threads, self.min_blocks)
+        return self._registers(shape) <= most + _SLACK
+
+    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        least, vectors = _least_depth(shape), _vectors(shape)
+        self._require(least <= self.depth <= 4, "depth", self.depth, f"{least} to 4")
+        self._require(self.vector in vectors, "vector", self.vector, f"one of {vectors}")
+        self._require(self.cols <= MAX_SIDE, "cols", self.cols, f"at most {MAX_SIDE}")
+        height = shape.result_height
+        self._require(self.rows <= height, "rows", self.rows, f"at most {height}")
+        sums = self.cols * self.vector
+        self._require(sums <= MAX_SUMS, "sums of a row", sums, f"at most {MAX_SUMS}")
+        unrolled = self.depth * sums * shape.kernel[0] * shape.kernel[1]
+        self._require(
+            unrolled <= MAX_UNROLLED, "multiply-adds", unrolled, f"at most {MAX_UNROLLED}"
+        )
+        self._require(self.thread_z <= 64, "thread_z", self.thread_z, "at most 64")
+        self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
+
+    def _registers(self, shape: DepthwiseConv2dShape) -> int:
+        """Count the registers of weights, sums and inputs, and what else a thread has."""
+        kernel_h, kernel_w = shape.kernel
+        reach = self.cols + kernel_w - 1
+        held = kernel_h * (kernel_w + self.cols) * self.vector
+        loaded = self.depth * reach * max(1, self.vector * shape.itemsize // 4)
+        wide = reach * self.vector if shape.itemsize == 2 else 0
+        return held + loaded + wide + _OTHERS
+
+    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+        """Estimate the time of the kernel."""
+        kernel_h, kernel_w = shape.kernel
+        sums, reach = self.cols * self.vector, self.cols + kernel_w - 1
+        is_half = shape.itemsize == 2
+        segments = -(-shape.result_height // self.rows)
+        blocks = shape.batch / target.units
+        for count, size in (
+            (segments, self.thread_z),
+            (-(-shape.result_width // self.cols), self.thread_y),
+            (shape.result_channels // self.vector, self.thread_x),
+        ):
+            blocks *= -(-count // size)
+        work = Stream(
+            rows=(shape.result_height + (segments - 1) * (kernel_h - 1)) / segments,
+            multiply_adds=kernel_h * kernel_w * sums,
+            accesses=reach + self.cols,
+            conversions=reach * self.vector + sums / 2 if is_half else 0,
+            pieces=max(1.0, 32 / self.thread_x),
+            weights=kernel_h * kernel_w * (1 + self.vector),
+            ahead=self.depth if is_half else self.depth - 1,
+            warps=-(-self.thread_x * self.thread_y * self.thread_z // 32),
+            blocks=blocks,
+            min_blocks=self.min_blocks,
+        )
+        return seconds(work, shape.least_bytes)
+
+    def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+        from ..compute import streamed_rows
+
+        return streamed_rows(shape, epilogue, self.rows, self.cols, self.vector, self.depth)
+
+    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+        n, segment, strip, vector = sch.get_loops(sch.get_sblock("stream"))
+        bz, tz = sch.split(segment, [None, self.thread_z])
+        by, ty = sch.split(strip, [None, self.thread_y])
+        bx, tx = sch.split(vector, [None, self.thread_x])
+        sch.reorder(n, bz, by, bx, tz, ty, tx)
+        sch.bind(sch.fuse(n, bz, by, bx), "blockIdx.x")
+        sch.bind(tz, "threadIdx.z")
+        sch.bind(ty, "threadIdx.y")
+        sch.bind(tx, "threadIdx.x")
+
+
+@lru_cache(maxsize=256)
+def _ranked(
+    cls: type[RowStream], shape: DepthwiseConv2dShape, target: Target
+) -> tuple[RowStream, ...]:
+    """Return the tiles that are expected to be fastest, few with the same results of a thread."""
+    tiles = sorted(cls.tiles(shape), key=lambda tile: tile.expected_seconds(shape, target))
+    if not tiles:
+        thread_x = even_split(shape.result_channels, 64)
+        return (cls(shape.result_height, 1, 1, thread_x, 1, 1, 1, _least_depth(shape)),)
+    return varied(tiles, lambda tile: (tile.rows, tile.cols))
+
+
+def _least_depth(shape: DepthwiseConv2dShape) -> int:
+    return 2 if shape.itemsize == 4 else 1
+
+
+def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    channels = shape.result_channels
+    return tuple(n for n in (1, 2, 4) if channels % n == 0)
+
+
+def _heights(shape: DepthwiseConv2dShape) -> list[int]:
+    """List the rows of a segment: all of them, and where there are many, halves and quarters."""
+    height = shape.result_height
+    return sorted({height, *(-(-height // n) for n in (2, 4) if height >= 7 * n)})
+
+
+def _widths(shape: DepthwiseConv2dShape) -> list[int]:
+    return sorted({even_split(shape.result_width, n) for n in (2, 4, 5, 7, 8, 10, 14)})
