@@ -3,7 +3,7 @@
     python bench/fit_cost.py bench/kernels-nvidia-h200.csv.xz [--steps 500] [--seed 0]
 
 A file has a line for each kernel: shape and strategy (empty where they are as in the line
-before), the strategy's parameters in their order, registers, spilled bytes, microseconds.
+before), the strategy's parameters in their order, and microseconds.
 The one here was measured cold on an NVIDIA H200: driver 580.159.04, NVRTC 13.0, the least
 of two CUDA graphs of about a millisecond each. It is an excerpt of 7854 kernels of 288 layers,
 in three rounds: the first of tiles by chance and of the best known, the second and the third

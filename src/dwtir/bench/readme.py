@@ -1,4 +1,4 @@
-"""What is generated from committed results: a page and a picture each, and README's block."""
+"""What is generated from committed results: a page each, a GPU's pictures, README's block."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def pictures(readme: Path) -> dict[Path, Path]:
     return {
         source.with_name(f"{source.stem}-{panel}.png"): source
         for source in _sources(readme)
-        for panel in panels(Results.read(source))
+        for panel in _panels(Results.read(source))
     }
 
 
@@ -89,8 +89,14 @@ def rewrite(readme: Path) -> list[str]:
         lines.append(f"wrote {path}")
     for source in _sources(readme):
         found = Results.read(source)
-        lines += plot(found, source.parent, prefix=f"{source.stem}-", source=digest(source))
+        if _panels(found):
+            lines += plot(found, source.parent, prefix=f"{source.stem}-", source=digest(source))
     return lines
+
+
+def _panels(results: Results) -> list[str]:
+    """Name the pictures of a GPU's results; those of a CPU are in their page alone."""
+    return panels(results) if results.target.is_gpu else []
 
 
 def _block(found: dict[Path, Results]) -> list[str]:
@@ -114,7 +120,7 @@ def _block(found: dict[Path, Results]) -> list[str]:
         about.append(f"{doubtful} of {len(results.rows)} rows with times that are flagged")
         name = source.stem.removeprefix("bench-")
         lines += ["", f"[All rows of {name}]({path}.md): {', '.join(about)}."]
-        for panel in panels(results):
+        for panel in _panels(results):
             lines += ["", f"![{panel} on {name}]({path}-{panel}.png)"]
     return lines
 
