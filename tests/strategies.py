@@ -253,18 +253,20 @@ def adapted(
     layout = shape.layout if shape.layout in strategy.layouts else strategy.layouts[0]
     dtype = shape.dtype if shape.dtype in strategy.dtypes else strategy.dtypes[0]
     shape = replace(shape, **({"layout": layout, "dtype": dtype} | about))
-    try:
-        strategy.choose(shape, target).check_use(shape, target)
-    except InvalidScheduleError:
-        height, width = shape.kernel
-        padding = tuple(
-            min(pad, size - 1)
-            for pad, size in zip(shape.padding, (height, width, height, width), strict=True)
-        )
-        shape = replace(
-            shape, stride=(1, 1), dilation=(1, 1), padding=padding, channel_multiplier=1
-        )
-    return shape
+    height, width = shape.kernel
+    inside = tuple(
+        min(pad, size - 1)
+        for pad, size in zip(shape.padding, (height, width, height, width), strict=True)
+    )
+    even: dict[str, Any] = {"stride": (1, 1), "channel_multiplier": 1}
+    for changes in ({}, even, even | {"dilation": (1, 1), "padding": inside}):
+        found = replace(shape, **changes)
+        try:
+            strategy.choose(found, target).check_use(found, target)
+            break
+        except InvalidScheduleError:
+            continue
+    return found
 
 
 @st.composite

@@ -76,6 +76,43 @@ def nhwc(
 
     unrolled = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
 
+    @T.inline
+    def load_row(data, raw, place, n, row, strip, vector):  # type: ignore[no-untyped-def]
+        """Load a strip's window of one row of the image, or of its last."""
+        for j in T.unroll(REACH):
+            if is_input(strip, j):
+                for v in T.vectorized(V):
+                    raw[place, j, v] = data[
+                        n, T.min(row, H - 1), strip * cols + j - LEFT, vector * V + v
+                    ]
+
+    @T.inline
+    def load_channels(operand, channels, place, vector):  # type: ignore[no-untyped-def]
+        """Load what the epilogue has of each channel."""
+        for v in T.vectorized(V):
+            channels[place, v] = operand[vector * V + v]
+
+    @T.inline
+    def load_residual(residual, added, n, row, strip, vector):  # type: ignore[no-untyped-def]
+        """Load what the epilogue adds to a row of a strip."""
+        for j in T.unroll(cols):
+            if is_output(strip, j):
+                for v in T.vectorized(V):
+                    added[j, v] = residual[n, row, strip * cols + j, vector * V + v]
+
+    @T.inline
+    def store_row(  # type: ignore[no-untyped-def]
+        acc, kh, held, result, out, n, row, strip, vector
+    ):
+        """Store a row of a strip."""
+        for j in T.unroll(cols):
+            for v in T.unroll(V):
+                result[j, v] = finish(acc[kh, j, v], held, v, (j, v))
+        for j in T.unroll(cols):
+            if is_output(strip, j):
+                for v in T.vectorized(V):
+                    out[n, row, strip * cols + j, vector * V + v] = result[j, v]
+
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
     def streamed_nhwc() -> None:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
@@ -103,34 +140,25 @@ def nhwc(
                 channels = T.sblock_alloc_buffer((max(1, len(names)), V), dtype, scope="local")
                 added = T.sblock_alloc_buffer((cols, V), dtype, scope="local")
                 result = T.sblock_alloc_buffer((cols, V), dtype, scope="local")
+                held = T.meta_var(hold(channels, added))
+                # Rows of the strip that read the image, by their place in its window.
                 low = T.max(0, TOP - vs * rows)
                 high = T.min(rows + KH - 1, H + TOP - vs * rows)
                 for d in T.serial(D, annotations=unrolled):
                     for j, v in T.grid(REACH, V):
                         raw[d, j, v] = T.cast(0, dtype)
                 for d in T.unroll(AHEAD):
-                    for j in T.unroll(REACH):
-                        if is_input(vx, j):
-                            for v in T.vectorized(V):
-                                raw[d, j, v] = data[
-                                    vn,
-                                    T.min(vs * rows - TOP + low + d, H - 1),
-                                    vx * cols + j - LEFT,
-                                    vc * V + v,
-                                ]
+                    load_row(data, raw, d, vn, vs * rows - TOP + low + d, vx, vc)
                 for kh in T.unroll(KH):
                     for kw in T.unroll(KW):
                         for v in T.vectorized(V):
                             taps[kh, kw, v] = weight[tap(kh, kw, vc * V + v)]
                 if len(names) > 0:
-                    for v in T.vectorized(V):
-                        channels[0, v] = operands[names[0]][vc * V + v]
+                    load_channels(operands[names[0]], channels, 0, vc)
                 if len(names) > 1:
-                    for v in T.vectorized(V):
-                        channels[1, v] = operands[names[1]][vc * V + v]
+                    load_channels(operands[names[1]], channels, 1, vc)
                 if len(names) > 2:
-                    for v in T.vectorized(V):
-                        channels[2, v] = operands[names[2]][vc * V + v]
+                    load_channels(operands[names[2]], channels, 2, vc)
                 for kh in T.serial(KH, annotations=unrolled):
                     for kw, v in T.grid(KW, V):
                         wide[kh, kw, v] = T.cast(taps[kh, kw, v], "float32")
@@ -144,28 +172,25 @@ def nhwc(
                                 for j in T.serial(REACH, annotations=unrolled):
                                     for v in T.serial(V):
                                         row[j, v] = T.cast(raw[d, j, v], "float32")
-                            for j in T.unroll(REACH):
-                                if is_input(vx, j):
-                                    for v in T.vectorized(V):
-                                        raw[T.floormod(d + AHEAD, D), j, v] = data[
-                                            vn,
-                                            T.min(
-                                                vs * rows - TOP + low + turn * D + d + AHEAD, H - 1
-                                            ),
-                                            vx * cols + j - LEFT,
-                                            vc * V + v,
-                                        ]
+                            load_row(
+                                data,
+                                raw,
+                                T.floormod(d + AHEAD, D),
+                                vn,
+                                vs * rows - TOP + low + turn * D + d + AHEAD,
+                                vx,
+                                vc,
+                            )
                             if has_residual:  # noqa: SIM102  # known while this is parsed; the rest is not
                                 if KH - 1 <= low + turn * D + d:
-                                    for j in T.unroll(cols):
-                                        if is_output(vx, j):
-                                            for v in T.vectorized(V):
-                                                added[j, v] = operands["residual"][
-                                                    vn,
-                                                    vs * rows + low + turn * D + d - (KH - 1),
-                                                    vx * cols + j,
-                                                    vc * V + v,
-                                                ]
+                                    load_residual(
+                                        operands["residual"],
+                                        added,
+                                        vn,
+                                        vs * rows + low + turn * D + d - (KH - 1),
+                                        vx,
+                                        vc,
+                                    )
                             for back in T.serial(KH, annotations=unrolled):
                                 for j, v in T.grid(cols, V):
                                     if back == KH - 1:
@@ -179,55 +204,17 @@ def nhwc(
                                         * wide[KH - 1 - back, kw, v]
                                     )
                             if KH - 1 <= low + turn * D + d:
-                                for j in T.unroll(cols):
-                                    for v in T.unroll(V):
-                                        result[j, v] = finish(
-                                            acc[KH - 1, j, v],
-                                            hold(channels, added),
-                                            v,
-                                            (j, v),
-                                        )
-                                for j in T.unroll(cols):
-                                    if is_output(vx, j):
-                                        for v in T.vectorized(V):
-                                            out[
-                                                vn,
-                                                vs * rows + low + turn * D + d - (KH - 1),
-                                                vx * cols + j,
-                                                vc * V + v,
-                                            ] = result[j, v]
+                                at = T.meta_var(vs * rows + low + turn * D + d - (KH - 1))
+                                store_row(acc, KH - 1, held, result, out, vn, at, vx, vc)
                 for below in T.unroll(BELOW):
                     if (
                         KH - 1 <= high + below
                         and high + below < tirx.min(rows, RH - vs * rows) + KH - 1
                     ):
+                        at = T.meta_var(vs * rows + high + below - (KH - 1))
                         if has_residual:
-                            for j in T.unroll(cols):
-                                if is_output(vx, j):
-                                    for v in T.vectorized(V):
-                                        added[j, v] = operands["residual"][
-                                            vn,
-                                            vs * rows + high + below - (KH - 1),
-                                            vx * cols + j,
-                                            vc * V + v,
-                                        ]
-                        for j in T.unroll(cols):
-                            for v in T.unroll(V):
-                                result[j, v] = finish(
-                                    acc[KH - 2 - below, j, v],
-                                    hold(channels, added),
-                                    v,
-                                    (j, v),
-                                )
-                        for j in T.unroll(cols):
-                            if is_output(vx, j):
-                                for v in T.vectorized(V):
-                                    out[
-                                        vn,
-                                        vs * rows + high + below - (KH - 1),
-                                        vx * cols + j,
-                                        vc * V + v,
-                                    ] = result[j, v]
+                            load_residual(operands["residual"], added, vn, at, vx, vc)
+                        store_row(acc, KH - 2 - below, held, result, out, vn, at, vx, vc)
 
     return streamed_nhwc
 
