@@ -12,7 +12,7 @@ from hypothesis import given
 
 import dwtir
 from dwtir import DepthwiseConv2dShape, compute, nvrtc
-from dwtir.schedules import ChannelVector, RegisterWindow, choose
+from dwtir.schedules import ChannelVector, RegisterWindow, RowStream, choose
 from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touched
 from dwtir.schedules.tiles import MAX_SIDE
 from dwtir.target import resolve
@@ -142,15 +142,40 @@ def test_blocks_at_a_time_fit(threads: int) -> None:
 def test_the_choice_passes_its_check(shape: DepthwiseConv2dShape) -> None:
     tile = choose(shape, H200)
     tile.check_use(shape, H200)
-    assert isinstance(tile, RegisterWindow | ChannelVector)
-    assert tile.min_blocks in block_counts(tile.thread_x * tile.thread_y * tile.thread_z)
+    assert isinstance(tile, RegisterWindow | ChannelVector | RowStream)
+    threads = tile.thread_x * tile.thread_y * tile.thread_z
+    assert tile.min_blocks in block_counts(threads) or isinstance(tile, RowStream)
+    assert tile.min_blocks * threads <= 2048
 
 
 def test_channels_are_divided_where_they_can_be() -> None:
     """Vectors that hang over the last channel would cost every access a test."""
-    tile = choose(DepthwiseConv2dShape.parse("128x336x28x28_k7_p3_float16_nhwc"), H200)
-    assert isinstance(tile, ChannelVector)
+    shape = DepthwiseConv2dShape.parse("128x336x28x28_k7_p3_float16_nhwc")
+    tile = ChannelVector.choose(shape, H200)
     assert 336 % (tile.thread_x * tile.vector) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "strategy"),
+    [
+        ("128x96x56x56_k7_p3_float16_nhwc", "row_stream"),
+        ("128x96x56x56_k5_p2_float16_nhwc_dgrad", "row_stream"),
+        ("1x96x56x56_k7_p3_float16_nhwc", "channel_vector"),
+        ("128x816x7x7_k7_p3_float16_nhwc", "channel_vector"),
+        ("64x256x56x56_k3_p1_nhwc", "channel_vector"),
+    ],
+)
+def test_rows_are_streamed_where_there_is_much_arithmetic(text: str, strategy: str) -> None:
+    assert choose(DepthwiseConv2dShape.parse(text), H200).name == strategy
+
+
+def test_no_row_has_code_of_its_own() -> None:
+    """The instruction cache keeps a loop over rows, and not all of them in straight line."""
+    shape = "8x96x56x56_k7_p3_float16_nhwc"
+    tiles = [RowStream(rows, 7, 1, 32, 4, 1, 3, 2) for rows in (14, 56)]
+    short, long = (dwtir.build(shape, tile, target="nvidia-h200") for tile in tiles)
+    assert len(long.source()) == pytest.approx(len(short.source()), rel=0.05)
+    assert long.resources().spill_bytes == long.resources().stack_bytes == 0
 
 
 def test_a_tile_stays_within_the_slack() -> None:
