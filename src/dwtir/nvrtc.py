@@ -164,6 +164,9 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
         compiler's log. In `search_limits.for_search` also when it is
         not worth the time.
     """
+    search = current.get()
+    if search and search.elsewhere:
+        return search.elsewhere(search, source, arch, min_blocks)
     nvrtc = _bindings()
     _check_arch(nvrtc, arch)
     include = find_toolkit().include
@@ -182,7 +185,6 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     source = source.replace(_UNUSED_HEADER, "")
     source = source.replace(_FOUR_HALVES, _FOUR_HALVES + _COPIED_AS_WORDS)
     cubin = _compile(nvrtc, _with_min_blocks(source, min_blocks), arch, options)
-    search = current.get()
     if search and min_blocks is not None and _spills(cubin):
         raise search.spills(min_blocks, _spills(cubin))
     others: list[int | None] = []

@@ -5,13 +5,24 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .errors import CompileError
+from .errors import CompileError, DwtirError
 
-__all__ = ["Limit", "SlowCompileError", "SpillError", "current", "for_search", "stopped"]
+if TYPE_CHECKING:
+    from .nvrtc import Cubin
+
+__all__ = [
+    "CompileElsewhere",
+    "Limit",
+    "SlowCompileError",
+    "SpillError",
+    "current",
+    "for_search",
+    "stopped",
+]
 
 
 class SpillError(CompileError):
@@ -29,27 +40,48 @@ class Limit:
     ----------
     seconds : float
         After which NVRTC is told to stop; an old one goes on.
+    elsewhere : callable, optional
+        What compiles in place of this process: given the limit, and what
+        `nvrtc.compile_cubin` is given.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, elsewhere: CompileElsewhere | None = None) -> None:
         self.seconds = seconds
-        self.error: CompileError | None = None
+        self.elsewhere = elsewhere
+        self.error: DwtirError | None = None
         self.flag = ctypes.create_string_buffer(2)
+        self.on_stop: Callable[[], object] | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nobody waits any more."""
+        return bool(self.flag.value)
 
     def stop(self) -> None:
         """Tell NVRTC to stop, from any thread."""
         self.flag.value = b"!"
+        if self.on_stop is not None:
+            self.on_stop()
 
-    def spills(self, min_blocks: int, spilled: int) -> CompileError:
+    def refuse(self, error: DwtirError) -> DwtirError:
+        """Note why the candidate is refused, for `for_search` to raise."""
+        self.error = error
+        return error
+
+    def spills(self, min_blocks: int, spilled: int) -> DwtirError:
         """Refuse a candidate for what its threads spill."""
-        self.error = SpillError(f"min_blocks={min_blocks} lets a thread spill {spilled} bytes")
-        return self.error
+        return self.refuse(
+            SpillError(f"min_blocks={min_blocks} lets a thread spill {spilled} bytes")
+        )
 
-    def takes_too_long(self) -> CompileError:
+    def takes_too_long(self) -> DwtirError:
         """Refuse a candidate over which NVRTC was stopped."""
-        self.error = SlowCompileError(f"NVRTC was stopped, after {self.seconds:g} s at the latest")
-        return self.error
+        return self.refuse(
+            SlowCompileError(f"NVRTC was stopped, after {self.seconds:g} s at the latest")
+        )
 
+
+CompileElsewhere: TypeAlias = "Callable[[Limit, str, str, int | None], Cubin]"
 
 current: ContextVar[Limit | None] = ContextVar("current", default=None)
 """The limit of the search that a kernel is compiled for, if any."""

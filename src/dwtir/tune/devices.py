@@ -1,6 +1,6 @@
 """Devices that measure candidates: how a worker is reached, watched, and replaced.
 
-A `Channel` reaches one worker process. A `Device` starts channels, hands them
+A `Device` starts channels to worker processes, hands them
 candidates and survives their deaths: a candidate that was being measured when a
 worker died twice is given up, all others go to the next worker.
 """
@@ -8,12 +8,6 @@ worker died twice is given up, all others go to the next worker.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import select
-import subprocess
-import sys
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,10 +17,11 @@ from typing import Any
 from ..errors import DeviceError, DwtirError
 from ..schedules import Strategy
 from ..target import Target
+from .channels import Channel
 from .outcome import Task
 from .wire import strategy_to_json
 
-__all__ = ["Channel", "Device", "DeviceLostError", "Job", "JobQueue", "PipeChannel", "Result"]
+__all__ = ["Device", "DeviceLostError", "Job", "JobQueue", "Result"]
 
 _TASK_SECONDS = 300.0
 _CANDIDATE_SECONDS = 120.0
@@ -76,84 +71,6 @@ class JobQueue(ABC):
     @abstractmethod
     def give_back(self, jobs: Iterable[Job]) -> None:
         """Put candidates that were taken first in the queue again."""
-
-
-class Channel(ABC):
-    """A way to one worker."""
-
-    @abstractmethod
-    def call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Send a message and wait for the answer.
-
-        Raises
-        ------
-        DeviceError
-            If the worker is dead, or says nothing in time.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the worker."""
-
-
-class PipeChannel(Channel):
-    """A worker process of this machine.
-
-    Parameters
-    ----------
-    environment : mapping of str to str
-        Variables that the worker has besides our own, such as ``CUDA_VISIBLE_DEVICES``.
-    """
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        # A session of its own: Ctrl-C is for us, who then end the worker in good order.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "dwtir.tune.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
-        self._buffer = b""
-
-    def call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            raise DeviceError(f"the worker is gone: {self._last_words()}") from error
-        answer: dict[str, Any] = json.loads(self._line(time.monotonic() + seconds, seconds))
-        return answer
-
-    def _line(self, deadline: float, seconds: float) -> bytes:
-        assert self._process.stdout is not None
-        pipe = self._process.stdout.fileno()
-        while b"\n" not in self._buffer:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise DeviceError(f"the worker said nothing for {seconds:.0f} s")
-            data = os.read(pipe, 1 << 16)
-            if not data:
-                raise DeviceError(f"the worker died: {self._last_words()}")
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
-
-    def _last_words(self) -> str:
-        try:
-            code = self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            return "it closed its pipes"
-        return f"signal {-code}" if code < 0 else f"exit status {code}"
-
-    def close(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):  # what it did not read is of no use now
-                    pipe.close()
-        self._process.kill()
-        self._process.wait()
 
 
 class Device:

@@ -17,7 +17,8 @@ from typing import Any
 
 from ..errors import DeviceError, DwtirError, InvalidTargetError
 from ..target import Target, TargetLike, resolve
-from .devices import Channel, Device
+from .channels import Channel
+from .devices import Device
 from .fleet import Fleet
 from .local_servers import local_servers
 from .rpc import Lane, RpcChannel

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import DeviceError
-from .devices import Channel
+from .channels import Channel
 
 __all__ = ["Lane", "RpcChannel"]
 

@@ -12,7 +12,8 @@ from ..epilogue import Epilogue, EpilogueLike
 from ..errors import DwtirError, InvalidTargetError
 from ..shape import DepthwiseConv2dShape, ShapeLike
 from ..target import Target, TargetLike, resolve
-from .devices import Device, PipeChannel
+from .channels import PipeChannel
+from .devices import Device
 from .display import Display
 from .fleet import Fleet
 from .outcome import Outcome, Task, Trial
@@ -167,7 +168,7 @@ def local_fleet(target: Target, note: Callable[[str], object]) -> Fleet:
     """Make a fleet of one: a worker process on this machine's device."""
     threads = builder_threads(1)
     name = "gpu 0" if target.kind == "cuda" else "cpu"
-    device = Device(name, lambda: PipeChannel({}), threads, note)
+    device = Device(name, PipeChannel, threads, note)
     return Fleet([device], window=WINDOW)
 
 

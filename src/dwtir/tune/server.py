@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ..errors import DeviceError, DwtirError, InvalidTargetError
-from .devices import PipeChannel
+from .channels import PipeChannel
 
 __all__ = ["CALL", "WARNING", "end_with_parent", "main", "parse_address", "require_loopback"]
 
@@ -177,7 +177,7 @@ def _register() -> None:
     def call(text: str) -> str:
         message = json.loads(text)
         if not workers:
-            workers.append(PipeChannel({}))
+            workers.append(PipeChannel())
         try:
             return json.dumps(workers[0].call(message, message["seconds"]))
         except DeviceError:

@@ -26,8 +26,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import json
-import os
 import sys
 import time
 from collections import deque
@@ -41,10 +39,12 @@ from ..epilogue import Epilogue
 from ..errors import CompileError, DeviceError, DwtirError, InvalidScheduleError
 from ..kernel import Kernel
 from ..schedules import Strategy
-from ..search_limits import Limit, SlowCompileError, SpillError, for_search
+from ..search_limits import CompileElsewhere, Limit, SlowCompileError, SpillError, for_search
 from ..shape import DepthwiseConv2dShape
 from ..target import Target, resolve
 from . import testbed
+from .channels import answer_lines
+from .compilers import Compilers
 from .outcome import Task
 from .testbed import Testbed, WrongResultError
 from .wire import strategy_from_json
@@ -88,14 +88,20 @@ class _Build:
         Where; the first to come is the first to begin.
     is_proposed : bool
         Whether it may be given up.
+    compile_elsewhere : callable
+        Takes NVRTC's part of what may be given up.
     """
 
     def __init__(
-        self, build: Callable[[], Kernel], threads: ThreadPoolExecutor, is_proposed: bool
+        self,
+        build: Callable[[], Kernel],
+        threads: ThreadPoolExecutor,
+        is_proposed: bool,
+        compile_elsewhere: CompileElsewhere,
     ) -> None:
         self._build, self._is_proposed = build, is_proposed
         self._begun: float | None = None
-        self._limit = Limit(_COMPILE_SECONDS)
+        self._limit = Limit(_COMPILE_SECONDS, compile_elsewhere)
         self.future: Future[Kernel] = threads.submit(self._run)
 
     def _run(self) -> Kernel:
@@ -137,6 +143,7 @@ class Worker:
         self._is_here = open_testbed is testbed.open_testbed
         self._testbed: Testbed | None = None
         self._threads = ThreadPoolExecutor(1)
+        self._compilers = Compilers()
         self._building: deque[_Build] = deque()
         self._kept: dict[Strategy, Kernel] = {}
 
@@ -180,7 +187,10 @@ class Worker:
         self._bed()
         for job in message["jobs"]:
             build = functools.partial(self._build, job)
-            self._building.append(_Build(build, self._threads, job.get("proposed") is True))
+            is_proposed = job.get("proposed") is True
+            self._building.append(
+                _Build(build, self._threads, is_proposed, self._compilers.compile)
+            )
         return {}
 
     def _build(self, job: Mapping[str, Any]) -> Kernel:
@@ -279,12 +289,8 @@ def _driver_release() -> str | None:
 
 def main() -> int:
     """Answer a message a line until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
     sys.setswitchinterval(5e-4)  # the thread that measures must not wait for those that build
-    worker = Worker()
-    for line in sys.stdin:
-        print(json.dumps(worker.handle(json.loads(line))), file=answers, flush=True)
+    answer_lines(Worker().handle)
     return 0
 
 
