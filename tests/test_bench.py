@@ -58,7 +58,7 @@ def test_the_summary_names_the_worst() -> None:
     same, best, floor, wide, left = summary(rows)
     assert "same layout: 4.00x by geometric mean over 2 rows, 0 below 1; worst 2.00x" in same
     assert "any layout: 1.00x by geometric mean over 2 rows, 1 below 1; worst 0.50x" in best
-    assert best.endswith(str(rows[0].shape))
+    assert best.endswith(rows[0].shape.brief)
     assert floor.startswith("share of the floor")
     assert wide.startswith("1 rows")
     assert left == "left out: torch NCHW cudnn: wrong"
@@ -178,7 +178,7 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (done.about["sessions"], again.about["sessions"]) == ("1", "2")
     assert again.rows[0].own == pytest.approx(steady.own)
     assert again.rows[1].own != pytest.approx(spread.own)
-    assert str(steady.shape) not in capsys.readouterr().err
+    assert steady.shape.brief not in capsys.readouterr().err
     assert main([*options, "--rounds", "3", *shapes]) == 1
     assert "RecordError" in (error := capsys.readouterr().err)
     assert "command must be" in error

@@ -75,7 +75,7 @@ def test_results_come_back_as_they_were(tmp_path: Path) -> None:
         ('"us":[[3.5,', '"us":[[-3.5,', "times must be positive, p20 <= median <= p80"),
         ('"us":[[3.5,', '"us":[["3.5",', "not a benchmark's results"),
         ('"us":[[3.5,', '"us":[null,[3.5,', "not a benchmark's results"),
-        ("_k3x3_", "_k0x3_", "kernel must be an integer >= 1"),
+        ("_k3_", "_k0_", "kernel must be an integer >= 1"),
         ('"networks":[0', '"networks":[7', "not a benchmark's results"),
         ('"way":"v1"', '"way":"v9"', "no article has Case"),
         ('"rows"', '"lines"', "not a benchmark's results: KeyError"),
@@ -193,7 +193,7 @@ def test_the_readme_command(tmp_path: Path) -> None:
     assert page.read_text().startswith("before\n")
     assert page.read_text().endswith("\nafter\n")
     assert "former text" not in page.read_text()
-    assert "| nvidia-h200 | NCHW float32, batch 1, cold | 2 | 2.57x | 0 |" in page.read_text()
+    assert "| nvidia-h200 | NCHW float32, cold | 2 | 2.57x | 0 |" in page.read_text()
     assert_current(page)
     results(articles=False).write(folder / "bench-h200.json")
     with pytest.raises(AssertionError):

@@ -26,6 +26,8 @@ def make(**parameters: Any) -> DepthwiseConv2dShape:
 @given(shapes())
 def test_the_text_form_names_the_shape_exactly(shape: DepthwiseConv2dShape) -> None:
     assert DepthwiseConv2dShape.parse(str(shape)) == shape
+    assert DepthwiseConv2dShape.parse(shape.brief) == shape
+    assert len(shape.brief) <= len(str(shape))
     assert DepthwiseConv2dShape.of(str(shape)) == shape
     assert re.fullmatch(r"[0-9a-z_]{1,150}", str(shape)), "not a file name on every system"
 
@@ -43,6 +45,18 @@ def test_equal_texts_mean_equal_shapes(
 def test_mapping_and_object_mean_the_same(shape: DepthwiseConv2dShape) -> None:
     assert DepthwiseConv2dShape.of(asdict(shape)) == shape
     assert DepthwiseConv2dShape.of(shape) is shape
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1x2x3x4_k3_float32_nchw",
+        "1x2x9x9_k3x5_s2_p1x2x1x2_d2_m3_float16_nhwc_dgrad",
+        "1x2x9x9_k3_s1x2_p1_d2x1_bfloat16_nchw_wgrad",
+    ],
+)
+def test_a_brief_text_says_no_more_than_it_must(text: str) -> None:
+    assert DepthwiseConv2dShape.parse(text).brief == text
 
 
 def test_short_texts_take_the_defaults() -> None:

@@ -32,7 +32,7 @@ __all__ = ["MAX_BYTES", "SCHEMA", "Record", "file_name", "read_strategy"]
 
 SCHEMA = 1
 MAX_BYTES = 8 * 1024
-_KEPT_TIMES = 8
+_KEPT_TIMES = 4
 _SAME = (
     *("median_secs", "p20_secs", "p80_secs", "manual_median_secs", "trials", "seed"),
     *("trace", "versions"),
@@ -121,7 +121,7 @@ class Record:
         ----------
         run_secs : sequence of float
             All times of the strategy. Median and spread are of all; every so
-            manyth is kept, 8 in all.
+            manyth is kept, 4 in all.
         versions : mapping, optional
             What to add to the versions of TVM and dwtir.
         """

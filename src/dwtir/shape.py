@@ -177,6 +177,17 @@ class DepthwiseConv2dShape:
         return "_".join(filter(None, parts))
 
     @property
+    def brief(self) -> str:
+        """The shortest text that `parse` reads as this shape and that names dtype and layout."""
+        usual = {"s1x1", "p0x0x0x0", "d1x1", "m1"}
+        parts = [part for part in str(self).split("_") if part not in usual]
+        for number, part in enumerate(parts[1:], 1):
+            first, *others = part[1:].split("x")
+            if others and set(others) == {first}:
+                parts[number] = part[0] + first
+        return "_".join(parts)
+
+    @property
     def out_channels(self) -> int:
         """Number of output channels: ``in_channels * channel_multiplier``."""
         return self.in_channels * self.channel_multiplier

@@ -130,7 +130,7 @@ def _form(row: Row) -> str:
     shape = row.shape
     data = "cold" if row.cold else "warm"
     what = "" if shape.operation == "forward" else f"{shape.operation}, "
-    return f"{what}{shape.layout} {shape.dtype}, batch {shape.batch}, {data}"
+    return f"{what}{shape.layout} {shape.dtype}, {data}"
 
 
 def _figures(rows: Sequence[Row], same: bool) -> tuple[str, str, str]:

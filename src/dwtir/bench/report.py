@@ -80,7 +80,7 @@ def row_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         same, best = row.best(row.shape.layout), row.best()
         cells.append(
             (
-                str(row),
+                row.brief,
                 microseconds(row.own) + _mark(row, "dwtir"),
                 "-" if row.floor is None else f"{100 * row.floor / row.own:.0f}",
                 microseconds(same and same[1]) + _mark(row, same and same[0]),
@@ -141,7 +141,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
             lines.append(
                 f"against the best PyTorch {what}: {mean:.2f}x by geometric mean over "
                 f"{len(ratios)} rows, {sum(ratio < 1 for ratio, _ in ratios)} below 1; "
-                f"worst {worst:.2f}x: {row}"
+                f"worst {worst:.2f}x: {row.brief}"
             )
     floors = [row.floor / row.own for row in rows if row.floor is not None]
     if floors:

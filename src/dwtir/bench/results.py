@@ -118,7 +118,7 @@ def _row(row: Row, networks: Sequence[str], contenders: Sequence[str]) -> dict[s
     """Describe a row, its networks and contenders by their places in lists."""
     us = [_microseconds(row.timings[n]) if n in row.timings else None for n in contenders]
     values = {
-        "shape": str(row.shape),
+        "shape": row.shape.brief,
         "epilogue": list(row.epilogue.steps),
         "cold": row.cold,
         "networks": [networks.index(name) for name in row.networks],

@@ -56,6 +56,11 @@ class Row:
         return f"{self.shape}{f'+{self.epilogue}' if self.epilogue.steps else ''}"
 
     @property
+    def brief(self) -> str:
+        """The row's name in a table."""
+        return f"{self.shape.brief}{f'+{self.epilogue}' if self.epilogue.steps else ''}"
+
+    @property
     def short(self) -> str:
         """The layer without its batch, layout and type."""
         shape = self.shape
