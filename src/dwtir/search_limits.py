@@ -60,8 +60,9 @@ class Limit:
     def stop(self) -> None:
         """Tell NVRTC to stop, from any thread."""
         self.flag.value = b"!"
-        if self.on_stop is not None:
-            self.on_stop()
+        on_stop = self.on_stop  # the thread that compiles may take it back meanwhile
+        if on_stop is not None:
+            on_stop()
 
     def refuse(self, error: DwtirError) -> DwtirError:
         """Note why the candidate is refused, for `for_search` to raise."""
