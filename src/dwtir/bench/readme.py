@@ -89,7 +89,7 @@ def rewrite(readme: Path) -> list[str]:
         lines.append(f"wrote {path}")
     for source in _sources(readme):
         found = Results.read(source)
-        if _panels(found):
+        if found.target.is_gpu:
             lines += plot(found, source.parent, prefix=f"{source.stem}-", source=digest(source))
     return lines
 

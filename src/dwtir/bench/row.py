@@ -53,12 +53,12 @@ class Row:
     load: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.shape}{f'+{self.epilogue}' if self.epilogue.steps else ''}"
+        return f"{self.shape}{self._steps}"
 
     @property
     def brief(self) -> str:
         """The row's name in a table."""
-        return f"{self.shape.brief}{f'+{self.epilogue}' if self.epilogue.steps else ''}"
+        return f"{self.shape.brief}{self._steps}"
 
     @property
     def short(self) -> str:
@@ -70,7 +70,11 @@ class Row:
         parts += [f"d{dilation}"] if dilation > 1 else []
         parts += [f"m{shape.channel_multiplier}"] if shape.channel_multiplier > 1 else []
         parts += [OPERATIONS[shape.operation]] if shape.operation != "forward" else []
-        return " ".join(parts + ([f"+{self.epilogue}"] if self.epilogue.steps else []))
+        return " ".join(filter(None, [*parts, self._steps]))
+
+    @property
+    def _steps(self) -> str:
+        return f"+{self.epilogue}" if self.epilogue.steps else ""
 
     @property
     def own(self) -> float:
