@@ -501,6 +501,6 @@ def test_a_device_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DWTIR_OPENCL_DEVICE", name.upper())
     assert opencl.find_device().name.strip() == name
     monkeypatch.setenv("DWTIR_OPENCL_DEVICE", "no such device")
-    with pytest.raises(ToolchainError, match="'no such device' matches none of .*" + re.escape(name)):
+    with pytest.raises(ToolchainError, match=f"'no such device' matches .*{re.escape(name)}"):
         opencl.find_device()
     assert "matches none of" in str(opencl.available())

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ from dwtir.build import compile_kernel
 from dwtir.records import Record
 from dwtir.schedules import Cpu, SharedTile, Strategy
 from dwtir.target import Target, resolve
-from dwtir.tune import Outcome, Settings, Task, Trial, tune, worker
+from dwtir.tune import Outcome, Settings, Task, Trial, testbed, tune, worker
 from dwtir.tune.devices import Channel, Device, Job, JobQueue, Result
 from dwtir.tune.display import PlainDisplay
 from dwtir.tune.fleet import Fleet
 from dwtir.tune.journal import Journal
 from dwtir.tune.search import SEARCHES, GridSearch, Search, open_search
 from dwtir.tune.session import tune_task
+from dwtir.tune.wire import strategy_to_json
 from dwtir.tune.worker import Worker
 
 LAYER = "1x8x15x17_k3_psame"
@@ -260,6 +262,43 @@ def test_builds_that_take_too_long_cost_no_session(
     assert len(outcome.trials) == 12
     assert outcome.trials[0].strategy == manual
     assert outcome.trials[0].times
+
+
+class _Untimed(testbed.Testbed):
+    """A device elsewhere, for which candidates are built and no more."""
+
+    def __init__(self, task: Task, target: Target) -> None:
+        self.task, self.target = task, target
+
+
+def test_a_slow_build_keeps_no_other_from_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = task(LAYER).shape
+    manual, slow, quick = SharedTile(), SharedTile(thread_y=16), SharedTile(thread_y=4)
+    released = threading.Event()
+
+    def compile_slowly(*given: Any) -> dwtir.Kernel:
+        if given[-1] == slow:
+            released.wait()
+        if given[-1] == manual:
+            time.sleep(0.5)
+        return compile_kernel(*given)
+
+    monkeypatch.setattr(worker, "compile_kernel", compile_slowly)
+    hands = Worker(_Untimed)
+    about = {"shape": str(shape), "epilogue": [], "target": asdict(GPU), "threads": 3}
+    assert "cause" not in hands.handle({"op": "task", **about})
+    jobs = [strategy_to_json(manual)]
+    jobs += [strategy_to_json(tile) | {"proposed": True} for tile in (slow, quick)]
+    try:
+        assert hands.handle({"op": "submit", "jobs": jobs}) == {}
+        assert hands.handle({"op": "built"}) == {"place": 0}, "the choice by hand comes first"
+        del hands._building[0]
+        assert hands.handle({"op": "built"}) == {"place": 1}
+    finally:
+        released.set()
+    hands._building[0].future.result()
+    assert hands.handle({"op": "built"}) == {"place": 0}, "the oldest of those that are built"
+    hands.handle({"op": "drop"})
 
 
 def test_what_a_device_gives_back_at_the_end_is_not_the_next_layers() -> None:

@@ -158,6 +158,7 @@ class ChannelVector(Window):
             and unrolled_of(shape, sums, self.window) <= MAX_UNROLLED
             and loads_of(shape, self.rows, self.cols, self.window) <= MAX_LOADS
             and (self.window == "tap" or self._registers(shape) <= most)
+            and self._has_registers(shape)
         )
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:

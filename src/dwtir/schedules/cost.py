@@ -38,6 +38,7 @@ __all__ = [
     "halo",
     "ranking",
     "registers_for",
+    "registers_needed",
     "touched",
 ]
 
@@ -149,6 +150,15 @@ def registers_for(threads: int, min_blocks: int) -> int:
     return min(_MOST_REGISTERS, REGISTERS // (32 * warps * min_blocks) // 8 * 8)
 
 
+def registers_needed(work: Work) -> float:
+    """Estimate the registers below which a thread spills."""
+    needed = _REGISTERS + _PER_SUM * work.sums + _PER_ROW * work.rows
+    needed += _PER_INPUT * work.in_use
+    if work.conversions == 0:
+        needed += _PER_VALUE * work.values
+    return needed + _PER_LOOP * (work.steps > 1)
+
+
 @cache
 def block_counts(threads: int) -> tuple[int, ...]:
     """List the blocks at a time that are worth trying, from the most registers to the least."""
@@ -203,13 +213,7 @@ class _Tile:
     """A tile on a multiprocessor: what does not depend on the registers of its threads."""
 
     def __init__(self, work: Work, units: int) -> None:
-        needed = _REGISTERS + _PER_SUM * work.sums + _PER_ROW * work.rows
-        needed += _PER_INPUT * work.in_use
-        if work.conversions == 0:
-            needed += _PER_VALUE * work.values
-        if work.steps > 1:
-            needed += _PER_LOOP
-        self.needed = needed
+        self.needed = needed = registers_needed(work)
         self._filled = work.values + _PER_WEIGHT * work.weight_values
         self._wanted = needed + _PER_LOADED * work.values + _PER_WEIGHT * work.weight_values
         self._sums = work.sums

@@ -166,6 +166,7 @@ class RegisterWindow(Window):
             and self._registers(shape) <= most
             and unrolled_of(shape, sums, self.window) <= MAX_UNROLLED
             and loads_of(shape, self.rows, self.cols, self.window) <= MAX_LOADS
+            and self._has_registers(shape)
         )
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:

@@ -11,13 +11,26 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, varied, with_guesses
-from .cost import LINE, SECTOR, Model, Work, ranking, touched
+from .cost import (
+    LINE,
+    SECTOR,
+    Model,
+    Work,
+    ranking,
+    registers_for,
+    registers_needed,
+    touched,
+)
 from .tiles import inputs_of, phases, reach, step, taps, windows_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["Access", "Footprint", "Window"]
+
+_LEAST_REGISTERS = 0.7
+"""Of the registers that a thread is expected to need: with fewer, all of 238 kernels spilled or
+took too long to compile. With three quarters one is the fastest of its layer."""
 
 
 class Access(NamedTuple):
@@ -141,6 +154,14 @@ class Window(Strategy):
     def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
         """Estimate the time of the kernel, for comparison with other strategies."""
         return Model(shape, target).absolute(self.work(shape), self.min_blocks)
+
+    def _has_registers(self, shape: DepthwiseConv2dShape) -> bool:
+        """Tell whether `min_blocks` leaves a thread the registers that it needs, or nearly."""
+        if self.min_blocks == 1:
+            return True
+        work = self.counts(shape)
+        has = registers_for(work.threads, self.min_blocks)
+        return has >= _LEAST_REGISTERS * registers_needed(work)
 
     def _in_use(self, shape: DepthwiseConv2dShape) -> int:
         """Count the inputs of a channel that are multiplied together: of the rows under one tap."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -169,7 +168,7 @@ class Device:
     def measure(
         self, queue: JobQueue, limit: Callable[[], float | None], stop: Callable[[], bool]
     ) -> Iterator[Result]:
-        """Measure candidates, in order, while the next ones are being built.
+        """Measure candidates as they are built, while others still are.
 
         Parameters
         ----------
@@ -185,7 +184,7 @@ class Device:
         DeviceLostError
             If the workers fail one after the other.
         """
-        waiting: deque[Job] = deque()
+        waiting: list[Job] = []
         while not stop():
             new: list[Job] = []
             while len(waiting) + len(new) <= self._threads and (job := queue.take()):
@@ -193,16 +192,19 @@ class Device:
             waiting.extend(new)
             if not waiting:
                 return
+            place = 0  # of the oldest one, which is the likeliest to have ended the builders
             try:
                 self._submit(new)
-                answer = self._call({"op": "next", "limit": limit()}, _CANDIDATE_SECONDS)
+                place = self._first_built(len(waiting))
+                message = {"op": "time", "place": place, "limit": limit()}
+                answer = self._call(message, _CANDIDATE_SECONDS)
             except DeviceError as error:
-                job = waiting[0]
+                job = waiting[place]
                 job.attempts = (
                     _MAX_ATTEMPTS if isinstance(error, _StickyError) else job.attempts + 1
                 )
                 if job.attempts >= _MAX_ATTEMPTS:
-                    waiting.popleft()
+                    del waiting[place]
                     yield Result(job, cause="device error", error=str(error), device=self.name)
                 queue.give_back(waiting)
                 waiting.clear()
@@ -212,7 +214,8 @@ class Device:
                 continue
             self._deaths = 0
             cause, text = answer.get("cause", ""), answer.get("error", "")
-            yield Result(waiting.popleft(), tuple(answer.get("times", ())), cause, text, self.name)
+            job = waiting.pop(place)
+            yield Result(job, tuple(answer.get("times", ())), cause, text, self.name)
             if answer.get("stuck"):  # nothing but the worker's end frees the builder
                 queue.give_back(waiting)
                 waiting.clear()
@@ -229,6 +232,13 @@ class Device:
                 strategy_to_json(job.strategy) | {"proposed": job.proposed} for job in jobs
             ]
             self._call({"op": "submit", "jobs": described}, _CANDIDATE_SECONDS)
+
+    def _first_built(self, count: int) -> int:
+        """Wait until one of the candidates is built; return its place."""
+        place = self._call({"op": "built"}, _CANDIDATE_SECONDS).get("place")
+        if type(place) is not int or not 0 <= place < count:
+            raise DeviceError(f"the worker answered with the place {place!r} of {count}")
+        return place
 
     def final(self, strategies: Sequence[Strategy], rounds: int) -> list[tuple[float, ...]]:
         """Check some strategies and measure them again, in turns; a wrong one has no times.

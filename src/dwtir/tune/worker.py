@@ -10,9 +10,11 @@ It answers messages, JSON objects with an ``op``, on standard input or from
 ``submit``
     Begin to build the strategies in ``jobs``; a ``proposed`` one is refused if it is not worth
     the time.
-``next``
-    Wait for the oldest of them, and time it. With ``limit``, the best time so
-    far: what beats it is checked first.
+``built``
+    Wait until one of them is built, or should have been long ago: its ``place`` among them.
+``time``
+    Time the one at ``place``. With ``limit``, the best time so far: what beats it is
+    checked first.
 ``drop``
     Forget what was submitted.
 ``final``
@@ -28,9 +30,8 @@ import ctypes
 import functools
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import Any
 
@@ -99,14 +100,14 @@ class _Build:
         is_proposed: bool,
         compile_elsewhere: CompileElsewhere,
     ) -> None:
-        self._build, self._is_proposed = build, is_proposed
+        self._build, self.is_proposed = build, is_proposed
         self._begun: float | None = None
         self._limit = Limit(_COMPILE_SECONDS, compile_elsewhere)
         self.future: Future[Kernel] = threads.submit(self._run)
 
     def _run(self) -> Kernel:
         self._begun = time.monotonic()
-        if not self._is_proposed:
+        if not self.is_proposed:
             return self._build()
         with for_search(self._limit):
             return self._build()
@@ -116,15 +117,12 @@ class _Build:
         self.future.cancel()
         self._limit.stop()
 
-    def is_done(self) -> bool:
-        """Wait for the kernel, or until it is given up; tell which. Builds before it are done."""
-        while not self.future.done():
-            begun = time.monotonic() if self._begun is None else self._begun
-            left = begun + _BUILD_SECONDS - time.monotonic() if self._is_proposed else None
-            if left is not None and left <= 0:
-                return False
-            wait([self.future], left)
-        return True
+    def seconds_left(self) -> float | None:
+        """Tell how long the build may still take; None if as long as it likes."""
+        if not self.is_proposed:
+            return None
+        begun = time.monotonic() if self._begun is None else self._begun
+        return max(0.0, begun + _BUILD_SECONDS - time.monotonic())
 
 
 class Worker:
@@ -144,7 +142,7 @@ class Worker:
         self._testbed: Testbed | None = None
         self._threads = ThreadPoolExecutor(1)
         self._compilers = Compilers()
-        self._building: deque[_Build] = deque()
+        self._building: list[_Build] = []
         self._kept: dict[Strategy, Kernel] = {}
 
     def handle(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +151,8 @@ class Worker:
             "device": self._device,
             "task": self._task,
             "submit": self._submit,
-            "next": self._next,
+            "built": self._built,
+            "time": self._time,
             "drop": self._drop,
             "final": self._final,
         }
@@ -201,14 +200,30 @@ class Worker:
         kept = self._kept.get(strategy_from_json(job))
         return self._build(job) if kept is None else kept
 
-    def _next(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _built(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Wait for the first kernel, whichever it is: one slow build does not keep the others.
+
+        What was not proposed, as the strategy chosen by hand, has its turn before all others.
+        """
         bed = self._bed()
         if not self._building:
             raise DeviceError("nothing was submitted")
-        if bed.target.kind == "cpu":  # or the builders would take the CPU from the candidate
-            all(build.is_done() for build in self._building)
-        build = self._building.popleft()
-        if not build.is_done():
+        while True:
+            first = self._building[0]
+            waited = self._building if first.is_proposed else [first]
+            running = [build for build in waited if not build.future.done()]
+            ready = [build for build in running if build.seconds_left() == 0]
+            if bed.target.kind != "cpu" or not running:  # builders would take it from what is timed
+                ready += [build for build in waited if build not in running]
+            if ready:
+                return {"place": self._building.index(ready[0])}
+            left = [seconds for build in running if (seconds := build.seconds_left()) is not None]
+            wait([build.future for build in running], min(left, default=None), FIRST_COMPLETED)
+
+    def _time(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        bed = self._bed()
+        build = self._building.pop(message["place"])
+        if not build.future.done():
             raise _StuckError(f"the candidate was not built in {_BUILD_SECONDS:g} s")
         kernel = build.future.result()
         limit = message.get("limit")
