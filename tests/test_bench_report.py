@@ -57,14 +57,18 @@ def results(*, articles: bool = True, networks: bool = True) -> Results:
     return Results(rows[0].target, about, rows, cases if articles else {})
 
 
-def test_results_come_back_as_they_were(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["rows.json", "rows.json.xz"])
+def test_results_come_back_as_they_were(tmp_path: Path, name: str) -> None:
     written = results()
-    written.write(tmp_path / "rows.json")
-    read = Results.read(tmp_path / "rows.json")
+    written.write(tmp_path / name)
+    read = Results.read(tmp_path / name)
     assert (text(read), markdown(read)) == (text(written), markdown(written))
     assert [row.networks for row in read.rows] == [row.networks for row in written.rows]
-    read.write(tmp_path / "again.json")
-    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "rows.json").read_bytes()
+    read.write(tmp_path / f"again-{name}")
+    assert (tmp_path / f"again-{name}").read_bytes() == (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-20])
+    with pytest.raises(RecordError, match="not readable"):
+        Results.read(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +190,7 @@ def test_the_readme_command(tmp_path: Path) -> None:
     child = run("readme", cwd=tmp_path)
     assert child.returncode == 1
     assert "no results" in child.stderr
-    results().write(folder / "bench-h200.json")
+    results().write(folder / "bench-h200.json.xz")
     child = run("readme", cwd=tmp_path)
     assert child.returncode == 0, child.stderr
     assert page.read_text() == readme.pages(page)[page]
@@ -195,7 +199,7 @@ def test_the_readme_command(tmp_path: Path) -> None:
     assert "former text" not in page.read_text()
     assert "| nvidia-h200 | NCHW float32, cold | 2 | 2.57x | 0 |" in page.read_text()
     assert_current(page)
-    results(articles=False).write(folder / "bench-h200.json")
+    results(articles=False).write(folder / "bench-h200.json.xz")
     with pytest.raises(AssertionError):
         assert_current(page)
     page.write_text("no marks\n")
@@ -211,7 +215,7 @@ def assert_current(page: Path) -> None:
         assert readme.digest(source).encode() in picture.read_bytes(), picture
         assert picture.stat().st_size < PICTURE_BYTES, picture
     generated = {*readme.pages(page), *readme.pictures(page)}
-    generated |= {path.with_suffix(".json") for path in readme.pages(page)}
+    generated |= {path.with_suffix(".json.xz") for path in readme.pages(page)}
     assert set((page.parent / "bench" / "results").glob("bench-*")) <= generated
 
 

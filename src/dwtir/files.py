@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import lzma
 import os
 import re
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ def _sync(folder: Path) -> None:
 
 
 def read_json(path: Path, most: int) -> object:
-    """Read a JSON file of at most `most` bytes, as `parse_json` does.
+    """Read a JSON file of at most `most` bytes, as `parse_json` does; unpack it if it is .xz.
 
     Raises
     ------
@@ -69,12 +70,12 @@ def read_json(path: Path, most: int) -> object:
     try:
         if not path.is_file():
             raise RecordError("not a file")
-        with path.open("rb") as file:
+        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
             data = file.read(most + 1)
         if len(data) > most:
             raise RecordError(f"larger than {most} bytes")
         return parse_json(data)
-    except OSError as error:
+    except (OSError, EOFError, lzma.LZMAError) as error:
         raise RecordError(f"not readable: {error}") from error
 
 

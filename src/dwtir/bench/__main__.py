@@ -21,7 +21,7 @@ from .session import Session, Settings
 _EPILOG = """\
 report FILE.json ...   prints, plots and converts results of earlier runs (report --help)
 readme [README.md]     writes README's block, and the page and the picture of each file of
-                       bench/results/bench-*.json beside it
+                       bench/results/bench-*.json.xz beside it
 network NAME ... --end-to-end
                        whole networks of timm or torchvision, and their training (with --help)
 
@@ -149,7 +149,7 @@ def _report(arguments: Sequence[str]) -> int:
 def _readme(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m dwtir.bench readme",
-        description="Write what is generated from bench/results/bench-*.json.",
+        description="Write what is generated from bench/results/bench-*.json.xz.",
     )
     parser.add_argument("readme", nargs="?", type=Path, default=Path("README.md"))
     print("\n".join(readme.rewrite(parser.parse_args(arguments).readme)))
@@ -192,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
         "--json",
         type=Path,
         metavar="FILE",
-        help="write all there, from which report makes the rest",
+        help="write all there, packed as .json.xz; report makes the rest of it",
     )
     parser.add_argument(
         "--resume", action="store_true", help="keep the rows that FILE of --json has already"

@@ -20,16 +20,21 @@ BEGIN = "<!-- begin: python -m dwtir.bench readme -->"
 END = "<!-- end: python -m dwtir.bench readme -->"
 
 _FOLDER = Path("bench", "results")
+_SUFFIX = ".json.xz"
 _LOST = ("below 1", "worst")
 _HEAD = ("device", "layers", "rows", "same layout", *_LOST, "any layout", *_LOST)
 
 
 def _sources(readme: Path) -> list[Path]:
     """Find the committed results beside a README."""
-    found = sorted((readme.parent / _FOLDER).glob("bench-*.json"))
+    found = sorted((readme.parent / _FOLDER).glob(f"bench-*{_SUFFIX}"))
     if not found:
-        raise RecordError(f"no results: {readme.parent / _FOLDER} has no bench-*.json")
+        raise RecordError(f"no results: {readme.parent / _FOLDER} has no bench-*{_SUFFIX}")
     return found
+
+
+def _stem(source: Path) -> str:
+    return source.name.removesuffix(_SUFFIX)
 
 
 def pages(readme: Path) -> dict[Path, str]:
@@ -49,7 +54,7 @@ def pages(readme: Path) -> dict[Path, str]:
         raise RecordError(f"{readme} lacks the lines {BEGIN} and {END}")
     block = "\n".join(_block(found))
     return {readme: f"{before}{BEGIN}\n\n{block}\n\n{END}\n{after}"} | {
-        source.with_suffix(".md"): "\n".join(markdown(results)) + "\n"
+        source.with_name(f"{_stem(source)}.md"): "\n".join(markdown(results)) + "\n"
         for source, results in found.items()
     }
 
@@ -57,7 +62,7 @@ def pages(readme: Path) -> dict[Path, str]:
 def pictures(readme: Path) -> dict[Path, Path]:
     """Return the pictures of the results, each with the file that it is made from."""
     return {
-        source.with_name(f"{source.stem}-{panel}.png"): source
+        source.with_name(f"{_stem(source)}-{panel}.png"): source
         for source in _sources(readme)
         for panel in _panels(Results.read(source))
     }
@@ -90,7 +95,7 @@ def rewrite(readme: Path) -> list[str]:
     for source in _sources(readme):
         found = Results.read(source)
         if found.target.is_gpu:
-            lines += plot(found, source.parent, prefix=f"{source.stem}-", source=digest(source))
+            lines += plot(found, source.parent, prefix=f"{_stem(source)}-", source=digest(source))
     return lines
 
 
@@ -113,12 +118,12 @@ def _block(found: dict[Path, Results]) -> list[str]:
         *piped(cells),
     ]
     for source, results in found.items():
-        path = (_FOLDER / source.name).as_posix().removesuffix(".json")
+        path = (_FOLDER / _stem(source)).as_posix()
         about = [results.about[key] for key in ("CPU", "GPU", "cores") if key in results.about]
         about.append(f"torch {results.about.get('torch', 'none')}")
         doubtful = sum(row.doubtful for row in results.rows)
         about.append(f"{doubtful} of {len(results.rows)} rows with times that are flagged")
-        name = source.stem.removeprefix("bench-")
+        name = _stem(source).removeprefix("bench-")
         lines += ["", f"[All rows of {name}]({path}.md): {', '.join(about)}."]
         for panel in _panels(results):
             lines += ["", f"![{panel} on {name}]({path}-{panel}.png)"]

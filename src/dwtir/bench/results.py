@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import lzma
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,7 @@ class Results:
     cases: dict[Case, Found] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """Write all of it as JSON, a row a line."""
+        """Write all of it as JSON, a row a line; packed where the name ends in .xz."""
         networks = list(dict.fromkeys(name for row in self.rows for name in row.networks))
         contenders = list(dict.fromkeys(name for row in self.rows for name in row.timings))
         head = {
@@ -69,11 +70,11 @@ class Results:
         }
         rows = [_row(row, networks, contenders) for row in self.rows]
         cases = [_case(*item) for item in self.cases.items()]
-        path.write_text(
+        data = (
             f"{json.dumps(head, indent=1).removesuffix('}').rstrip()},\n"
-            f'"rows": [\n{_lines(rows)}\n],\n"articles": [\n{_lines(cases)}\n]}}\n',
-            encoding="utf-8",
-        )
+            f'"rows": [\n{_lines(rows)}\n],\n"articles": [\n{_lines(cases)}\n]}}\n'
+        ).encode()
+        path.write_bytes(lzma.compress(data) if path.suffix == ".xz" else data)
 
     @classmethod
     def read(cls, path: Path) -> Results:
