@@ -69,6 +69,9 @@ _OTHERS = 12
 _SLACK = 14
 """Registers by which ptxas may do with less than are counted."""
 
+_PLANES_SLACK, _HANGING = 8, 12
+"""The same in NCHW, and registers more where strips hang over the image."""
+
 _WARPS = (8, 9, 12, 15, 16, 18, 20, 24)
 """Warps of an SM at a time that are worth comparing."""
 
@@ -178,8 +181,10 @@ class RowStream(Strategy):
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
         threads = self.thread_x * self.thread_y * self.thread_z
-        most = registers_for(threads, self.min_blocks)
-        return self._registers(shape) <= most + _SLACK
+        if shape.layout == "NHWC":
+            return self._registers(shape) <= registers_for(threads, self.min_blocks) + _SLACK
+        warps = -(-threads // 32) * self.min_blocks
+        return self._registers(shape) <= min(255, 64 // -(-warps // 4) * 8) + _PLANES_SLACK
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         least, vectors = _least_depth(shape), _vectors(shape)
@@ -209,7 +214,8 @@ class RowStream(Strategy):
         held = kernel_h * (kernel_w + self.cols) * strip.channels
         loaded = self.depth * strip.loads * max(1, self.vector * shape.itemsize // 4)
         wide = (self.cols + kernel_w - 1) * strip.channels if shape.itemsize == 2 else 0
-        return held + loaded + wide + _OTHERS
+        hangs = strip.has_planes and shape.result_width % self.cols
+        return held + loaded + wide + _OTHERS + (_HANGING if hangs else 0)
 
     def _split(self, shape: DepthwiseConv2dShape) -> tuple[tuple[int, int], ...]:
         """List what the threads of a block share, and how many do: along z, y and x."""
