@@ -52,8 +52,6 @@ LAYERS = [
     "128x512x8x8_k1x1_m2_bfloat16_nchw",
     "128x672x14x14_k5x5_s2_p1x1x2x2_float16_nchw",
     "128x672x14x14_k5x5_s2_p2_bfloat16_nhwc",
-    "128x192x28x28_k7x7_p3_float32_nchw",
-    "128x384x14x14_k7x7_p3_float32_nchw",
     "128x96x28x28_k5x5_s2_p2_float16_nhwc",
     "128x96x56x56_k5x5_p2_float32_nchw",
     "128x96x56x56_k7x7_p3_float32_nchw",

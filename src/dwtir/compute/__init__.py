@@ -77,7 +77,7 @@ def banded_matrix(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
 
 @lru_cache(maxsize=64)
 def streamed_rows(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.PrimFunc:
-    """Define a shape's operation row after row of the input, by strips of columns."""
+    """Define the operation row after row of the input."""
     epilogue.check_for(strips.shape)
     with _parsing:
         func = streamed.rows_of(strips, epilogue, rows, depth)

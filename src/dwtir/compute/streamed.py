@@ -36,18 +36,19 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
         Rows of inputs that a thread has in registers as they were loaded. Halves are converted
         as soon as a row is begun, so that all of these are under way; of float32, one is in use.
     """
-    shape, cols, planes = strips.shape, strips.cols, strips.has_planes
+    shape, cols = strips.shape, strips.cols
+    planes = shape.layout == "NCHW"
     (image_name, images), (_, weights) = shape.input_shapes.items()
     N, C, H, W = images if planes else (images[0], images[3], *images[1:3])
     RH, RW = shape.result_height, shape.result_width
     KH, KW = shape.kernel
     TURNED = shape.operation == "grad_data"
-    TOP, LEFT, SHIFT = shape.padding[0], strips.left, strips.shift
+    TOP, LEFT, LEAD = shape.padding[0], strips.left, strips.shift
     if TURNED:
         TOP = KH - 1 - TOP
     BELOW = max(0, RH + KH - 1 - TOP - H)  # rows of padding below the image
     V, D, LOADS = strips.channels, depth, strips.loads
-    LOADED, STORED = strips.step, strips.store_step  # columns of a load and of a store
+    LOADED, STORE = strips.step, strips.store_step  # columns of a load and of a store
     SEGMENTS, STRIPS = -(-RH // rows), -(-RW // cols)
     REACH = cols + KW - 1
     dtype = shape.dtype
@@ -67,11 +68,10 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
             row, column = KH - 1 - row, KW - 1 - column
         return (channel, 0, row, column) if planes else (row, column, channel, 0)
 
-    def spot(n: Any, row: Any, column: Any, vector: Any, lane: Any) -> tuple[Any, ...]:
-        """Find an element of a vector in an image."""
-        if planes:
-            return n, vector, row, column + lane
-        return n, row, column, vector * V + lane
+    def spot(n: Any, row: Any, strip: Any, place: Any, vector: Any, lane: Any) -> tuple[Any, ...]:
+        """Find an element of a vector in an image, by its place in a strip."""
+        column = strip * cols + place
+        return (n, vector, row, column + lane) if planes else (n, row, column, vector * V + lane)
 
     def place(column: Any, lane: Any, *of: Any) -> tuple[Any, ...]:
         """Find it among a thread's columns and channels."""
@@ -79,9 +79,8 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
 
     def area(n: Any, segment: Any, strip: Any, vector: Any) -> tuple[Any, ...]:
         """Find all results of a thread."""
-        down = slice(segment * rows, segment * rows + rows)
-        right = slice(strip * cols, strip * cols + cols)
-        channels = slice(vector * V, vector * V + V)
+        sizes = (segment, rows), (strip, cols), (vector, V)
+        down, right, channels = (slice(at * size, at * size + size) for at, size in sizes)
         return (n, channels, down, right) if planes else (n, down, right, channels)
 
     def is_input(strip: Any, column: Any) -> Any:
@@ -99,10 +98,11 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     def load_row(data, raw, d, n, row, strip, vector):  # type: ignore[no-untyped-def]
         """Load a strip's window of one row of the image, or of its last."""
         for j in T.unroll(LOADS):
-            if is_input(strip, j * LOADED - SHIFT):
+            if is_input(strip, j * LOADED - LEAD):
                 for e in T.vectorized(strips.vector):
-                    at = T.meta_var(strip * cols + j * LOADED - (LEFT + SHIFT))
-                    raw[place(j * LOADED, e, d)] = data[spot(n, T.min(row, H - 1), at, vector, e)]
+                    raw[place(j * LOADED, e, d)] = data[
+                        spot(n, T.min(row, H - 1), strip, j * LOADED - (LEFT + LEAD), vector, e)
+                    ]
 
     @T.inline
     def load_channels(operand, channels, place, vector):  # type: ignore[no-untyped-def]
@@ -111,14 +111,12 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
             channels[place, v] = operand[vector * V + v]
 
     @T.inline
-    def load_residual(residual, added, n, row, strip, vector):  # type: ignore[no-untyped-def]
+    def load_residual(operand, added, n, row, strip, vector):  # type: ignore[no-untyped-def]
         """Load what the epilogue adds to a row of a strip."""
-        for j in T.unroll(cols // STORED):
-            if is_output(strip, j * STORED):
-                for e in T.vectorized(STORED * V):
-                    added[place(j * STORED, e)] = residual[
-                        spot(n, row, strip * cols + j * STORED, vector, e)
-                    ]
+        for j in T.unroll(cols // STORE):
+            if is_output(strip, j * STORE):
+                for e in T.vectorized(STORE * V):
+                    added[place(j * STORE, e)] = operand[spot(n, row, strip, j * STORE, vector, e)]
 
     @T.inline
     def store_row(  # type: ignore[no-untyped-def]
@@ -128,12 +126,10 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
         for j in T.unroll(cols):
             for v in T.unroll(V):
                 result[j, v] = finish(acc[kh, j, v], held, v, (j, v))
-        for j in T.unroll(cols // STORED):
-            if is_output(strip, j * STORED):
-                for e in T.vectorized(STORED * V):
-                    out[spot(n, row, strip * cols + j * STORED, vector, e)] = result[
-                        place(j * STORED, e)
-                    ]
+        for j in T.unroll(cols // STORE):
+            if is_output(strip, j * STORE):
+                for e in T.vectorized(STORE * V):
+                    out[spot(n, row, strip, j * STORE, vector, e)] = result[place(j * STORE, e)]
 
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
     def streamed() -> None:
@@ -186,7 +182,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                             if not is_float:
                                 for j in T.serial(REACH, annotations=unrolled):
                                     for v in T.serial(V):
-                                        row[j, v] = T.cast(raw[d, j + SHIFT, v], "float32")
+                                        row[j, v] = T.cast(raw[d, j + LEAD, v], "float32")
                             load_row(
                                 data,
                                 raw,
@@ -215,11 +211,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                                 for kw, j, v in T.grid(KW, cols, V):
                                     acc[KH - 1 - back, j, v] = (
                                         acc[KH - 1 - back, j, v]
-                                        + (
-                                            raw[d, j + kw + SHIFT, v]
-                                            if is_float
-                                            else row[j + kw, v]
-                                        )
+                                        + (raw[d, j + kw + LEAD, v] if is_float else row[j + kw, v])
                                         * wide[KH - 1 - back, kw, v]
                                     )
                             if KH - 1 <= low + turn * D + d:

@@ -88,8 +88,8 @@ class RowStream(Strategy):
     rows, cols : int
         Results of one thread: the rows it goes down, and the columns of its strip.
     vector : int
-        Elements of a load: in NHWC the channels of a thread, a power of two that divides
-        them, in NCHW columns, a power of two that divides `cols` and the rows of the input.
+        Elements of a load, a power of two: in NHWC the channels of a thread, which it
+        divides, in NCHW columns, and it divides `cols` and the rows of the input.
     thread_x, thread_y, thread_z : int
         Threads of a block over channel vectors, strips and segments of rows; in NCHW over
         strips, channels of all images and segments.
@@ -132,8 +132,7 @@ class RowStream(Strategy):
         """Tell whether it is expected to be faster than a window in registers.
 
         Of an image no wider than the kernel that is a single tile, without tests and
-        with fewer products, up to a sixth faster than expected. Of halves in NCHW it is
-        not known.
+        with fewer products, up to a sixth faster than expected. Of halves in NCHW none is.
         """
         planes = shape.layout == "NCHW"
         if shape.result_width <= shape.kernel[1] or (planes and shape.itemsize == 2):
@@ -214,27 +213,25 @@ class RowStream(Strategy):
         held = kernel_h * (kernel_w + self.cols) * strip.channels
         loaded = self.depth * strip.loads * max(1, self.vector * shape.itemsize // 4)
         wide = (self.cols + kernel_w - 1) * strip.channels if shape.itemsize == 2 else 0
-        hangs = strip.has_planes and shape.result_width % self.cols
+        hangs = shape.layout == "NCHW" and shape.result_width % self.cols
         return held + loaded + wide + _OTHERS + (_HANGING if hangs else 0)
 
     def _split(self, shape: DepthwiseConv2dShape) -> tuple[tuple[int, int], ...]:
         """List what the threads of a block share, and how many do: along z, y and x."""
         segments = -(-shape.result_height // self.rows), self.thread_z
         strips = -(-shape.result_width // self.cols)
+        channels = shape.result_channels
         if shape.layout == "NCHW":
-            return segments, (_planes(shape), self.thread_y), (strips, self.thread_x)
-        vectors = shape.result_channels // self.vector
-        return segments, (strips, self.thread_y), (vectors, self.thread_x)
+            return segments, (shape.batch * channels, self.thread_y), (strips, self.thread_x)
+        return segments, (strips, self.thread_y), (channels // self.vector, self.thread_x)
 
     def _pieces(self, shape: DepthwiseConv2dShape) -> float:
-        """Count the pieces of memory that a warp accesses: in NCHW, lines more than it fills."""
+        """Count the pieces of memory of a warp's access: in NCHW, lines that it does not fill."""
         if shape.layout == "NHWC":
             return max(1.0, 32 / self.thread_x)
-        size = shape.itemsize
-        x = min(32, self.thread_x)
+        x, size = min(32, self.thread_x), shape.itemsize
         plane = shape.result_height * shape.result_width * size
-        warp = (x, self.cols * size), (max(1.0, 32 / x), plane)
-        lines = touched(LINE, self.vector * size, warp)
+        lines = touched(LINE, self.vector * size, ((x, self.cols * size), (32 / x, plane)))
         return 1 + max(0.0, lines - 32 * self.vector * size / LINE)
 
     def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
@@ -289,22 +286,14 @@ def _ranked(
     """Return the tiles that are expected to be fastest, few with the same results of a thread."""
     tiles = sorted(cls.tiles(shape), key=lambda tile: tile.expected_seconds(shape, target))
     if not tiles:
-        thread_x = even_split(_across(shape), 64)
+        across = shape.result_width if shape.layout == "NCHW" else shape.result_channels
+        thread_x = even_split(across, 64)
         return (cls(shape.result_height, 1, 1, thread_x, 1, 1, 1, _least_depth(shape)),)
     return varied(tiles, lambda tile: (tile.rows, tile.cols))
 
 
 def _least_depth(shape: DepthwiseConv2dShape) -> int:
     return 2 if shape.itemsize == 4 else 1
-
-
-def _planes(shape: DepthwiseConv2dShape) -> int:
-    return shape.batch * shape.result_channels
-
-
-def _across(shape: DepthwiseConv2dShape) -> int:
-    """Count the threads along x, if each has one column or channel."""
-    return shape.result_width if shape.layout == "NCHW" else shape.result_channels
 
 
 def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
@@ -321,7 +310,7 @@ def _threads(shape: DepthwiseConv2dShape, cols: int, vector: int) -> Iterator[tu
         if vector != max(n for n in _vectors(shape) if cols % n == 0):
             return
         for x, warps in product({even_split(strips, n) for n in (8, 32)}, (1, 2, 3, 4, 5, 6, 8)):
-            y = min(32 * warps // x, _planes(shape))
+            y = min(32 * warps // x, shape.batch * shape.result_channels)
             if x * y >= 28 * warps or warps == 1:
                 yield x, y
         return
@@ -340,7 +329,7 @@ def _heights(shape: DepthwiseConv2dShape) -> list[int]:
 
 def _widths(shape: DepthwiseConv2dShape) -> list[int]:
     widths = {even_split(shape.result_width, n) for n in (2, 4, 5, 7, 8, 10, 14)}
-    if shape.layout == "NCHW":  # whole vectors too, of which the last may hang over
+    if shape.layout == "NCHW":  # whole vectors too: the last may hang over
         lanes = shape.row_lanes
         widths |= {-(-width // lanes) * lanes for width in widths}
     return sorted(widths)
