@@ -163,19 +163,35 @@ def test_channels_are_divided_where_they_can_be() -> None:
         ("1x96x56x56_k7_p3_float16_nhwc", "channel_vector"),
         ("128x816x7x7_k7_p3_float16_nhwc", "channel_vector"),
         ("64x256x56x56_k3_p1_nhwc", "channel_vector"),
+        ("128x96x56x56_k7_p3", "row_stream"),
+        ("128x384x14x14_k7_p3_dgrad", "row_stream"),
+        ("1x96x56x56_k7_p3", "register_window"),
+        ("128x768x7x7_k7_p3", "register_window"),
+        ("128x95x57x57_k7_p3_float16", "register_window"),
     ],
 )
 def test_rows_are_streamed_where_there_is_much_arithmetic(text: str, strategy: str) -> None:
     assert choose(DepthwiseConv2dShape.parse(text), H200).name == strategy
 
 
-def test_no_row_has_code_of_its_own() -> None:
+@pytest.mark.parametrize(
+    ("images", "tile"),
+    [("float16_nhwc", (7, 1, 32, 4, 1, 3, 2)), ("nchw", (8, 4, 7, 18, 1, 3, 2))],
+)
+def test_no_row_has_code_of_its_own(images: str, tile: tuple[int, ...]) -> None:
     """The instruction cache keeps a loop over rows, and not all of them in straight line."""
-    shape = "8x96x56x56_k7_p3_float16_nhwc"
-    tiles = [RowStream(rows, 7, 1, 32, 4, 1, 3, 2) for rows in (14, 56)]
+    shape = f"8x96x56x56_k7_p3_{images}"
+    tiles = [RowStream(rows, *tile) for rows in (14, 56)]
     short, long = (dwtir.build(shape, tile, target="nvidia-h200") for tile in tiles)
     assert len(long.source()) == pytest.approx(len(short.source()), rel=0.05)
     assert long.resources().spill_bytes == long.resources().stack_bytes == 0
+
+
+def test_columns_come_and_leave_as_vectors() -> None:
+    tile = RowStream(56, 8, 4, 7, 18, 1, 3, 2)
+    source = dwtir.build("8x96x56x56_k7_p3", tile, target="nvidia-h200").source()
+    assert len(re.findall(r"= \*\(float4\*\)\(data_ptr", source)) == 3 * 4
+    assert len(re.findall(r"\*\(float4\*\)\(out_ptr .* = ", source)) == (2 + 3) * 2
 
 
 def test_a_tile_stays_within_the_slack() -> None:

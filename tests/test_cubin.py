@@ -53,6 +53,8 @@ LAYERS = [
     "128x672x14x14_k5x5_s2_p1x1x2x2_float16_nchw",
     "128x672x14x14_k5x5_s2_p2_bfloat16_nhwc",
     "128x96x28x28_k5x5_s2_p2_float16_nhwc",
+    "128x96x56x56_k5x5_p2_float32_nchw",
+    "128x96x56x56_k7x7_p3_float32_nchw",
     "128x96x56x56_k1x1_s2_float32_nhwc",
     "128x960x16x16_k5x5_s2_p2_float16_nhwc",
     "4x96x28x28_k9x9_p4_float16_nchw",

@@ -31,6 +31,7 @@ from tvm import tirx
 from ..bands import Bands
 from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape
+from ..strips import Strip
 from . import banded, forward, grad_data, grad_weight, streamed
 from .sizes import SLACK
 
@@ -75,14 +76,12 @@ def banded_matrix(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
 
 
 @lru_cache(maxsize=64)
-def streamed_rows(
-    shape: DepthwiseConv2dShape, epilogue: Epilogue, rows: int, cols: int, lanes: int, depth: int
-) -> tirx.PrimFunc:
-    """Define the forward convolution of NHWC images row after row of the input."""
-    epilogue.check_for(shape)
+def streamed_rows(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.PrimFunc:
+    """Define the operation row after row of the input."""
+    epilogue.check_for(strips.shape)
     with _parsing:
-        func = streamed.nhwc(shape, epilogue, rows, cols, lanes, depth)
-    return _named(func, shape, epilogue)
+        func = streamed.rows_of(strips, epilogue, rows, depth)
+    return _named(func, strips.shape, epilogue)
 
 
 @lru_cache(maxsize=64)  # to parse TVMScript takes 20 ms, and functions do not change

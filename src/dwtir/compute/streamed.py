@@ -1,4 +1,4 @@
-"""The forward convolution of NHWC images, row after row of the input.
+"""The forward convolution, row after row of the input.
 
 A thread goes down the input rows of a strip of `cols` columns and adds each to the sums of
 all outputs that it is part of: ``acc[kh]`` is the output row of which the kernel's rows up to
@@ -17,35 +17,38 @@ from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
 from ..epilogue import Epilogue
-from ..shape import DepthwiseConv2dShape
+from ..strips import Strip
 from .forward import epilogue_parts
 
-__all__ = ["nhwc"]
+__all__ = ["rows_of"]
 
 
-def nhwc(
-    shape: DepthwiseConv2dShape, epilogue: Epilogue, rows: int, cols: int, lanes: int, depth: int
-) -> tirx.PrimFunc:
+def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient, of stride 1.
 
     Parameters
     ----------
-    rows, cols, lanes : int
-        Results of one thread: rows, columns and channels.
+    strips : Strip
+        Columns and channels of one thread.
+    rows : int
+        Rows of one thread.
     depth : int
         Rows of inputs that a thread has in registers as they were loaded. Halves are converted
         as soon as a row is begun, so that all of these are under way; of float32, one is in use.
     """
+    shape, cols = strips.shape, strips.cols
+    planes = shape.layout == "NCHW"
     (image_name, images), (_, weights) = shape.input_shapes.items()
-    N, H, W, C = images
-    _, RH, RW, _ = shape.result_shape
+    N, C, H, W = images if planes else (images[0], images[3], *images[1:3])
+    RH, RW = shape.result_height, shape.result_width
     KH, KW = shape.kernel
     TURNED = shape.operation == "grad_data"
-    TOP, LEFT = shape.padding[:2]
+    TOP, LEFT, LEAD = shape.padding[0], strips.left, strips.shift
     if TURNED:
-        TOP, LEFT = KH - 1 - TOP, KW - 1 - LEFT
+        TOP = KH - 1 - TOP
     BELOW = max(0, RH + KH - 1 - TOP - H)  # rows of padding below the image
-    V, D = lanes, depth
+    V, D, LOADS = strips.channels, depth, strips.loads
+    LOADED, STORE = strips.step, strips.store_step  # columns of a load and of a store
     SEGMENTS, STRIPS = -(-RH // rows), -(-RW // cols)
     REACH = cols + KW - 1
     dtype = shape.dtype
@@ -63,7 +66,22 @@ def nhwc(
     def tap(row: Any, column: Any, channel: Any) -> tuple[Any, ...]:
         if TURNED:
             row, column = KH - 1 - row, KW - 1 - column
-        return row, column, channel, 0
+        return (channel, 0, row, column) if planes else (row, column, channel, 0)
+
+    def spot(n: Any, row: Any, strip: Any, place: Any, vector: Any, lane: Any) -> tuple[Any, ...]:
+        """Find an element of a vector in an image, by its place in a strip."""
+        column = strip * cols + place
+        return (n, vector, row, column + lane) if planes else (n, row, column, vector * V + lane)
+
+    def place(column: Any, lane: Any, *of: Any) -> tuple[Any, ...]:
+        """Find it among a thread's columns and channels."""
+        return (*of, column + lane, 0) if planes else (*of, column, lane)
+
+    def area(n: Any, segment: Any, strip: Any, vector: Any) -> tuple[Any, ...]:
+        """Find all results of a thread."""
+        sizes = (segment, rows), (strip, cols), (vector, V)
+        down, right, channels = (slice(at * size, at * size + size) for at, size in sizes)
+        return (n, channels, down, right) if planes else (n, down, right, channels)
 
     def is_input(strip: Any, column: Any) -> Any:
         """Tell whether a column of a strip's window is in the image, by the strip's number."""
@@ -77,13 +95,13 @@ def nhwc(
     unrolled = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
 
     @T.inline
-    def load_row(data, raw, place, n, row, strip, vector):  # type: ignore[no-untyped-def]
+    def load_row(data, raw, d, n, row, strip, vector):  # type: ignore[no-untyped-def]
         """Load a strip's window of one row of the image, or of its last."""
-        for j in T.unroll(REACH):
-            if is_input(strip, j):
-                for v in T.vectorized(V):
-                    raw[place, j, v] = data[
-                        n, T.min(row, H - 1), strip * cols + j - LEFT, vector * V + v
+        for j in T.unroll(LOADS):
+            if is_input(strip, j * LOADED - LEAD):
+                for e in T.vectorized(strips.vector):
+                    raw[place(j * LOADED, e, d)] = data[
+                        spot(n, T.min(row, H - 1), strip, j * LOADED - (LEFT + LEAD), vector, e)
                     ]
 
     @T.inline
@@ -93,12 +111,12 @@ def nhwc(
             channels[place, v] = operand[vector * V + v]
 
     @T.inline
-    def load_residual(residual, added, n, row, strip, vector):  # type: ignore[no-untyped-def]
+    def load_residual(operand, added, n, row, strip, vector):  # type: ignore[no-untyped-def]
         """Load what the epilogue adds to a row of a strip."""
-        for j in T.unroll(cols):
-            if is_output(strip, j):
-                for v in T.vectorized(V):
-                    added[j, v] = residual[n, row, strip * cols + j, vector * V + v]
+        for j in T.unroll(cols // STORE):
+            if is_output(strip, j * STORE):
+                for e in T.vectorized(STORE * V):
+                    added[place(j * STORE, e)] = operand[spot(n, row, strip, j * STORE, vector, e)]
 
     @T.inline
     def store_row(  # type: ignore[no-untyped-def]
@@ -108,31 +126,24 @@ def nhwc(
         for j in T.unroll(cols):
             for v in T.unroll(V):
                 result[j, v] = finish(acc[kh, j, v], held, v, (j, v))
-        for j in T.unroll(cols):
-            if is_output(strip, j):
-                for v in T.vectorized(V):
-                    out[n, row, strip * cols + j, vector * V + v] = result[j, v]
+        for j in T.unroll(cols // STORE):
+            if is_output(strip, j * STORE):
+                for e in T.vectorized(STORE * V):
+                    out[spot(n, row, strip, j * STORE, vector, e)] = result[place(j * STORE, e)]
 
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
-    def streamed_nhwc() -> None:
+    def streamed() -> None:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         data = T.arg(image_name, T.buffer(images, dtype, align=ALIGNMENT))
         weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
         operands = T.meta_var(declare())
-        out = T.arg("out", T.buffer((N, RH, RW, C), dtype, align=ALIGNMENT))
+        out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
         for n, segment, strip, vector in T.grid(N, SEGMENTS, STRIPS, C // V):
             with T.sblock("stream"):
                 vn, vs, vx, vc = T.axis.remap("SSSS", [n, segment, strip, vector])
                 T.reads()
-                T.writes(
-                    out[
-                        vn,
-                        vs * rows : vs * rows + rows,
-                        vx * cols : vx * cols + cols,
-                        vc * V : vc * V + V,
-                    ]
-                )
-                raw = T.sblock_alloc_buffer((D, REACH, V), dtype, scope="local")
+                T.writes(out[area(vn, vs, vx, vc)])
+                raw = T.sblock_alloc_buffer((D, LOADS * LOADED, V), dtype, scope="local")
                 taps = T.sblock_alloc_buffer((KH, KW, V), dtype, scope="local")
                 wide = T.sblock_alloc_buffer((KH, KW, V), "float32", scope="local")
                 row = T.sblock_alloc_buffer((REACH, V), "float32", scope="local")
@@ -145,7 +156,7 @@ def nhwc(
                 low = T.max(0, TOP - vs * rows)
                 high = T.min(rows + KH - 1, H + TOP - vs * rows)
                 for d in T.serial(D, annotations=unrolled):
-                    for j, v in T.grid(REACH, V):
+                    for j, v in T.grid(LOADS * LOADED, V):
                         raw[d, j, v] = T.cast(0, dtype)
                 for d in T.unroll(AHEAD):
                     load_row(data, raw, d, vn, vs * rows - TOP + low + d, vx, vc)
@@ -171,7 +182,7 @@ def nhwc(
                             if not is_float:
                                 for j in T.serial(REACH, annotations=unrolled):
                                     for v in T.serial(V):
-                                        row[j, v] = T.cast(raw[d, j, v], "float32")
+                                        row[j, v] = T.cast(raw[d, j + LEAD, v], "float32")
                             load_row(
                                 data,
                                 raw,
@@ -200,7 +211,7 @@ def nhwc(
                                 for kw, j, v in T.grid(KW, cols, V):
                                     acc[KH - 1 - back, j, v] = (
                                         acc[KH - 1 - back, j, v]
-                                        + (raw[d, j + kw, v] if is_float else row[j + kw, v])
+                                        + (raw[d, j + kw + LEAD, v] if is_float else row[j + kw, v])
                                         * wide[KH - 1 - back, kw, v]
                                     )
                             if KH - 1 <= low + turn * D + d:
@@ -216,7 +227,7 @@ def nhwc(
                             load_residual(operands["residual"], added, vn, at, vx, vc)
                         store_row(acc, KH - 2 - below, held, result, out, vn, at, vx, vc)
 
-    return streamed_nhwc
+    return streamed
 
 
 class _Held:

@@ -41,8 +41,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
     strategy.name: strategy
     for strategy in (
         BandedMatrix,
-        RegisterWindow,
         RowStream,
+        RegisterWindow,
         ChannelVector,
         TapSums,
         Cpu,

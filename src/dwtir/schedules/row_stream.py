@@ -1,6 +1,6 @@
-"""NHWC: every thread goes down the rows of a strip of columns, and loads them ahead.
+"""Every thread goes down the rows of a strip of columns, and loads them ahead.
 
-Loop nest, for a thread's rows x cols results of `vector` channels::
+Loop nest in NHWC, for a thread's rows x cols results of `vector` channels::
 
     blockIdx.x = n * (row segments) * (strips) * (channel tiles)
       threadIdx.z = segment    threadIdx.y = strip    threadIdx.x = c / vector
@@ -22,7 +22,10 @@ arithmetic go on together from the beginning to the end.
 Where a strip is cut into segments of `rows`, the KH - 1 rows around a cut are gone
 through twice: best is no cut. Rows of padding take no time.
 
-Registers: vector * (KH * KW weights + KH * cols sums + the window). No shared memory.
+In NCHW a thread has one channel, neighbours have neighbouring strips, and `vector` columns
+are loaded together, as `Strip` says: ``threadIdx.y = n * c    threadIdx.x = strip``.
+
+Registers: channels * (KH * KW weights + KH * cols sums + the window). No shared memory.
 """
 
 from __future__ import annotations
@@ -35,10 +38,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape
+from ..strips import Strip
 from ..target import Target
 from .base import Strategy, varied, with_guesses
 from .channel_vector import ChannelVector
-from .cost import registers_for
+from .cost import LINE, registers_for, touched
+from .register_window import RegisterWindow
 from .stream_cost import Stream, seconds
 from .tiles import (
     BLOCK_COUNTS,
@@ -64,11 +69,14 @@ _OTHERS = 12
 _SLACK = 14
 """Registers by which ptxas may do with less than are counted."""
 
+_PLANES_SLACK, _HANGING = 8, 12
+"""The same in NCHW, and registers more where strips hang over the image."""
+
 _WARPS = (8, 9, 12, 15, 16, 18, 20, 24)
 """Warps of an SM at a time that are worth comparing."""
 
 _MARGIN = 0.96
-"""How much less time than `channel_vector` it has to be expected to take, for models err."""
+"""How much less time than a window in registers it has to be expected to take, for models err."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +88,11 @@ class RowStream(Strategy):
     rows, cols : int
         Results of one thread: the rows it goes down, and the columns of its strip.
     vector : int
-        Channels of one thread: a power of two that divides them.
+        Elements of a load, a power of two: in NHWC the channels of a thread, which it
+        divides, in NCHW columns, and it divides `cols` and the rows of the input.
     thread_x, thread_y, thread_z : int
-        Threads of a block over channel vectors, strips and segments of rows.
+        Threads of a block over channel vectors, strips and segments of rows; in NCHW over
+        strips, channels of all images and segments.
     min_blocks : int
         Blocks that an SM shall have room for at a time.
     depth : int
@@ -91,7 +101,6 @@ class RowStream(Strategy):
     """
 
     name: ClassVar[str] = "row_stream"
-    layouts: ClassVar[tuple[str, ...]] = ("NHWC",)
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
     device: ClassVar[str] = (
         "a GPU (with stride, dilation and channel_multiplier 1, at most "
@@ -120,14 +129,16 @@ class RowStream(Strategy):
 
     @classmethod
     def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
-        """Tell whether it is expected to be faster than `channel_vector`.
+        """Tell whether it is expected to be faster than a window in registers.
 
-        Of an image no wider than the kernel that one makes a single tile, without tests and
-        with fewer products, up to a sixth faster than expected.
+        Of an image no wider than the kernel that is a single tile, without tests and
+        with fewer products, up to a sixth faster than expected. Of halves in NCHW none is.
         """
-        if shape.result_width <= shape.kernel[1]:
+        planes = shape.layout == "NCHW"
+        if shape.result_width <= shape.kernel[1] or (planes and shape.itemsize == 2):
             return False
-        own, other = cls.choose(shape, target), ChannelVector.choose(shape, target)
+        window = RegisterWindow if planes else ChannelVector
+        own, other = cls.choose(shape, target), window.choose(shape, target)
         return own.expected_seconds(shape, target) < _MARGIN * other.expected_seconds(shape, target)
 
     @classmethod
@@ -145,12 +156,7 @@ class RowStream(Strategy):
         """List the tiles worth comparing: whose registers suffice, in whole warps."""
         least = _least_depth(shape)
         for rows, cols, vector in product(_heights(shape), _widths(shape), _vectors(shape)):
-            vectors = shape.result_channels // vector
-            counts = [n for n in divisors(vectors) if 16 <= n <= 192] or [min(vectors, 32)]
-            strips = -(-shape.result_width // cols)
-            for x, y in product(counts, (1, 2, 4, 8)):
-                if x * y > 256 or y > strips or (x * y % 32 and x * y > 32):
-                    continue
+            for x, y in _threads(shape, cols, vector):
                 warps = -(-x * y // 32)
                 for together, depth in product(_WARPS, range(least, least + 3)):
                     tile = cls(rows, cols, vector, x, y, 1, max(1, together // warps), depth)
@@ -164,7 +170,7 @@ class RowStream(Strategy):
             "rows": _heights(shape),
             "cols": _widths(shape),
             "vector": _vectors(shape),
-            "thread_x": (16, 32, 64),
+            "thread_x": (1, 2, 4, 7, 8) if shape.layout == "NCHW" else (16, 32, 64),
             "thread_y": (1, 2, 4, 8),
             "thread_z": (1, 2),
             "min_blocks": BLOCK_COUNTS,
@@ -174,17 +180,21 @@ class RowStream(Strategy):
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
         threads = self.thread_x * self.thread_y * self.thread_z
-        most = registers_for(threads, self.min_blocks)
-        return self._registers(shape) <= most + _SLACK
+        if shape.layout == "NHWC":
+            return self._registers(shape) <= registers_for(threads, self.min_blocks) + _SLACK
+        warps = -(-threads // 32) * self.min_blocks
+        return self._registers(shape) <= min(255, 64 // -(-warps // 4) * 8) + _PLANES_SLACK
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         least, vectors = _least_depth(shape), _vectors(shape)
         self._require(least <= self.depth <= 4, "depth", self.depth, f"{least} to 4")
         self._require(self.vector in vectors, "vector", self.vector, f"one of {vectors}")
+        if shape.layout == "NCHW":
+            self._require(self.cols % self.vector == 0, "vector", self.vector, "a divisor of cols")
         self._require(self.cols <= MAX_SIDE, "cols", self.cols, f"at most {MAX_SIDE}")
         height = shape.result_height
         self._require(self.rows <= height, "rows", self.rows, f"at most {height}")
-        sums = self.cols * self.vector
+        sums = self.cols * self._strip(shape).channels
         self._require(sums <= MAX_SUMS, "sums of a row", sums, f"at most {MAX_SUMS}")
         unrolled = self.depth * sums * shape.kernel[0] * shape.kernel[1]
         self._require(
@@ -193,35 +203,54 @@ class RowStream(Strategy):
         self._require(self.thread_z <= 64, "thread_z", self.thread_z, "at most 64")
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
 
+    def _strip(self, shape: DepthwiseConv2dShape) -> Strip:
+        return Strip(shape, self.cols, self.vector)
+
     def _registers(self, shape: DepthwiseConv2dShape) -> int:
         """Count the registers of weights, sums and inputs, and what else a thread has."""
         kernel_h, kernel_w = shape.kernel
-        reach = self.cols + kernel_w - 1
-        held = kernel_h * (kernel_w + self.cols) * self.vector
-        loaded = self.depth * reach * max(1, self.vector * shape.itemsize // 4)
-        wide = reach * self.vector if shape.itemsize == 2 else 0
-        return held + loaded + wide + _OTHERS
+        strip = self._strip(shape)
+        held = kernel_h * (kernel_w + self.cols) * strip.channels
+        loaded = self.depth * strip.loads * max(1, self.vector * shape.itemsize // 4)
+        wide = (self.cols + kernel_w - 1) * strip.channels if shape.itemsize == 2 else 0
+        hangs = shape.layout == "NCHW" and shape.result_width % self.cols
+        return held + loaded + wide + _OTHERS + (_HANGING if hangs else 0)
+
+    def _split(self, shape: DepthwiseConv2dShape) -> tuple[tuple[int, int], ...]:
+        """List what the threads of a block share, and how many do: along z, y and x."""
+        segments = -(-shape.result_height // self.rows), self.thread_z
+        strips = -(-shape.result_width // self.cols)
+        channels = shape.result_channels
+        if shape.layout == "NCHW":
+            return segments, (shape.batch * channels, self.thread_y), (strips, self.thread_x)
+        return segments, (strips, self.thread_y), (channels // self.vector, self.thread_x)
+
+    def _pieces(self, shape: DepthwiseConv2dShape) -> float:
+        """Count the pieces of memory of a warp's access: in NCHW, lines that it does not fill."""
+        if shape.layout == "NHWC":
+            return max(1.0, 32 / self.thread_x)
+        x, size = min(32, self.thread_x), shape.itemsize
+        plane = shape.result_height * shape.result_width * size
+        lines = touched(LINE, self.vector * size, ((x, self.cols * size), (32 / x, plane)))
+        return 1 + max(0.0, lines - 32 * self.vector * size / LINE)
 
     def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
         """Estimate the time of the kernel."""
         kernel_h, kernel_w = shape.kernel
-        sums, reach = self.cols * self.vector, self.cols + kernel_w - 1
+        strip = self._strip(shape)
+        sums, inputs = (n * strip.channels for n in (self.cols, self.cols + kernel_w - 1))
         is_half = shape.itemsize == 2
         segments = -(-shape.result_height // self.rows)
-        blocks = shape.batch / target.units
-        for count, size in (
-            (segments, self.thread_z),
-            (-(-shape.result_width // self.cols), self.thread_y),
-            (shape.result_channels // self.vector, self.thread_x),
-        ):
+        blocks = (1 if shape.layout == "NCHW" else shape.batch) / target.units
+        for count, size in self._split(shape):
             blocks *= -(-count // size)
         work = Stream(
             rows=(shape.result_height + (segments - 1) * (kernel_h - 1)) / segments,
             multiply_adds=kernel_h * kernel_w * sums,
-            accesses=reach + self.cols,
-            conversions=reach * self.vector + sums / 2 if is_half else 0,
-            pieces=max(1.0, 32 / self.thread_x),
-            weights=kernel_h * kernel_w * (1 + self.vector),
+            accesses=strip.loads + self.cols // strip.store_step,
+            conversions=inputs + sums / 2 if is_half else 0,
+            pieces=self._pieces(shape),
+            weights=kernel_h * kernel_w * (1 + strip.channels),
             ahead=self.depth if is_half else self.depth - 1,
             warps=-(-self.thread_x * self.thread_y * self.thread_z // 32),
             blocks=blocks,
@@ -232,15 +261,19 @@ class RowStream(Strategy):
     def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import streamed_rows
 
-        return streamed_rows(shape, epilogue, self.rows, self.cols, self.vector, self.depth)
+        return streamed_rows(self._strip(shape), epilogue, self.rows, self.depth)
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
         n, segment, strip, vector = sch.get_loops(sch.get_sblock("stream"))
+        outer = [n]
+        if shape.layout == "NCHW":
+            sch.reorder(n, vector, segment, strip)
+            outer, strip, vector = [], sch.fuse(n, vector), strip
         bz, tz = sch.split(segment, [None, self.thread_z])
         by, ty = sch.split(strip, [None, self.thread_y])
         bx, tx = sch.split(vector, [None, self.thread_x])
-        sch.reorder(n, bz, by, bx, tz, ty, tx)
-        sch.bind(sch.fuse(n, bz, by, bx), "blockIdx.x")
+        sch.reorder(*outer, bz, by, bx, tz, ty, tx)
+        sch.bind(sch.fuse(*outer, bz, by, bx), "blockIdx.x")
         sch.bind(tz, "threadIdx.z")
         sch.bind(ty, "threadIdx.y")
         sch.bind(tx, "threadIdx.x")
@@ -253,7 +286,8 @@ def _ranked(
     """Return the tiles that are expected to be fastest, few with the same results of a thread."""
     tiles = sorted(cls.tiles(shape), key=lambda tile: tile.expected_seconds(shape, target))
     if not tiles:
-        thread_x = even_split(shape.result_channels, 64)
+        across = shape.result_width if shape.layout == "NCHW" else shape.result_channels
+        thread_x = even_split(across, 64)
         return (cls(shape.result_height, 1, 1, thread_x, 1, 1, 1, _least_depth(shape)),)
     return varied(tiles, lambda tile: (tile.rows, tile.cols))
 
@@ -263,8 +297,28 @@ def _least_depth(shape: DepthwiseConv2dShape) -> int:
 
 
 def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    if shape.layout == "NCHW":
+        return divisors(shape.row_lanes)
     channels = shape.result_channels
     return tuple(n for n in (1, 2, 4) if channels % n == 0)
+
+
+def _threads(shape: DepthwiseConv2dShape, cols: int, vector: int) -> Iterator[tuple[int, int]]:
+    """List threads of a block along x and y that are whole warps, or nearly."""
+    strips = -(-shape.result_width // cols)
+    if shape.layout == "NCHW":
+        if vector != max(n for n in _vectors(shape) if cols % n == 0):
+            return
+        for x, warps in product({even_split(strips, n) for n in (8, 32)}, (1, 2, 3, 4, 5, 6, 8)):
+            y = min(32 * warps // x, shape.batch * shape.result_channels)
+            if x * y >= 28 * warps or warps == 1:
+                yield x, y
+        return
+    vectors = shape.result_channels // vector
+    counts = [n for n in divisors(vectors) if 16 <= n <= 192] or [min(vectors, 32)]
+    for x, y in product(counts, (1, 2, 4, 8)):
+        if x * y <= 256 and y <= strips and (x * y % 32 == 0 or x * y <= 32):
+            yield x, y
 
 
 def _heights(shape: DepthwiseConv2dShape) -> list[int]:
@@ -274,4 +328,8 @@ def _heights(shape: DepthwiseConv2dShape) -> list[int]:
 
 
 def _widths(shape: DepthwiseConv2dShape) -> list[int]:
-    return sorted({even_split(shape.result_width, n) for n in (2, 4, 5, 7, 8, 10, 14)})
+    widths = {even_split(shape.result_width, n) for n in (2, 4, 5, 7, 8, 10, 14)}
+    if shape.layout == "NCHW":  # whole vectors too: the last may hang over
+        lanes = shape.row_lanes
+        widths |= {-(-width // lanes) * lanes for width in widths}
+    return sorted(widths)
