@@ -116,7 +116,7 @@ class ChannelVector(Window):
             counts = _thread_counts(shape.result_channels // vector)
             for x, most in product(counts, (32, 128, 256)):
                 y = even_split(across, max(1, most // x))
-                blocks.add((x, y, even_split(down, max(1, most // (x * y)))))
+                blocks.add((x, y, min(64, even_split(down, max(1, most // (x * y))))))
                 z = min(64, even_split(down, max(1, most // x)))
                 blocks.add((x, even_split(across, max(1, most // (x * z))), z))
             for x, y, z in blocks:

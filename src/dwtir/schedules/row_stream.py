@@ -75,8 +75,11 @@ _PLANES_SLACK, _HANGING = 8, 12
 _WARPS = (8, 9, 12, 15, 16, 18, 20, 24)
 """Warps of an SM at a time that are worth comparing."""
 
-_MARGIN = 0.96
-"""How much less time than a window in registers it has to be expected to take, for models err."""
+_MARGINS = {"NHWC": 0.96, "NCHW": 1.0}
+"""Share of the time of a window in registers that it may be expected to take, for models err."""
+
+_LEAST_TAPS = {"NHWC": 1, "NCHW": 49}
+"""From which on: in NCHW, 5x5 kernels take as long either way."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +138,16 @@ class RowStream(Strategy):
         with fewer products, up to a sixth faster than expected. Of halves in NCHW none is.
         """
         planes = shape.layout == "NCHW"
-        if shape.result_width <= shape.kernel[1] or (planes and shape.itemsize == 2):
+        if (
+            shape.result_width <= shape.kernel[1]
+            or shape.kernel[0] * shape.kernel[1] < _LEAST_TAPS[shape.layout]
+            or (planes and shape.itemsize == 2)
+        ):
             return False
         window = RegisterWindow if planes else ChannelVector
-        own, other = cls.choose(shape, target), window.choose(shape, target)
-        return own.expected_seconds(shape, target) < _MARGIN * other.expected_seconds(shape, target)
+        own, other = (kind.choose(shape, target) for kind in (cls, window))
+        most = _MARGINS[shape.layout] * other.expected_seconds(shape, target)
+        return own.expected_seconds(shape, target) < most
 
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> RowStream:
@@ -256,7 +264,7 @@ class RowStream(Strategy):
             blocks=blocks,
             min_blocks=self.min_blocks,
         )
-        return seconds(work, shape.least_bytes)
+        return seconds(work, shape.layout, shape.least_bytes)
 
     def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import streamed_rows
