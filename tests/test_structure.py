@@ -279,7 +279,7 @@ def test_the_weights_gradient_is_two_kernels_with_its_sums_in_registers(layout: 
     assert kernel_names(kernel.source()) == {"main_kernel", "main_kernel_1"}
     tile = kernel.strategy
     assert isinstance(tile, TapSums)
-    assert kernel.info.workspace == ((tile.parts, *shape.weight_shape),)
+    assert kernel.info.workspace == (("float32", (tile.parts, *shape.weight_shape)),)
     threads, taps = tile.channels * tile.threads, 9 * tile.vector
     resources = kernel.resources()
     assert resources.threads == threads
