@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -12,7 +13,9 @@ import dwtir
 from backends import H200
 from dwtir import DepthwiseConv2dShape, InvalidScheduleError, schedules
 from dwtir.bands import COLUMNS, DEPTH, TILES, Bands
-from dwtir.schedules import BandedMatrix
+from dwtir.nvrtc import _with_min_blocks
+from dwtir.planes import Planes
+from dwtir.schedules import BandedMatrix, BandedPlanes
 from dwtir.target import resolve
 from strategies import shapes
 
@@ -36,6 +39,48 @@ def test_each_product_is_one_instruction(about: str, dtype: str, ending: str) ->
     assert resources.threads == 32 * tile.warps
     assert resources.shared_bytes == 0
     assert resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("zeros", ["stored", "tested"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "about",
+    [
+        "32x128x56x56_k31_p15_{}_nhwc",
+        "32x512x14x14_k27_p13_{}_nhwc",
+        "8x256x28x28_k29_p14_{}_nhwc_dgrad",
+        "128x1024x7x7_k13_p6_{}_nhwc",
+        "128x1024x7x7_k13_p6_{}_nchw",
+    ],
+)
+def test_planes_are_copied_as_vectors(about: str, dtype: str, zeros: str) -> None:
+    shape = DepthwiseConv2dShape.parse(about.format(dtype))
+    tile = replace(BandedPlanes.choose(shape, H200), zeros=zeros)
+    kernel = dwtir.build(shape, tile, target="nvidia-h200")
+    products = tile.rows * tile.kernel_rows * tile.bands(shape).depth_steps
+    source = kernel.source()
+    assert source.count(INSTRUCTION[dtype]) == products
+    nhwc = shape.layout == "NHWC"
+    bounds = [int(count) for count in re.findall(r"_bounds__\((\d+)\) \w+\([^)]*\);", source)]
+    assert bounds == [256, 32 * tile.warps, 256][: 3 if nhwc else 2]
+    assert len(re.findall(r"\(uint4\*\)\(planes_ptr", source)) == (8 if nhwc else 0)
+    assert len(re.findall(r"\(uint4\*\)\(out_ptr", source)) == (2 if nhwc else 0)
+    assert [about for about, _ in kernel.info.workspace] == [dtype, "float32"][: 1 + nhwc]
+    resources = kernel.resources()
+    assert resources.shared_bytes == resources.spill_bytes == resources.stack_bytes == 0
+
+
+def test_the_blocks_of_an_sm_are_those_of_the_products() -> None:
+    shape = DepthwiseConv2dShape.parse("32x64x14x14_k11_p5_float16_nhwc")
+    tile = BandedPlanes(7, 11, 4, 3, "tested")
+    source = dwtir.build(shape, tile, target="nvidia-h200").source()
+    bounded = re.findall(r"_bounds__\((.*?)\) (\w+)\(", _with_min_blocks(source, 5))
+    assert bounded[:3] == bounded[3:]
+    assert bounded[:3] == [
+        ("256", "main_kernel"),
+        ("128, 5", "main_kernel_1"),
+        ("256", "main_kernel_2"),
+    ]
 
 
 @pytest.mark.parametrize("epilogue", ["bias+relu", "scale_shift+residual+silu"])
@@ -63,6 +108,8 @@ def test_results_and_what_they_are_added_to_move_in_pairs(epilogue: str) -> None
         ("128x240x28x28_k5_s2_p2_float16_nchw", "nvidia-h200", False),  # few products an input
         ("64x256x56x56_k3_p1_float16_nchw", "nvidia-h200", False),
         ("32x768x7x7_k7_p3_float16_nchw", "nvidia-h200", False),  # rows are not pairs
+        ("128x1024x7x7_k13_p6_float16_nchw", "nvidia-h200", True),  # but pairs of planes
+        ("32x128x56x56_k31_p15_bfloat16_nhwc", "nvidia-h200", True),
         ("128x96x56x56_k7_p3_float16_nchw_dgrad", "nvidia-h200", True),
         ("128x96x56x56_k13_s2_p6_float16_nchw_dgrad", "nvidia-h200", False),
         ("128x96x56x56_k13_p6_m2_float16_nchw_dgrad", "nvidia-h200", False),
@@ -115,6 +162,23 @@ def test_the_tiles_cover_all_results_and_the_window_their_inputs(
     assert 0 <= bands.depth_steps * DEPTH - 1 - last < DEPTH
     assert bands.kernel_steps * kernel_rows >= shape.kernel[0]
     assert bands.left % 2 == 0 or not bands.has_pairs
+
+
+@given(
+    shape=shapes(dtypes=("float16",)),
+    rows=st.integers(1, 20),
+    kernel_rows=st.integers(1, 11),
+    zeros=st.sampled_from(["stored", "tested"]),
+)
+def test_every_pixel_has_one_place_in_its_plane(
+    shape: DepthwiseConv2dShape, rows: int, kernel_rows: int, zeros: str
+) -> None:
+    planes = Planes(Bands(shape, rows, kernel_rows, zeros))
+    assert planes.pitch % 2 == 0
+    places = [planes.place(position) for position in range(planes.images)]
+    inside = [(n, y, x) for n, y, x in places if 0 <= y < shape.height and 0 <= x < shape.width]
+    assert len(set(inside)) == len(inside)
+    assert zeros == "stored" or len(inside) == shape.batch * shape.height * shape.width
 
 
 @given(shape=shapes(layouts=("NCHW",), dtypes=("bfloat16",), channels=900, batch=130, flop=2**26))

@@ -656,6 +656,7 @@ FOREIGN_DESCRIPTIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "provenance": (_set("kernel", "provenance", []), "description is damaged"),
     "resources": (_set("kernel", "resources", {"gold": 1}), "description is damaged"),
     "resources' type": (_set("kernel", "resources", None), "description is damaged"),
+    "workspace": (_set("kernel", "workspace", [["int8", [4]]]), "a workspace must be one of"),
     "no script": (_without("kernel", "script"), "description is damaged"),
 }
 

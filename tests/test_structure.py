@@ -254,7 +254,7 @@ def test_the_trace_makes_the_script(target: str, about: str, epilogue: str) -> N
         (name, operation)
         for name, strategy in STRATEGIES.items()
         for operation in strategy.operations
-        if strategy.on_gpu and operation != "grad_weight"
+        if strategy.on_gpu and operation != "grad_weight" and name != "banded_planes"
     ],
 )
 def test_a_gpu_schedule_is_one_kernel_with_its_sums_in_registers(name: str, operation: str) -> None:
@@ -279,7 +279,7 @@ def test_the_weights_gradient_is_two_kernels_with_its_sums_in_registers(layout: 
     assert kernel_names(kernel.source()) == {"main_kernel", "main_kernel_1"}
     tile = kernel.strategy
     assert isinstance(tile, TapSums)
-    assert kernel.info.workspace == ((tile.parts, *shape.weight_shape),)
+    assert kernel.info.workspace == (("float32", (tile.parts, *shape.weight_shape)),)
     threads, taps = tile.channels * tile.threads, 9 * tile.vector
     resources = kernel.resources()
     assert resources.threads == threads

@@ -20,6 +20,7 @@ from .epilogue import Epilogue
 from .errors import ArgumentError
 from .reference import numpy_dtype
 from .shape import DepthwiseConv2dShape
+from .workspace import Workspace
 
 __all__ = ["ALIGNMENT", "Bound", "Signature"]
 
@@ -54,8 +55,8 @@ class Signature:
     epilogue : Epilogue
     device : {"cuda", "cpu", "opencl"}
         Where the tensors must be; OpenCL kernels take arrays of the host.
-    workspace : sequence of tuple of int
-        Shapes of the float32 tensors that the kernel takes before its output and
+    workspace : tuple of (str, tuple of int)
+        Dtypes and shapes of the tensors that the kernel takes before its output and
         that no caller sees.
     """
 
@@ -65,7 +66,7 @@ class Signature:
         epilogue: Epilogue,
         device: str,
         *,
-        workspace: tuple[tuple[int, ...], ...] = (),
+        workspace: Workspace = (),
     ) -> None:
         inputs = shape.input_shapes | epilogue.operands(shape)
         self.names = (*inputs, "out")
@@ -132,7 +133,8 @@ class Signature:
                 raise
         if self._workspace:
             scratch = [
-                inputs[0].new_empty(extents, dtype=torch.float32) for extents in self._workspace
+                inputs[0].new_empty(extents, dtype=getattr(torch, dtype))
+                for dtype, extents in self._workspace
             ]
             return Bound((*inputs, *scratch, out), out)
         return Bound((*inputs, out), out)
@@ -209,7 +211,7 @@ class Signature:
                 raise ArgumentError("out must be writeable, got a read-only array")
             self._check_overlap(addresses)
         if self.device == "opencl":
-            scratch = [np.empty(extents, np.float32) for extents in self._workspace]
+            scratch = [np.empty(extents, numpy_dtype(dtype)) for dtype, extents in self._workspace]
             return Bound((*inputs, *scratch, out), out)
         return Bound(tuple(tensors), out)
 
@@ -265,7 +267,7 @@ class Signature:
         key = (threading.get_ident(), str(device))
         if key not in self._scratch:
             self._scratch[key] = [
-                tvm.runtime.empty(extents, "float32", device) for extents in self._workspace
+                tvm.runtime.empty(extents, dtype, device) for dtype, extents in self._workspace
             ]
         return self._scratch[key]
 

@@ -1,4 +1,4 @@
-"""The convolution of NCHW images as products of matrices: sizes and places.
+"""The convolution of images as products of matrices: sizes and places.
 
 Eight neighbouring results of a row are one row of a product with a banded matrix::
 
@@ -34,11 +34,15 @@ class Bands:
         which is a forward convolution of the output's gradient with the kernel turned round.
     rows, kernel_rows : int
         Rows of a tile, and of the kernel in a step.
+    zeros : str
+        How `Planes`, to which the images were copied, have their padding: "stored" or "tested".
+        Empty where the images themselves are read.
     """
 
     shape: DepthwiseConv2dShape
     rows: int
     kernel_rows: int
+    zeros: str = ""
 
     @property
     def is_turned(self) -> bool:
@@ -56,7 +60,12 @@ class Bands:
     @property
     def has_pairs(self) -> bool:
         """Whether rows of inputs are pairs, aligned to 4 bytes."""
-        return self.source[1] % 2 == 0
+        return self.zeros != "" or self.source[1] % 2 == 0
+
+    @property
+    def source_channels(self) -> int:
+        """Channels of the images that are read."""
+        return self.shape.out_channels if self.is_turned else self.shape.in_channels
 
     @property
     def top(self) -> int:

@@ -16,7 +16,7 @@ from .resources import Resources, with_cubin_resources
 from .schedules import Strategy
 from .shape import DepthwiseConv2dShape, ShapeLike
 from .target import Target, TargetLike, resolve
-from .workspace import hoist
+from .workspace import Workspace, hoist
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -221,7 +221,7 @@ def _describe(
     sch: Schedule,
     source: str,
     resources: Resources,
-    workspace: tuple[tuple[int, ...], ...],
+    workspace: Workspace,
 ) -> KernelInfo:
     from tvm.ir import save_json
 

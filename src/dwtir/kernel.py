@@ -22,6 +22,7 @@ from .schedules import STRATEGIES, Strategy
 from .shape import DepthwiseConv2dShape
 from .target import Target, resolve
 from .threads import use_all_cores
+from .workspace import Workspace, checked_dtype
 
 if TYPE_CHECKING:
     import tvm
@@ -61,8 +62,8 @@ class KernelInfo:
     source : str
         Generated CUDA C++ or OpenCL C, or assembly.
     resources : Resources
-    workspace : tuple of tuple of int
-        Shapes of the float32 tensors that the kernel takes before its output.
+    workspace : tuple of (str, tuple of int)
+        Dtypes and shapes of the tensors that the kernel takes before its output.
     """
 
     shape: DepthwiseConv2dShape
@@ -74,7 +75,7 @@ class KernelInfo:
     trace: str
     source: str
     resources: Resources
-    workspace: tuple[tuple[int, ...], ...] = ()
+    workspace: Workspace = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values from which `from_json` makes the same object."""
@@ -110,7 +111,10 @@ class KernelInfo:
                 strategy=STRATEGIES[values["strategy"]].from_parameters(values["parameters"]),
                 provenance={str(k): str(v) for k, v in values["provenance"].items()},
                 resources=Resources(**resources),
-                workspace=tuple(tuple(map(int, extents)) for extents in values["workspace"]),
+                workspace=tuple(
+                    (checked_dtype(dtype), tuple(map(int, extents)))
+                    for dtype, extents in values["workspace"]
+                ),
                 **texts,
             )
         except (DwtirError, LookupError, TypeError, ValueError, AttributeError) as error:

@@ -149,7 +149,8 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     arch : str
         ``sm_90``, or with a suffix ``sm_90a``.
     min_blocks : int, optional
-        Blocks of the first kernel that an SM shall have room for at a time. With so many
+        Blocks that an SM shall have room for at a time, of the kernel with the products of
+        tensor cores, or else of the first. With so many
         registers ptxas has loads under way together; left to itself it takes fewer, for more
         blocks, and waits for a few loads at a time.
 
@@ -200,16 +201,25 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
 
 
 def _with_min_blocks(source: str, min_blocks: int | None) -> str:
-    found = _LAUNCH_BOUNDS.search(source)
+    found = _bounds(source)
     if min_blocks is None or found is None:
         return source
     bounds = f"__launch_bounds__({found[1]}, {min_blocks}) {found[2]}"
     return re.sub(rf"{re.escape(found[0])}\b", bounds, source)
 
 
+def _bounds(source: str) -> re.Match[str] | None:
+    """Find the launch bounds of the kernel that multiplies on tensor cores, or of the first."""
+    before, *products = source.partition("mma.sync")
+    if not products[0]:
+        return _LAUNCH_BOUNDS.search(source)
+    *_, last = [None, *_LAUNCH_BOUNDS.finditer(before)]
+    return last
+
+
 def _most_registers(source: str) -> int:
-    """Return how many registers a thread of the first kernel can have, one block on an SM."""
-    found = _LAUNCH_BOUNDS.search(source)
+    """Return how many registers a thread of that kernel can have, one block on an SM."""
+    found = _bounds(source)
     threads = int(found[1]) if found else 1
     warps = -(-threads // 32)
     return min(255, _REGISTERS_OF_SM // (32 * warps) // 8 * 8)

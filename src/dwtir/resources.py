@@ -13,7 +13,7 @@ __all__ = ["Resources", "with_cubin_resources"]
 class Resources:
     """What one launch takes; None where nothing says it.
 
-    Of several kernels the first is meant, which does most of the work; `registers`,
+    Of several kernels the first is meant; `registers`,
     `spill_bytes` and `stack_bytes` are the most of all.
 
     Parameters

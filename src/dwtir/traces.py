@@ -62,7 +62,10 @@ _INSTRUCTIONS = frozenset(
         "Vectorize",
     ]
 )
-_BLOCKS = ("pad", "band", "depthwise_conv2d", "residual", "epilogue", "store", "stream")
+_BLOCKS = (
+    *("gather", "planes", "pad", "band", "depthwise_conv2d", "sums", "residual"),
+    *("epilogue", "store", "stream"),
+)
 _MAX_INSTRUCTIONS = 512
 
 

@@ -8,21 +8,26 @@ knows streams and graphs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+
+from .shape import DTYPES
 
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["hoist"]
+__all__ = ["Workspace", "checked_dtype", "hoist"]
+
+Workspace: TypeAlias = "tuple[tuple[str, tuple[int, ...]], ...]"
+"""Dtype and shape of each of a kernel's intermediate buffers."""
 
 
-def hoist(mod: tvm.IRModule) -> tuple[tvm.IRModule, tuple[tuple[int, ...], ...]]:
+def hoist(mod: tvm.IRModule) -> tuple[tvm.IRModule, Workspace]:
     """Move the global buffers of a scheduled ``main`` to its parameters, before the output.
 
     Returns
     -------
-    (tvm.IRModule, tuple of tuple of int)
-        The module, and the shapes of the new parameters, which are float32.
+    (tvm.IRModule, tuple of (str, tuple of int))
+        The module, and the dtypes and shapes of the new parameters.
     """
     import tvm
     from tvm import tirx
@@ -39,4 +44,13 @@ def hoist(mod: tvm.IRModule) -> tuple[tvm.IRModule, tuple[tuple[int, ...], ...]]
     func = tirx.PrimFunc(
         [*inputs, *moved, out], SBlockRealize([], True, block), main.ret_type, main.attrs
     )
-    return tvm.IRModule({"main": func}), tuple(tuple(map(int, b.ty.shape)) for b in moved)
+    return tvm.IRModule({"main": func}), tuple(
+        (str(buffer.ty.dtype), tuple(map(int, buffer.ty.shape))) for buffer in moved
+    )
+
+
+def checked_dtype(dtype: str) -> str:
+    """Return a buffer's dtype as a file has it; ValueError if no kernel of ours has it."""
+    if dtype not in DTYPES:
+        raise ValueError(f"the dtype of a workspace must be one of {list(DTYPES)}, got {dtype!r}")
+    return dtype

@@ -71,7 +71,7 @@ def banded_matrix(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     """
     epilogue.check_for(bands.shape)
     with _parsing:
-        func = banded.nchw(bands, epilogue)
+        func = banded.products(bands, epilogue)
     return _named(func, bands.shape, epilogue)
 
 

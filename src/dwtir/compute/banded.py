@@ -1,19 +1,23 @@
-"""The convolution of NCHW halves as products with banded matrices; see `dwtir.bands`.
+"""The convolution of halves as products with banded matrices; see `dwtir.bands`.
 
-The blocks are those of `compute`, and three more:
+The blocks are those of `compute`, and some more:
 
+``gather``, ``planes``
+    the images and, in NHWC, the weights, as `dwtir.planes` has them, if they are copied at all;
 ``pad``
     the inputs of 16 tiles, with their zeros, where the lanes of a warp hold them;
 ``band``
     the banded matrices, likewise;
 ``depthwise_conv2d``
     the products, of which each is one instruction of a warp;
+``sums``
+    in NHWC, the sums in the order of the tiles, for threads that go along channels;
 ``residual``
-    the image that the epilogue adds, where there is one, where the lanes hold the sums;
+    the image that the epilogue adds, where there is one, for those who hold the sums;
 ``epilogue``
     the fused steps and the one rounding;
 ``store``
-    the results, from where the lanes hold them to their place.
+    the results, from those who hold them to their place.
 
 What a lane holds follows ``mma.sync.m16n8k16`` (PTX ISA, "Matrix Fragments for
 mma.m16n8k16"). Lane ``4 * m + x`` has inputs ``2 * x``, ``2 * x + 1`` and eight further, of
@@ -31,19 +35,20 @@ from tvm.script import tirx as T
 from ..arguments import ALIGNMENT
 from ..bands import COLUMNS, DEPTH, TILES, Bands
 from ..epilogue import Epilogue
+from ..planes import Planes
 from .forward import epilogue_parts
 from .sizes import SLACK
 
-__all__ = ["nchw"]
+__all__ = ["products"]
 
 
-def nchw(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
-    """Define the convolution, or the data's gradient, on NCHW images."""
+def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define the convolution, or the data's gradient."""
     shape = bands.shape
     images, weights = shape.input_shapes.values()
-    N, SC, H, W = images
-    _, RC, OH, OW = shape.result_shape
-    M = shape.channel_multiplier
+    (H, W), (N, M) = bands.source, (shape.batch, shape.channel_multiplier)
+    SC, RC = bands.source_channels, shape.result_channels
+    OH, OW = shape.result_height, shape.result_width
     (KH, KW), (SH, SW), (_, DW) = shape.kernel, shape.stride, shape.dilation
     DH = shape.dilation[0]
     R, ROWS, STEPS = bands.rows, bands.kernel_steps * bands.kernel_rows, bands.depth_steps
@@ -51,34 +56,67 @@ def nchw(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     TOP, LEFT, SHIFT = bands.top, bands.left, bands.shift
     GROUPS = bands.groups
     TURNED, PAIRS = bands.is_turned, bands.has_pairs
+    NHWC, COPIED = shape.layout == "NHWC", bands.zeros != ""
+    copies = Planes(bands)
+    POSITIONS, WEIGHTS = copies.positions if COPIED else 0, copies.images
     dtype = shape.dtype
     declare, finish = epilogue_parts(shape, epilogue)
     has_residual = "residual" in epilogue.operands(shape)
 
     def tile(group: Any, half: Any, lane: Any) -> tuple[Any, Any, Any]:
-        return bands.place(group * TILES + half * 8 + lane // 4)
+        number = group * TILES + half * 8 + lane // 4
+        if COPIED and copies.is_stored:
+            number = tirx.min(number, N * bands.down * bands.across - 1)
+        return bands.place(number)
 
     def is_inside(group: Any, row: Any, lane: Any, half: Any, one: Any) -> tirx.PrimExpr:
-        n, y, x = tile(group, half, lane)
+        n, y, x = bands.place(group * TILES + half * 8 + lane // 4)
         column = x * COLUMNS + lane % 4 * 2 + (0 if OW % 2 == 0 else one)
         return tirx.all(n < N, y * R + row < OH, column < OW)
 
+    def place(n: Any, channel: Any, row: Any, column: Any) -> tuple[Any, Any, Any, Any]:
+        return (n, row, column, channel) if NHWC else (n, channel, row, column)
+
     def element(group: Any, channel: Any, row: Any, lane: Any, half: Any, one: Any) -> Any:
         n, y, x = tile(group, half, lane)
-        return n, channel, y * R + row, x * COLUMNS + lane % 4 * 2 + one
+        return place(n, channel, y * R + row, x * COLUMNS + lane % 4 * 2 + one)
+
+    def own(channel: Any, *others: Any) -> tuple[Any, ...]:
+        return (*others, channel) if NHWC else (channel, *others)  # what is stored as a vector
+
+    def copied(image: tirx.Buffer, weight: tirx.Buffer, position: Any, channel: Any) -> Any:
+        n, row, column = copies.place(position)
+        value = T.if_then_else(
+            tirx.all(position < WEIGHTS, n < N, 0 <= row, row < H, 0 <= column, column < W),
+            image[place(n, channel, row, column)],
+            T.cast(0, dtype),
+        )
+        if not NHWC:
+            return value
+        tap = position - WEIGHTS
+        return T.if_then_else(
+            tirx.all(0 <= tap, tap < copies.weights),
+            weight[tap // KW % KH, tap % KW, channel, tap // (KH * KW)],
+            value,
+        )
 
     def pad(image: tirx.Buffer, channel: Any, group: Any, row: Any, step: Any, *place: Any) -> Any:
         lane, further, half, one = place
         n, y, x = tile(group, half, lane)
         row = y * (R * SH) + row
         first = x * (COLUMNS * SW) + step * DEPTH + further * 8 + lane % 4 * 2
+        if COPIED and copies.is_stored:
+            return image[channel, (n * copies.rows + row) * copies.pitch + first + one]
         tested = first if PAIRS else first + one
+        column = first + one - LEFT
         return T.if_then_else(
             tirx.all(
                 *(n < N, TOP <= row, row < TOP + H),
-                *(T.Not(tested < LEFT), tested < LEFT + W),  # as in the forward
+                *(T.Not(tested < LEFT), tested < LEFT + W + W * PAIRS % 2),  # as in forward
             ),
-            image[n, channel, row - TOP, first + one - LEFT],
+            image[channel, (n * H + row - TOP) * copies.pitch + column]
+            if COPIED
+            else image[n, channel, row - TOP, column],
             T.cast(0, dtype),
         )
 
@@ -89,35 +127,50 @@ def nchw(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         at = (KH - 1 - row, KW - 1 - column) if TURNED else (row, column)
         return T.if_then_else(
             tirx.all(row < KH, 0 <= apart, apart < KW * DW, apart % DW == 0),
-            weight[channel // M, channel % M, at[0], at[1]],
+            weight[channel // M, WEIGHTS + (channel % M * KH + at[0]) * KW + at[1]]
+            if NHWC
+            else weight[channel // M, channel % M, at[0], at[1]],
             T.cast(0, dtype),
         )
 
     image_name, _ = shape.input_shapes
 
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
-    def banded_nchw() -> None:
+    def banded() -> None:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         image = T.arg(image_name, T.buffer(images, dtype, align=ALIGNMENT))
         weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
         operands = T.meta_var(declare())
-        out = T.arg("out", T.buffer((N, RC, OH, OW), dtype, align=ALIGNMENT))
+        out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
         window = T.sblock_alloc_buffer((SC, GROUPS + SLACK, PH, STEPS, 32, 2, 2, 2), dtype)
         band = T.sblock_alloc_buffer((RC, ROWS, STEPS, 32, 2, 2), dtype)
         acc = T.sblock_alloc_buffer((RC, GROUPS + SLACK, R, 32, 2, 2), "float32")
-        rounded = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2), dtype)
+        rounded = T.sblock_alloc_buffer(own(RC, GROUPS, R, 32, 2, 2), dtype)
+        if COPIED:
+            gathered = T.sblock_alloc_buffer((POSITIONS, SC), dtype)
+            planes = T.sblock_alloc_buffer((SC, POSITIONS), dtype)
+            for f, c in T.grid(POSITIONS, SC):
+                with T.sblock("gather"):
+                    vf, vc = T.axis.remap("SS", [f, c])
+                    gathered[vf, vc] = copied(image, weight, vf, vc)
+            for c, f in T.grid(SC, POSITIONS):
+                with T.sblock("planes"):
+                    vc, vf = T.axis.remap("SS", [c, f])
+                    planes[vc, vf] = gathered[vf, vc]
         for c, g, ih, s, lane, k, m, e in T.grid(SC, GROUPS + SLACK, PH, STEPS, 32, 2, 2, 2):
             with T.sblock("pad"):
                 vc, vg, vih, vs, vl, vk, vm, ve = T.axis.remap(
                     "SSSSSSSS", [c, g, ih, s, lane, k, m, e]
                 )
                 window[vc, vg, vih, vs, vl, vk, vm, ve] = pad(
-                    image, vc, vg, vih, vs, vl, vk, vm, ve
+                    planes if COPIED else image, vc, vg, vih, vs, vl, vk, vm, ve
                 )
         for c, kh, s, lane, k, e in T.grid(RC, ROWS, STEPS, 32, 2, 2):
             with T.sblock("band"):
                 vc, vkh, vs, vl, vk, ve = T.axis.remap("SSSSSS", [c, kh, s, lane, k, e])
-                band[vc, vkh, vs, vl, vk, ve] = tap(weight, vc, vkh, vs, vl, vk, ve)
+                band[vc, vkh, vs, vl, vk, ve] = tap(
+                    planes if NHWC else weight, vc, vkh, vs, vl, vk, ve
+                )
         for c, g, r, kh, s, lane, h, e, k in T.grid(
             RC, GROUPS + SLACK, R, ROWS, STEPS, 32, 2, 2, DEPTH
         ):
@@ -143,28 +196,34 @@ def nchw(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
                     band[vc, vkh, vs, (vl % 4 * 2 + ve) * 4 + vk % 8 // 2, vk // 8, vk % 2],
                     "float32",
                 )
+        if NHWC:
+            sums = T.sblock_alloc_buffer((RC, GROUPS, R, 2, 32, 2), "float32")
+            for c, g, r, lane, m, e in T.grid(RC, GROUPS, R, 32, 2, 2):
+                with T.sblock("sums"):
+                    vc, vg, vr, vl, vm, ve = T.axis.remap("SSSSSS", [c, g, r, lane, m, e])
+                    sums[vc, vg, vr, vm, vl, ve] = acc[vc, vg, vr, vl, vm, ve]
         if has_residual:
-            held = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2), dtype)
+            held = T.sblock_alloc_buffer(own(RC, GROUPS, R, 32, 2, 2), dtype)
             for c, g, r, lane, m, e in T.grid(RC, GROUPS, R, 32, 2, 2):
                 with T.sblock("residual"):
                     vc, vg, vr, vl, vm, ve = T.axis.remap("SSSSSS", [c, g, r, lane, m, e])
                     if is_inside(vg, vr, vl, vm, ve):
-                        held[vc, vg, vr, vl, vm, ve] = operands["residual"][
+                        held[own(vc, vg, vr, vl, vm, ve)] = operands["residual"][
                             element(vg, vc, vr, vl, vm, ve)
                         ]
         for c, g, r, lane, m, e in T.grid(RC, GROUPS, R, 32, 2, 2):
             with T.sblock("epilogue"):
                 vc, vg, vr, vl, vm, ve = T.axis.remap("SSSSSS", [c, g, r, lane, m, e])
-                rounded[vc, vg, vr, vl, vm, ve] = finish(
-                    acc[vc, vg, vr, vl, vm, ve],
+                rounded[own(vc, vg, vr, vl, vm, ve)] = finish(
+                    sums[vc, vg, vr, vm, vl, ve] if NHWC else acc[vc, vg, vr, vl, vm, ve],
                     operands | {"residual": held} if has_residual else operands,
                     vc,
-                    (vc, vg, vr, vl, vm, ve),
+                    own(vc, vg, vr, vl, vm, ve),
                 )
         for c, g, r, lane, m, e in T.grid(RC, GROUPS, R, 32, 2, 2):
             with T.sblock("store"):
                 vc, vg, vr, vl, vm, ve = T.axis.remap("SSSSSS", [c, g, r, lane, m, e])
                 if is_inside(vg, vr, vl, vm, ve):
-                    out[element(vg, vc, vr, vl, vm, ve)] = rounded[vc, vg, vr, vl, vm, ve]
+                    out[element(vg, vc, vr, vl, vm, ve)] = rounded[own(vc, vg, vr, vl, vm, ve)]
 
-    return banded_nchw
+    return banded

@@ -9,6 +9,7 @@ from ..errors import InvalidScheduleError
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .banded_matrix import BandedMatrix
+from .banded_planes import BandedPlanes
 from .base import WEIGHT, Strategy
 from .channel_vector import ChannelVector
 from .cpu import Cpu
@@ -24,6 +25,7 @@ __all__ = [
     "STRATEGIES",
     "WEIGHT",
     "BandedMatrix",
+    "BandedPlanes",
     "ChannelVector",
     "Cpu",
     "CpuTapSums",
@@ -41,6 +43,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     strategy.name: strategy
     for strategy in (
         BandedMatrix,
+        BandedPlanes,
         RowStream,
         RegisterWindow,
         ChannelVector,

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-__all__ = ["BandedMatrix"]
+__all__ = ["BandedMatrix", "place_residual"]
 
 _MAX_PRODUCTS = 1024
 """Products of a step, in straight line."""
@@ -162,10 +162,14 @@ class BandedMatrix(Strategy):
         self._require_launch(target, threads=32 * self.warps)
 
     def _counts(self, shape: DepthwiseConv2dShape) -> tuple[Bands, int, int]:
-        """Return the sizes, and how many loads and products a step has."""
-        bands = Bands(shape, self.rows, self.kernel_rows)
+        """Return sizes, and how many loads and products a step has."""
+        bands = self.bands(shape)
         loads = 4 * bands.depth_steps * bands.window_rows(self.kernel_rows)
         return bands, loads, self.rows * self.kernel_rows * bands.depth_steps
+
+    def bands(self, shape: DepthwiseConv2dShape) -> Bands:
+        """Return the sizes that the tile has for a shape."""
+        return Bands(shape, self.rows, self.kernel_rows)
 
     def _cycles(self, shape: DepthwiseConv2dShape, target: Target) -> float:
         """Estimate how long an SM takes for its warps, of which it needs four to be busy."""
@@ -179,33 +183,48 @@ class BandedMatrix(Strategy):
     def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import banded_matrix
 
-        return banded_matrix(Bands(shape, self.rows, self.kernel_rows), epilogue)
+        return banded_matrix(self.bands(shape), epilogue)
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
-        from ..compute.mma import intrinsic
-
         pad, band, conv, epilogue, store = map(
             sch.get_sblock, ("pad", "band", "depthwise_conv2d", "epilogue", "store")
         )
 
-        # 1. A group of tiles for a warp; lanes hold what the tensor cores want of them.
+        warp, lane = self._deal(sch, store)
+
+        # Results leave in pairs, and so come what they are added to.
+        sch.compute_at(epilogue, lane, preserve_unit_loops=True)
+        sch.set_scope(epilogue, 0, "local")
+        unroll_all(sch, sch.get_loops(epilogue)[-3:])
+        for block in (store, *place_residual(sch, epilogue, lane)):
+            *outer, pair = sch.get_loops(block)[-3:]
+            unroll_all(sch, outer)
+            sch.vectorize(pair) if shape.result_width % 2 == 0 else sch.unroll(pair)
+        self._multiply(sch, shape, (pad, band, conv), warp)
+
+    def _deal(self, sch: Schedule, store: SBlockRV) -> tuple[LoopRV, LoopRV]:
+        """Give a warp a group of tiles; lanes hold what the tensor cores want of them."""
         c, group, rows, lane, half, pair = sch.get_loops(store)
         blocks, warp = sch.split(group, [None, self.warps])
         sch.reorder(c, blocks, warp, lane, rows, half, pair)
         sch.bind(sch.fuse(c, blocks), "blockIdx.x")
         sch.bind(warp, "threadIdx.y")
         sch.bind(lane, "threadIdx.x")
+        return warp, lane
 
-        # 2. Results leave in pairs, and so come what they are added to.
-        sch.compute_at(epilogue, lane, preserve_unit_loops=True)
-        sch.set_scope(epilogue, 0, "local")
-        unroll_all(sch, sch.get_loops(epilogue)[-3:])
-        for block in (store, *_residual(sch, epilogue, lane)):
-            *outer, pair = sch.get_loops(block)[-3:]
-            unroll_all(sch, outer)
-            sch.vectorize(pair) if shape.result_width % 2 == 0 else sch.unroll(pair)
+    def _multiply(
+        self,
+        sch: Schedule,
+        shape: DepthwiseConv2dShape,
+        blocks: tuple[SBlockRV, SBlockRV, SBlockRV],
+        warp: LoopRV,
+    ) -> None:
+        """Compute the sums of a warp from the blocks `pad`, `band` and `depthwise_conv2d`."""
+        from ..compute.mma import intrinsic
 
-        # 3. The sums of a warp, for a few rows of the kernel at a time.
+        pad, band, conv = blocks
+
+        # 1. The sums of a warp, for a few rows of the kernel at a time.
         sch.set_scope(conv, 0, "local")
         sch.compute_at(conv, warp, preserve_unit_loops=True)
         *_, tile, oh, kh, depth, lane, half, pair, k = sch.get_loops(conv)
@@ -217,7 +236,7 @@ class BandedMatrix(Strategy):
         sch.bind(lane_zero, "threadIdx.x")
         unroll_all(sch, [oh_zero, half_zero, pair_zero])
 
-        # 4. Inputs and weights of a step, in the registers of the lanes that multiply them.
+        # 2. Inputs and weights of a step, in the registers of the lanes that multiply them.
         for load, count in ((pad, 6), (band, 5)):
             sch.set_scope(load, 0, "local")
             sch.compute_at(load, step, preserve_unit_loops=True)
@@ -225,21 +244,21 @@ class BandedMatrix(Strategy):
             holder = loops.pop(2)
             sch.reorder(holder, *loops)
             sch.bind(holder, "threadIdx.x")
-            if load is pad and Bands(shape, 1, 1).has_pairs:
+            if load is pad and self.bands(shape).has_pairs:
                 sch.vectorize(loops.pop())
             unroll_all(sch, loops)
 
-        # 5. All products of a step in straight line.
+        # 3. All products of a step in straight line.
         unroll_all(sch, [kh, oh, depth])
         sch.tensorize(lane, intrinsic(shape.dtype))
 
 
-def _residual(sch: Schedule, epilogue: SBlockRV, lane: LoopRV) -> list[SBlockRV]:
-    """Load the image that the epilogue adds, if it adds one, where the lanes want it."""
+def place_residual(sch: Schedule, epilogue: SBlockRV, thread: LoopRV) -> list[SBlockRV]:
+    """Load the image that the epilogue adds, if it adds one, where the threads want it."""
     if "held" not in [region.source.name for region in sch.get(epilogue).reads]:
         return []
     load = sch.get_sblock("residual")
-    sch.compute_at(load, lane, preserve_unit_loops=True)
+    sch.compute_at(load, thread, preserve_unit_loops=True)
     sch.set_scope(load, 0, "local")
     return [load]
 

@@ -151,7 +151,8 @@ class RemoteTestbed(Testbed):
 
         *inputs, out = self._tensors
         workspace = [
-            tvm.runtime.empty(extents, "float32", self._device) for extents in kernel.info.workspace
+            tvm.runtime.empty(extents, dtype, self._device)
+            for dtype, extents in kernel.info.workspace
         ]
         return [*inputs, *workspace, out]
 

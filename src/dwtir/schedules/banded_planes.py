@@ -1,0 +1,181 @@
+"""Halves on tensor cores by way of planes: NHWC, and images of an odd width.
+
+Up to three kernels. The first copies the images into planes of one channel each, as
+`dwtir.planes` has them; the second is that of `banded_matrix`, on the planes. In NHWC
+it leaves its float32 sums in the order of its tiles, and the third brings them back::
+
+    blockIdx.x = positions * channels              threads = positions, vectors of channels
+      gathered[8 positions, 8 channels] = data or 0 or weight
+      planes[8 channels, 8 positions] = gathered
+    blockIdx.x = c * (groups of 16 tiles / warps)
+      sums = products, as in `banded_matrix`
+    blockIdx.x = tiles * channels                  threads = columns, vectors of channels
+      out[8 channels] = epilogue(sums)
+
+To turn 8 x 8 halves round takes a thread a few instructions; all its loads and stores
+are vectors, of which four or more lie side by side. No shared memory, no barriers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, ClassVar
+
+from ..bands import Bands
+from ..planes import Planes, channel_threads
+from ..shape import LAYOUTS, DepthwiseConv2dShape
+from ..target import Target
+from .banded_matrix import BandedMatrix, place_residual
+from .base import unroll_all
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+
+__all__ = ["BandedPlanes"]
+
+_LEAST_TAPS = 121
+"""Products of an input with weights from which on the copies pay: of an 11x11 kernel."""
+
+_MOST = 2**31
+_CLOCK, _LAUNCH = 1.755e9, 1.5e-6
+_L2_BYTES, _L2_BANDWIDTH, _BANDWIDTH = 40e6, 8e12, 3e12
+_MULTIPLY_ADDS = 20e12
+"""Multiply-adds a second that the other strategies reach with so many taps."""
+
+_PRODUCTS = {"stored": 0.5, "tested": 0.66}
+"""Time of the products by that which `BandedMatrix` compares its tiles with."""
+
+
+@dataclass(frozen=True)
+class BandedPlanes(BandedMatrix):
+    """Tile of the products, as of `BandedMatrix`, and what the planes hold.
+
+    Parameters
+    ----------
+    zeros : {"stored", "tested"}
+        Whether the planes have the padding in them, or the loads test for it.
+    """
+
+    name: ClassVar[str] = "banded_planes"
+    layouts: ClassVar[tuple[str, ...]] = LAYOUTS
+
+    zeros: str = "stored"
+
+    @classmethod
+    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether there are so many taps that copies pay, and no way without them."""
+        taps, inputs = shape.kernel[0] * shape.kernel[1], shape.stride[0] * shape.stride[1]
+        return (
+            cls._is_for(shape, target)
+            and taps >= _LEAST_TAPS * inputs
+            and (shape.layout == "NHWC" or not Bands(shape, 1, 1).has_pairs)
+            and any(True for _ in cls._tiles(shape))
+        )
+
+    @classmethod
+    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether the three kernels take less time than the float32 units would."""
+        others = max(shape.flop / 2 / _MULTIPLY_ADDS, shape.least_bytes / _BANDWIDTH) + _LAUNCH
+        return cls.choose(shape, target)._cycles(shape, target) / _CLOCK < others
+
+    @classmethod
+    def _tiles(cls, shape: DepthwiseConv2dShape) -> Iterator[BandedPlanes]:
+        for tile, zeros in product(super()._tiles(shape), ("stored", "tested")):
+            found = cls(tile.rows, tile.kernel_rows, tile.warps, zeros=zeros)
+            if found.indices(shape) < _MOST:
+                yield found
+
+    def bands(self, shape: DepthwiseConv2dShape) -> Bands:
+        return Bands(shape, self.rows, self.kernel_rows, self.zeros)
+
+    def indices(self, shape: DepthwiseConv2dShape) -> int:
+        """Count the elements of the larger workspace."""
+        return max(self._elements(shape))
+
+    def _elements(self, shape: DepthwiseConv2dShape) -> tuple[int, int]:
+        bands = self.bands(shape)
+        sums = 128 * shape.result_channels * bands.groups * bands.rows
+        planes = bands.source_channels * Planes(bands).positions
+        return planes, sums if shape.layout == "NHWC" else 0
+
+    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        super().check(shape, target)
+        self._require(self.zeros in ("stored", "tested"), "zeros", self.zeros, "stored or tested")
+        count = self.indices(shape)
+        self._require(count < _MOST, "elements of a workspace", count, f"less than {_MOST}")
+
+    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+        """Estimate the time of all kernels."""
+        return self._cycles(shape, target) / _CLOCK
+
+    def _cycles(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+        planes, sums = self._elements(shape)
+        moved = shape.least_bytes + 2 * shape.itemsize * planes + 8 * sums
+        seconds = moved / (_L2_BANDWIDTH if moved < _L2_BYTES else _BANDWIDTH)
+        seconds += _LAUNCH * (3 if sums else 2)
+        return super()._cycles(shape, target) * _PRODUCTS[self.zeros] + seconds * _CLOCK
+
+    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+        self._copy(sch, shape)
+        if shape.layout == "NCHW":
+            super().apply(sch, shape)
+            return
+        pad, band, conv, sums = map(sch.get_sblock, ("pad", "band", "depthwise_conv2d", "sums"))
+        warp, _ = self._deal(sch, sums)
+        *outer, pair = sch.get_loops(sums)[-3:]
+        unroll_all(sch, outer)
+        sch.vectorize(pair)
+        self._multiply(sch, shape, (pad, band, conv), warp)
+        _bring_back(sch, shape)
+
+    def _copy(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+        """Give a thread some positions of some channels."""
+        gather, turn = map(sch.get_sblock, ("gather", "planes"))
+        planes = sch.cache_write(turn, 0, "local")
+        (channel_count, channels), threads, places = Planes(self.bands(shape)).split
+        c, f = sch.get_loops(planes)
+        bc, tc, c = sch.split(c, [None, channel_count, channels])
+        bf, tf, f = sch.split(f, [None, threads, places])
+        sch.reorder(bf, bc, tf, tc, c, f)
+        sch.bind(sch.fuse(bf, bc), "blockIdx.x")
+        sch.bind(tf, "threadIdx.y")
+        sch.bind(tc, "threadIdx.x")
+        sch.unroll(c)
+        sch.vectorize(f)
+        sch.compute_at(turn, tc, preserve_unit_loops=True)
+        unroll_all(sch, sch.get_loops(turn)[-2:])
+        sch.set_scope(gather, 0, "local")
+        sch.compute_at(gather, tc, preserve_unit_loops=True)
+        *_, f, c = sch.get_loops(gather)
+        sch.unroll(f)
+        whole = shape.layout == "NCHW" or shape.channel_multiplier == 1  # the weights' vectors
+        sch.vectorize(c) if whole else sch.unroll(c)
+
+
+def _bring_back(sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    """Let threads go along channels: fuse the epilogue, and store vectors."""
+    epilogue, store = map(sch.get_sblock, ("epilogue", "store"))
+    threads, lanes = channel_threads(shape.result_channels)
+    c, group, rows, lane, half, pair = sch.get_loops(store)
+    bc, tc, c = sch.split(c, [None, threads, lanes])
+    sch.reorder(group, rows, half, bc, lane, tc, pair, c)
+    sch.bind(sch.fuse(group, rows, half, bc), "blockIdx.x")
+    sch.bind(lane, "threadIdx.y")
+    sch.bind(tc, "threadIdx.x")
+    sums = sch.cache_read(epilogue, 0, "local")
+    sch.compute_at(epilogue, tc, preserve_unit_loops=True)
+    sch.set_scope(epilogue, 0, "local")
+    unroll_all(sch, sch.get_loops(epilogue)[-6:])
+    sch.compute_at(sums, tc, preserve_unit_loops=True)
+    *outer, innermost = sch.get_loops(sums)[-6:]
+    unroll_all(sch, outer)
+    sch.vectorize(innermost)
+    sch.unroll(pair)
+    sch.vectorize(c)
+    for load in place_residual(sch, epilogue, tc):
+        c, *others = sch.get_loops(load)[-6:]
+        sch.reorder(*others, c)
+        unroll_all(sch, others)
+        sch.vectorize(c)
