@@ -23,7 +23,7 @@ from .epilogue import Epilogue
 from .errors import DwtirError, RecordError
 from .schedules import STRATEGIES, Strategy
 from .shape import DepthwiseConv2dShape
-from .target import Target
+from .target import KNOWN_GPUS, Target
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,12 +42,7 @@ _FIELDS = (
     *("schema", "shape", "epilogue", "device", "target", "strategy", "parameters", "run_secs"),
     *_SAME,
 )
-_USUAL_TARGET: dict[str, Any] = {
-    entry.name: None if entry.default is MISSING else entry.default
-    for entry in fields(Target)
-    if entry.name != "name"
-} | {"features": []}
-"""Values of a target's fields that are not written; None is none where there is no default."""
+_TARGET_FIELDS = tuple(entry.name for entry in fields(Target) if entry.name != "name")
 # Far above any device; they keep the arithmetic on a hostile target short.
 _TARGET_LIMITS = {
     "units": (1, 1 << 16),
@@ -169,8 +164,7 @@ class Record:
     def as_json(self) -> dict[str, Any]:
         """Return the record as JSON values, in the order of the file, which packs the trace."""
         given = asdict(self.target) | {"features": list(self.target.features)}
-        del given["name"]
-        usual = _USUAL_TARGET.items()
+        usual = _usual_target(self.device).items()
         target = {name: given[name] for name, default in usual if given[name] != default}
         return {
             "schema": SCHEMA,
@@ -371,12 +365,24 @@ def _integer(name: str, value: object, least: int, bound: int) -> int:
     return value
 
 
+def _usual_target(device: str) -> dict[str, Any]:
+    """Return what is not written of a target: what is known of the device, else the defaults.
+
+    None is none where there is no default.
+    """
+    if known := KNOWN_GPUS.get(device):
+        values = asdict(known) | {"features": list(known.features)}
+        return {name: values[name] for name in _TARGET_FIELDS}
+    defaults = {entry.name: entry.default for entry in fields(Target)} | {"features": []}
+    return {name: None if defaults[name] is MISSING else defaults[name] for name in _TARGET_FIELDS}
+
+
 def _target(name: str, value: object) -> Target:
     """Read the target of a record."""
-    if not isinstance(value, dict) or not set(value) <= set(_USUAL_TARGET):
+    if not isinstance(value, dict) or not set(value) <= set(_TARGET_FIELDS):
         got = traces.brief(value)
-        raise RecordError(f"target may have {sorted(_USUAL_TARGET)}, got {got}")
-    value = _USUAL_TARGET | value
+        raise RecordError(f"target may have {sorted(_TARGET_FIELDS)}, got {got}")
+    value = _usual_target(name) | value
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,99}", name):
         raise RecordError(f"device must be lower case with hyphens, got {name!r}")
     if value["kind"] not in ("cuda", "cpu", "opencl"):
