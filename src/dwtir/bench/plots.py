@@ -26,7 +26,7 @@ _PALETTE = 32
 """Colours of a PNG file, which with all of them is four times as large."""
 
 _SUFFIXES = (".png", ".svg", ".pdf")
-_BARS = 48
+_BARS = 32
 _FORMS = 4
 _WIDTH = 7.0
 _HEIGHT = 4.5
