@@ -242,7 +242,6 @@ STRUCTURES = {
     "window": ("tile", "row"),
     "padding": ("staged", "inline"),
     "step": LADDER_STEPS,
-    "zeros": ("stored", "tested"),
 }
 """The values of the strategies' string fields, which `Strategy.space` does not list."""
 

@@ -34,15 +34,14 @@ class Bands:
         which is a forward convolution of the output's gradient with the kernel turned round.
     rows, kernel_rows : int
         Rows of a tile, and of the kernel in a step.
-    zeros : str
-        How `Planes`, to which the images were copied, have their padding: "stored" or "tested".
-        Empty where the images themselves are read.
+    is_copied : bool
+        Whether `Planes` are read, to which the images were copied, or the images themselves.
     """
 
     shape: DepthwiseConv2dShape
     rows: int
     kernel_rows: int
-    zeros: str = ""
+    is_copied: bool = False
 
     @property
     def is_turned(self) -> bool:
@@ -60,7 +59,7 @@ class Bands:
     @property
     def has_pairs(self) -> bool:
         """Whether rows of inputs are pairs, aligned to 4 bytes."""
-        return self.zeros != "" or self.source[1] % 2 == 0
+        return self.is_copied or self.source[1] % 2 == 0
 
     @property
     def source_channels(self) -> int:
@@ -84,10 +83,10 @@ class Bands:
 
     @property
     def depth_steps(self) -> int:
-        """Products that a row of the kernel takes: of 16 inputs each."""
-        shape = self.shape
+        """Products that a row of the kernel takes: of 16 inputs each, to the image's last."""
+        shape, (_, width) = self.shape, self.source
         span = (COLUMNS - 1) * shape.stride[1] + (shape.kernel[1] - 1) * shape.dilation[1]
-        return -(-(self.shift + span + 1) // DEPTH)
+        return -(-min(self.shift + span + 1, self.left + width) // DEPTH)
 
     @property
     def kernel_steps(self) -> int:

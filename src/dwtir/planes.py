@@ -3,10 +3,6 @@
 A plane is one channel of all images, row after row, in one line of positions, so that
 rows of any width begin with an aligned pair. In NHWC, whose weights are as far apart as
 its pixels, the weights of the channel follow the images.
-
-"tested" planes hold the images alone, and who reads them asks what is padding. "stored" ones
-hold the padding too, and loads need no test. The rows below an image and above the next are the
-same, as are the columns right of a row and left of the next, which are as many as a tile reads.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .bands import COLUMNS, DEPTH, Bands
+from .bands import Bands
 
 __all__ = ["Planes"]
 
@@ -26,60 +22,21 @@ _VECTOR = 8
 
 @dataclass(frozen=True)
 class Planes:
-    """Sizes of the planes for `bands`, whose `zeros` are "stored" or "tested"."""
+    """Sizes of the planes for `bands`."""
 
     bands: Bands
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether the padding has places of its own."""
-        return self.bands.zeros == "stored"
-
-    @property
-    def top(self) -> int:
-        """Rows above the first image."""
-        return self.bands.top if self.is_stored else 0
-
-    @property
-    def left(self) -> int:
-        """Positions left of the first column."""
-        return self.bands.left if self.is_stored else 0
-
-    @property
-    def rows(self) -> int:
-        """Rows from one image to the next."""
-        bands, (height, _) = self.bands, self.bands.source
-        if not self.is_stored:
-            return height
-        shape, last = bands.shape, bands.kernel_steps * bands.kernel_rows - 1
-        seen = (shape.result_height - 1) * shape.stride[0] + last * shape.dilation[0] + 1
-        return max(self.top + height, seen - max(0, self.top))
 
     @property
     def pitch(self) -> int:
         """Positions from one row to the next."""
         _, width = self.bands.source
-        if not self.is_stored:
-            return width + width % 2
-        needed = max(self.left + width, self._last_columns - max(0, self.left))
-        return -(-needed // _VECTOR) * _VECTOR
-
-    @property
-    def _last_columns(self) -> int:
-        """Columns up to the last that a tile reads."""
-        bands = self.bands
-        first = (bands.across - 1) * COLUMNS * bands.shape.stride[1]
-        return first + bands.depth_steps * DEPTH
+        return width + width % 2
 
     @property
     def images(self) -> int:
-        """Positions of all images, and of what the last tile reads below them."""
-        bands, batch = self.bands, self.bands.shape.batch
-        if not self.is_stored:
-            return batch * self.rows * self.pitch
-        last = (bands.down - 1) * bands.rows * bands.shape.stride[0]
-        last += bands.window_rows(bands.kernel_steps * bands.kernel_rows) - 1
-        return ((batch - 1) * self.rows + last) * self.pitch + self._last_columns
+        """Positions of all images."""
+        height, _ = self.bands.source
+        return self.bands.shape.batch * height * self.pitch
 
     @property
     def weights(self) -> int:
@@ -108,13 +65,9 @@ class Planes:
         return channels, THREADS // channels[0], _VECTOR
 
     def place(self, position: Any) -> tuple[Any, Any, Any]:
-        """Find the image, the row and the column of a position; some are outside of the image."""
-        row = position // self.pitch
-        return (
-            row // self.rows,
-            row % self.rows - self.top,
-            position % self.pitch - self.left,
-        )
+        """Find the image, the row and the column of a position; a column may be beyond the last."""
+        row, (height, _) = position // self.pitch, self.bands.source
+        return row // height, row % height, position % self.pitch
 
 
 def channel_threads(channels: int) -> tuple[int, int]:

@@ -56,21 +56,18 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     TOP, LEFT, SHIFT = bands.top, bands.left, bands.shift
     GROUPS = bands.groups
     TURNED, PAIRS = bands.is_turned, bands.has_pairs
-    NHWC, COPIED = shape.layout == "NHWC", bands.zeros != ""
+    NHWC, COPIED = shape.layout == "NHWC", bands.is_copied
     copies = Planes(bands)
-    POSITIONS, WEIGHTS = copies.positions if COPIED else 0, copies.images
+    POSITIONS, WEIGHTS = copies.positions, copies.images
     dtype = shape.dtype
     declare, finish = epilogue_parts(shape, epilogue)
     has_residual = "residual" in epilogue.operands(shape)
 
     def tile(group: Any, half: Any, lane: Any) -> tuple[Any, Any, Any]:
-        number = group * TILES + half * 8 + lane // 4
-        if COPIED and copies.is_stored:
-            number = tirx.min(number, N * bands.down * bands.across - 1)
-        return bands.place(number)
+        return bands.place(group * TILES + half * 8 + lane // 4)
 
     def is_inside(group: Any, row: Any, lane: Any, half: Any, one: Any) -> tirx.PrimExpr:
-        n, y, x = bands.place(group * TILES + half * 8 + lane // 4)
+        n, y, x = tile(group, half, lane)
         column = x * COLUMNS + lane % 4 * 2 + (0 if OW % 2 == 0 else one)
         return tirx.all(n < N, y * R + row < OH, column < OW)
 
@@ -87,7 +84,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     def copied(image: tirx.Buffer, weight: tirx.Buffer, position: Any, channel: Any) -> Any:
         n, row, column = copies.place(position)
         value = T.if_then_else(
-            tirx.all(position < WEIGHTS, n < N, 0 <= row, row < H, 0 <= column, column < W),
+            tirx.all(position < WEIGHTS, column < W),
             image[place(n, channel, row, column)],
             T.cast(0, dtype),
         )
@@ -105,8 +102,6 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         n, y, x = tile(group, half, lane)
         row = y * (R * SH) + row
         first = x * (COLUMNS * SW) + step * DEPTH + further * 8 + lane % 4 * 2
-        if COPIED and copies.is_stored:
-            return image[channel, (n * copies.rows + row) * copies.pitch + first + one]
         tested = first if PAIRS else first + one
         column = first + one - LEFT
         return T.if_then_else(

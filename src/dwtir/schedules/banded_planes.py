@@ -18,9 +18,7 @@ are vectors, of which four or more lie side by side. No shared memory, no barrie
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 from ..bands import Bands
@@ -44,24 +42,16 @@ _L2_BYTES, _L2_BANDWIDTH, _BANDWIDTH = 40e6, 8e12, 3e12
 _MULTIPLY_ADDS = 20e12
 """Multiply-adds a second that the other strategies reach with so many taps."""
 
-_PRODUCTS = {"stored": 0.5, "tested": 0.66}
+_PRODUCTS = 0.66
 """Time of the products by that which `BandedMatrix` compares its tiles with."""
 
 
 @dataclass(frozen=True)
 class BandedPlanes(BandedMatrix):
-    """Tile of the products, as of `BandedMatrix`, and what the planes hold.
-
-    Parameters
-    ----------
-    zeros : {"stored", "tested"}
-        Whether the planes have the padding in them, or the loads test for it.
-    """
+    """Tile of the products, as of `BandedMatrix`."""
 
     name: ClassVar[str] = "banded_planes"
     layouts: ClassVar[tuple[str, ...]] = LAYOUTS
-
-    zeros: str = "stored"
 
     @classmethod
     def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
@@ -80,15 +70,11 @@ class BandedPlanes(BandedMatrix):
         others = max(shape.flop / 2 / _MULTIPLY_ADDS, shape.least_bytes / _BANDWIDTH) + _LAUNCH
         return cls.choose(shape, target)._cycles(shape, target) / _CLOCK < others
 
-    @classmethod
-    def _tiles(cls, shape: DepthwiseConv2dShape) -> Iterator[BandedPlanes]:
-        for tile, zeros in product(super()._tiles(shape), ("stored", "tested")):
-            found = cls(tile.rows, tile.kernel_rows, tile.warps, zeros=zeros)
-            if found.indices(shape) < _MOST:
-                yield found
+    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+        return super().is_promising(shape) and self.indices(shape) < _MOST
 
     def bands(self, shape: DepthwiseConv2dShape) -> Bands:
-        return Bands(shape, self.rows, self.kernel_rows, self.zeros)
+        return Bands(shape, self.rows, self.kernel_rows, is_copied=True)
 
     def indices(self, shape: DepthwiseConv2dShape) -> int:
         """Count the elements of the larger workspace."""
@@ -102,7 +88,6 @@ class BandedPlanes(BandedMatrix):
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         super().check(shape, target)
-        self._require(self.zeros in ("stored", "tested"), "zeros", self.zeros, "stored or tested")
         count = self.indices(shape)
         self._require(count < _MOST, "elements of a workspace", count, f"less than {_MOST}")
 
@@ -115,7 +100,7 @@ class BandedPlanes(BandedMatrix):
         moved = shape.least_bytes + 2 * shape.itemsize * planes + 8 * sums
         seconds = moved / (_L2_BANDWIDTH if moved < _L2_BYTES else _BANDWIDTH)
         seconds += _LAUNCH * (3 if sums else 2)
-        return super()._cycles(shape, target) * _PRODUCTS[self.zeros] + seconds * _CLOCK
+        return super()._cycles(shape, target) * _PRODUCTS + seconds * _CLOCK
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
         self._copy(sch, shape)
