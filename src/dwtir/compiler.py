@@ -138,6 +138,7 @@ def _pipeline(simplify: bool) -> str:
         StmtSimplify(),
         CommonSubexprElim(),
         _show_alignment(),
+        _name_sigmoid(),
         LowerIntrin(),
     ]
     name = "dwtir-simplified" if simplify else "dwtir"
@@ -182,6 +183,24 @@ def _show_alignment() -> Any:
 
         callbacks = [(tirx.Bind, bind), (tirx.Var, lambda var: values.get(var, var))]
         return tvm_ffi.structural_map(func, callbacks)
+
+    return tirx.transform.prim_func_pass(show, opt_level=0)
+
+
+def _name_sigmoid() -> Any:
+    """Call the sigmoid function of `nvrtc`: TVM's has an exponential and a division, rounded."""
+    import tvm_ffi
+    from tvm import ir, tirx
+
+    sigmoid = ir.Op.get("tirx.sigmoid")
+
+    def name(call: ir.Call) -> tirx.PrimExpr:
+        if not call.op.same_as(sigmoid):
+            return call
+        return tirx.call_pure_extern("float32", nvrtc.SIGMOID, *call.args)
+
+    def show(func: tirx.PrimFunc, _mod: Any, _context: Any) -> tirx.PrimFunc:
+        return tvm_ffi.structural_map(func, [(ir.Call, name)])
 
     return tirx.transform.prim_func_pass(show, opt_level=0)
 

@@ -167,7 +167,7 @@ def _apply(
             gate = T.min(T.max(value + number(3), number(0)), number(6))
             return value * gate * number(1 / 6)
         case "silu":
-            return value / (number(1) + T.exp(-value))
+            return value * T.sigmoid(value)
         case "gelu":
             return value * number(0.5) * (number(1) + T.erf(value * number(0.5**0.5)))
         case _:

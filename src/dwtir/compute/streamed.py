@@ -22,6 +22,9 @@ from .forward import epilogue_parts
 
 __all__ = ["rows_of"]
 
+_ADDED = 24
+"""Registers that rows of a residual may take."""
+
 
 def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient, of stride 1.
@@ -57,11 +60,13 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     declare, finish = epilogue_parts(shape, epilogue)
     names = [name for name in epilogue.operands(shape) if name != "residual"]
     has_residual = "residual" in epilogue.operands(shape)
+    # Its rows are loaded ahead as well, where registers can be spared for them.
+    ADDED = D if D * cols * V <= _ADDED else 1
 
-    def hold(channels: tirx.Buffer, added: tirx.Buffer) -> dict[str, Any]:
+    def hold(channels: tirx.Buffer, added: tirx.Buffer, row: Any) -> dict[str, Any]:
         """Find the operands of the epilogue where a thread has them."""
         held: dict[str, Any] = {name: _Held(channels, place) for place, name in enumerate(names)}
-        return held | {"residual": added}
+        return held | {"residual": _Held(added, row)}
 
     def tap(row: Any, column: Any, channel: Any) -> tuple[Any, ...]:
         if TURNED:
@@ -111,12 +116,14 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
             channels[place, v] = operand[vector * V + v]
 
     @T.inline
-    def load_residual(operand, added, n, row, strip, vector):  # type: ignore[no-untyped-def]
-        """Load what the epilogue adds to a row of a strip."""
+    def load_residual(operand, added, d, n, row, strip, vector):  # type: ignore[no-untyped-def]
+        """Load what the epilogue adds to a row of a strip, or to the image's first or last."""
         for j in T.unroll(cols // STORE):
             if is_output(strip, j * STORE):
                 for e in T.vectorized(STORE * V):
-                    added[place(j * STORE, e)] = operand[spot(n, row, strip, j * STORE, vector, e)]
+                    added[place(j * STORE, e, d)] = operand[
+                        spot(n, T.max(0, T.min(row, RH - 1)), strip, j * STORE, vector, e)
+                    ]
 
     @T.inline
     def store_row(  # type: ignore[no-untyped-def]
@@ -149,9 +156,9 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                 row = T.sblock_alloc_buffer((REACH, V), "float32", scope="local")
                 acc = T.sblock_alloc_buffer((KH, cols, V), "float32", scope="local")
                 channels = T.sblock_alloc_buffer((max(1, len(names)), V), dtype, scope="local")
-                added = T.sblock_alloc_buffer((cols, V), dtype, scope="local")
+                added = T.sblock_alloc_buffer((ADDED, cols, V), dtype, scope="local")
+                last = T.sblock_alloc_buffer((max(1, BELOW), cols, V), dtype, scope="local")
                 result = T.sblock_alloc_buffer((cols, V), dtype, scope="local")
-                held = T.meta_var(hold(channels, added))
                 # Rows of the strip that read the image, by their place in its window.
                 low = T.max(0, TOP - vs * rows)
                 high = T.min(rows + KH - 1, H + TOP - vs * rows)
@@ -160,6 +167,10 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                         raw[d, j, v] = T.cast(0, dtype)
                 for d in T.unroll(AHEAD):
                     load_row(data, raw, d, vn, vs * rows - TOP + low + d, vx, vc)
+                if has_residual:
+                    for d in T.unroll(ADDED - 1):
+                        at = T.meta_var(vs * rows + low + d - (KH - 1))
+                        load_residual(operands["residual"], added, d, vn, at, vx, vc)
                 for kh in T.unroll(KH):
                     for kw in T.unroll(KW):
                         for v in T.vectorized(V):
@@ -192,16 +203,16 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                                 vx,
                                 vc,
                             )
-                            if has_residual:  # noqa: SIM102  # known while this is parsed; the rest is not
-                                if KH - 1 <= low + turn * D + d:
-                                    load_residual(
-                                        operands["residual"],
-                                        added,
-                                        vn,
-                                        vs * rows + low + turn * D + d - (KH - 1),
-                                        vx,
-                                        vc,
-                                    )
+                            if has_residual:
+                                load_residual(
+                                    operands["residual"],
+                                    added,
+                                    T.floormod(d + ADDED - 1, ADDED),
+                                    vn,
+                                    vs * rows + low + turn * D + d + ADDED - KH,
+                                    vx,
+                                    vc,
+                                )
                             for back in T.serial(KH, annotations=unrolled):
                                 for j, v in T.grid(cols, V):
                                     if back == KH - 1:
@@ -216,15 +227,19 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                                     )
                             if KH - 1 <= low + turn * D + d:
                                 at = T.meta_var(vs * rows + low + turn * D + d - (KH - 1))
+                                held = T.meta_var(hold(channels, added, T.floormod(d, ADDED)))
                                 store_row(acc, KH - 1, held, result, out, vn, at, vx, vc)
+                if has_residual:
+                    for below in T.unroll(BELOW):
+                        at = T.meta_var(vs * rows + high + below - (KH - 1))
+                        load_residual(operands["residual"], last, below, vn, at, vx, vc)
                 for below in T.unroll(BELOW):
                     if (
                         KH - 1 <= high + below
                         and high + below < tirx.min(rows, RH - vs * rows) + KH - 1
                     ):
                         at = T.meta_var(vs * rows + high + below - (KH - 1))
-                        if has_residual:
-                            load_residual(operands["residual"], added, vn, at, vx, vc)
+                        held = T.meta_var(hold(channels, last, below))
                         store_row(acc, KH - 2 - below, held, result, out, vn, at, vx, vc)
 
     return streamed

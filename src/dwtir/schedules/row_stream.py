@@ -69,8 +69,8 @@ _OTHERS = 12
 _SLACK = 14
 """Registers by which ptxas may do with less than are counted."""
 
-_PLANES_SLACK, _HANGING = 8, 12
-"""The same in NCHW, and registers more where strips hang over the image."""
+_PLANES_SLACK, _PLANES_SLACK_OF_LARGE, _HANGING = 10, 8, 12
+"""The same in NCHW, up to 7x7 and above, and registers more where strips hang over the image."""
 
 _WARPS = (8, 9, 12, 15, 16, 18, 20, 24)
 """Warps of an SM at a time that are worth comparing."""
@@ -191,7 +191,9 @@ class RowStream(Strategy):
         if shape.layout == "NHWC":
             return self._registers(shape) <= registers_for(threads, self.min_blocks) + _SLACK
         warps = -(-threads // 32) * self.min_blocks
-        return self._registers(shape) <= min(255, 64 // -(-warps // 4) * 8) + _PLANES_SLACK
+        is_large = shape.kernel[0] * shape.kernel[1] > 49
+        slack = _PLANES_SLACK_OF_LARGE if is_large else _PLANES_SLACK
+        return self._registers(shape) <= min(255, 64 // -(-warps // 4) * 8) + slack
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         least, vectors = _least_depth(shape), _vectors(shape)
