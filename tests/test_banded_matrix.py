@@ -6,18 +6,19 @@ import re
 from itertools import product
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given
 
 import dwtir
-from backends import H200
-from dwtir import DepthwiseConv2dShape, InvalidScheduleError, schedules
+from backends import H200, REPLAY
+from dwtir import DepthwiseConv2dShape, Epilogue, InvalidScheduleError, reference, schedules
 from dwtir.bands import COLUMNS, DEPTH, TILES, Bands
 from dwtir.nvrtc import _with_min_blocks
 from dwtir.planes import Planes
 from dwtir.schedules import BandedMatrix, BandedPlanes
 from dwtir.target import resolve
-from strategies import shapes
+from strategies import integer_tensors, shapes
 
 INSTRUCTION = {
     "float16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
@@ -155,8 +156,33 @@ def test_the_tiles_cover_all_results_and_the_window_their_inputs(
     last += (shape.kernel[1] - 1) * shape.dilation[1]
     last = min(last, bands.left + shape.width - 1)
     assert 0 <= bands.depth_steps * DEPTH - 1 - last < DEPTH
-    assert bands.kernel_steps * kernel_rows >= shape.kernel[0]
+    assert bands.kernel_steps * kernel_rows >= bands.product_rows
     assert bands.left % 2 == 0 or not bands.has_pairs
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize(
+    ("about", "by_image"),
+    [
+        ("3x1x7x7_k13_p6_float16_{}_dgrad", True),
+        ("2x1x7x7_k13_s2_p6_m2_float16_{}", True),
+        ("1x1x14x14_k27_p13_float16_{}", True),
+        ("1x2x3x2_k7x31_p4x30x2x1_float16_{}", True),
+        ("3x1x14x14_k7x13_p3x6_float16_{}", False),
+        ("2x1x6x4_k13x11_p3x5x9x2_float16_{}", False),
+        ("2x2x7x6_k5_p8_d4_float16_{}", False),
+    ],
+)
+def test_images_smaller_than_the_kernel(about: str, by_image: bool, layout: str) -> None:
+    shape = DepthwiseConv2dShape.parse(about.format(layout))
+    tensors = integer_tensors(shape, Epilogue(), 0)
+    expected = reference.depthwise_conv2d(shape, *tensors.values())
+    assert Bands(shape, shape.result_height, 1).goes_by_image == by_image
+    for strategy, rows in product((BandedMatrix, BandedPlanes), {2, shape.result_height}):
+        if shape.layout in strategy.layouts:
+            tile = strategy(rows, 2, 1)
+            (got,) = REPLAY.run(tile, shape, Epilogue(), tensors)
+            np.testing.assert_array_equal(got, expected, err_msg=str(tile))
 
 
 @given(shape=shapes(dtypes=("float16",)))

@@ -33,7 +33,7 @@ class Bands:
         A forward convolution, or the data's gradient of one with stride 1 and multiplier 1,
         which is a forward convolution of the output's gradient with the kernel turned round.
     rows, kernel_rows : int
-        Rows of a tile, and of the kernel in a step.
+        Rows of a tile, and of the kernel in a step; of the image, where products go by these.
     is_copied : bool
         Whether `Planes` are read, to which the images were copied, or the images themselves.
     """
@@ -89,9 +89,28 @@ class Bands:
         return -(-min(self.shift + span + 1, self.left + width) // DEPTH)
 
     @property
+    def goes_by_image(self) -> bool:
+        """Whether a result's products go by rows of the image, not of the kernel.
+
+        So they do in tiles of the whole height, if every result sees every row.
+        """
+        shape, (height, _) = self.shape, self.source
+        return (
+            self.down == 1
+            and shape.dilation[0] == 1
+            and self.top - (self.rows - 1) * shape.stride[0] >= 0
+            and self.top + height <= shape.kernel[0]
+        )
+
+    @property
+    def product_rows(self) -> int:
+        """Rows of the kernel, or of the image, that the products go by."""
+        return self.source[0] if self.goes_by_image else self.shape.kernel[0]
+
+    @property
     def kernel_steps(self) -> int:
-        """Steps that the kernel's rows take; the last may have rows of zeros."""
-        return -(-self.shape.kernel[0] // self.kernel_rows)
+        """Steps that these rows take; the last may have rows of zeros."""
+        return -(-self.product_rows // self.kernel_rows)
 
     @property
     def down(self) -> int:
@@ -109,9 +128,16 @@ class Bands:
         return -(-self.shape.batch * self.down * self.across // TILES)
 
     def window_rows(self, kernel_rows: int) -> int:
-        """Count the input rows that a tile reads for so many rows of the kernel."""
+        """Count the input rows that a tile reads in a step of so many rows."""
         shape = self.shape
+        if self.goes_by_image:
+            return kernel_rows
         return (self.rows - 1) * shape.stride[0] + (kernel_rows - 1) * shape.dilation[0] + 1
+
+    def band_rows(self, kernel_rows: int) -> int:
+        """Count the rows of the kernel that a tile reads in a step of so many rows."""
+        others = (self.rows - 1) * self.shape.stride[0] if self.goes_by_image else 0
+        return others + kernel_rows
 
     def place(self, tile: Any) -> tuple[Any, Any, Any]:
         """Find a tile: its image, and its place in a column and in a row of tiles."""

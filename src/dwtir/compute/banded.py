@@ -52,8 +52,9 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     (KH, KW), (SH, SW), (_, DW) = shape.kernel, shape.stride, shape.dilation
     DH = shape.dilation[0]
     R, ROWS, STEPS = bands.rows, bands.kernel_steps * bands.kernel_rows, bands.depth_steps
-    PH = bands.window_rows(ROWS)
-    TOP, LEFT, SHIFT = bands.top, bands.left, bands.shift
+    PH, BH, BY_IMAGE = bands.window_rows(ROWS), bands.band_rows(ROWS), bands.goes_by_image
+    TOP, LEFT, SHIFT = 0 if BY_IMAGE else bands.top, bands.left, bands.shift
+    UNSEEN = bands.top - (R - 1) * SH if BY_IMAGE else 0  # rows of the kernel that see no image
     GROUPS = bands.groups
     TURNED, PAIRS = bands.is_turned, bands.has_pairs
     NHWC, COPIED = shape.layout == "NHWC", bands.is_copied
@@ -118,7 +119,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     def tap(weight: tirx.Buffer, channel: Any, row: Any, step: Any, *place: Any) -> Any:
         lane, further, one = place
         apart = step * DEPTH + further * 8 + lane % 4 * 2 + one - SHIFT - lane // 4 * SW
-        column = apart // DW
+        row, column = UNSEEN + row, apart // DW
         at = (KH - 1 - row, KW - 1 - column) if TURNED else (row, column)
         return T.if_then_else(
             tirx.all(row < KH, 0 <= apart, apart < KW * DW, apart % DW == 0),
@@ -138,7 +139,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         operands = T.meta_var(declare())
         out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
         window = T.sblock_alloc_buffer((SC, GROUPS + SLACK, PH, STEPS, 32, 2, 2, 2), dtype)
-        band = T.sblock_alloc_buffer((RC, ROWS, STEPS, 32, 2, 2), dtype)
+        band = T.sblock_alloc_buffer((RC, BH, STEPS, 32, 2, 2), dtype)
         acc = T.sblock_alloc_buffer((RC, GROUPS + SLACK, R, 32, 2, 2), "float32")
         rounded = T.sblock_alloc_buffer(own(RC, GROUPS, R, 32, 2, 2), dtype)
         if COPIED:
@@ -160,7 +161,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
                 window[vc, vg, vih, vs, vl, vk, vm, ve] = pad(
                     planes if COPIED else image, vc, vg, vih, vs, vl, vk, vm, ve
                 )
-        for c, kh, s, lane, k, e in T.grid(RC, ROWS, STEPS, 32, 2, 2):
+        for c, kh, s, lane, k, e in T.grid(RC, BH, STEPS, 32, 2, 2):
             with T.sblock("band"):
                 vc, vkh, vs, vl, vk, ve = T.axis.remap("SSSSSS", [c, kh, s, lane, k, e])
                 band[vc, vkh, vs, vl, vk, ve] = tap(
@@ -179,7 +180,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
                     window[
                         vc // M,
                         vg,
-                        vr * SH + vkh * DH,
+                        vkh if BY_IMAGE else vr * SH + vkh * DH,
                         vs,
                         vl // 4 * 4 + vk % 8 // 2,
                         vk // 8,
@@ -188,7 +189,14 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
                     ],
                     "float32",
                 ) * T.cast(
-                    band[vc, vkh, vs, (vl % 4 * 2 + ve) * 4 + vk % 8 // 2, vk // 8, vk % 2],
+                    band[
+                        vc,
+                        vkh + (R - 1 - vr) * SH if BY_IMAGE else vkh,
+                        vs,
+                        (vl % 4 * 2 + ve) * 4 + vk % 8 // 2,
+                        vk // 8,
+                        vk % 2,
+                    ],
                     "float32",
                 )
         if NHWC:

@@ -19,6 +19,9 @@ An input row is loaded for the lanes that multiply it, 4 bytes each, and serves 
 outputs above it. Lanes with the same inputs in a row hold neighbouring tiles, so that a warp
 loads whole cache lines. No shared memory.
 
+Where every output sees all of a small image, a tile of the whole height goes by rows of
+the image: none of its products is with padding. See `dwtir.bands.Bands.goes_by_image`.
+
 Registers: the window and the band of a step, and 4 * rows sums; where one step takes
 the whole kernel, the window goes by row after row.
 
@@ -53,13 +56,7 @@ _MAX_PRODUCTS = 1024
 _LEAST_TAPS = 25
 """Products of an input with weights from which on the tensor cores pay: of a 5x5 kernel."""
 
-_REGISTERS = {True: 350, False: 295}
-"""Registers that a tile may count on without spilling, if one step takes the kernel or not."""
-
 _WARPS = 4
-
-# Cycles of an SM for one instruction of a warp.
-_LOAD, _BAND, _PRODUCT, _STORE, _STEP, _START = 2.0, 2.5, 1.6, 2.0, 50.0, 100.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,8 @@ class BandedMatrix(Strategy):
     rows : int
         Output rows of a tile, of 8 columns each.
     kernel_rows : int
-        Rows of the kernel in a step.
+        Rows of the kernel in a step; of the image, if a tile has all of its rows
+        and no result sees but a part of them.
     warps : int
         Warps of a block.
     min_blocks : int
@@ -83,6 +81,10 @@ class BandedMatrix(Strategy):
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
     needs_mma: ClassVar[bool] = True
+    registers: ClassVar[tuple[int, int]] = (295, 350)
+    """That a tile may count on without spilling, if it takes some steps, or one."""
+    cycles: ClassVar[tuple[float, ...]] = (2.0, 2.5, 1.6, 2.0, 50.0, 100.0)
+    """Of an SM for an input, a weight, a product and a store of a warp; a step; and a start."""
     device: ClassVar[str] = (
         "a GPU from sm_80 on (a gradient: with stride 1 and channel_multiplier 1)"
     )
@@ -138,20 +140,22 @@ class BandedMatrix(Strategy):
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
         bands, loads, products = self._counts(shape)
-        registers = 30 + loads + 4 * self.rows + 2 * bands.depth_steps * self.kernel_rows
+        band = 2 * bands.depth_steps * bands.band_rows(self.kernel_rows)
+        needed = 30 + loads + 4 * self.rows + band
         return (
-            registers <= _REGISTERS[bands.kernel_steps == 1]
+            self.kernel_rows <= bands.product_rows
+            and needed <= self.registers[bands.kernel_steps == 1]
             and loads <= MAX_LOADS
             and products <= _MAX_PRODUCTS
         )
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         self._require(self.rows <= MAX_SIDE, "rows", self.rows, f"at most {MAX_SIDE}")
-        height = shape.kernel[0]
+        bands, loads, products = self._counts(shape)
+        height = bands.product_rows
         self._require(
             self.kernel_rows <= height, "kernel_rows", self.kernel_rows, f"at most {height}"
         )
-        bands, loads, products = self._counts(shape)
         self._require(
             self.warps <= bands.groups, "warps", self.warps, f"at most {bands.groups}, one a group"
         )
@@ -174,9 +178,10 @@ class BandedMatrix(Strategy):
     def _cycles(self, shape: DepthwiseConv2dShape, target: Target) -> float:
         """Estimate how long an SM takes for its warps, of which it needs four to be busy."""
         bands, loads, products = self._counts(shape)
-        step = _LOAD * loads + _PRODUCT * products + _STEP
-        step += 4 * _BAND * self.kernel_rows * bands.depth_steps
-        warp = bands.kernel_steps * step + 2 * self.rows * _STORE + _START
+        load, weight, multiply, store, begin, start = self.cycles
+        weights = 4 * bands.band_rows(self.kernel_rows) * bands.depth_steps
+        step = load * loads + weight * weights + multiply * products + begin
+        warp = bands.kernel_steps * step + 2 * self.rows * store + start
         warps = bands.groups * shape.result_channels / target.units
         return warp * max(4.0, warps)
 
@@ -270,4 +275,5 @@ def _heights(shape: DepthwiseConv2dShape) -> list[int]:
 
 def _kernel_rows(shape: DepthwiseConv2dShape) -> list[int]:
     """List the kernel's rows of a step that are worth trying: so many steps of equal size."""
-    return sorted({even_split(shape.kernel[0], most) for most in (1, 2, 4, 8, 16, 32)})
+    heights = {shape.kernel[0], min(shape.kernel[0], Bands(shape, 1, 1).source[0])}
+    return sorted({even_split(n, most) for n in heights for most in (1, 2, 4, 8, 16, 32)})

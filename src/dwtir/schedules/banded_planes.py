@@ -37,13 +37,9 @@ _LEAST_TAPS = 121
 """Products of an input with weights from which on the copies pay: of an 11x11 kernel."""
 
 _MOST = 2**31
-_CLOCK, _LAUNCH = 1.755e9, 1.5e-6
-_L2_BYTES, _L2_BANDWIDTH, _BANDWIDTH = 40e6, 8e12, 3e12
-_MULTIPLY_ADDS = 20e12
-"""Multiply-adds a second that the other strategies reach with so many taps."""
-
-_PRODUCTS = 0.66
-"""Time of the products by that which `BandedMatrix` compares its tiles with."""
+_CLOCK, _LAUNCH, _BANDWIDTH = 1.755e9, 2e-6, 8e12
+_MULTIPLY_ADDS, _TAP = 16e12, 18e-9
+"""What the other strategies reach with so many taps: in a second, and by one after another."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +48,8 @@ class BandedPlanes(BandedMatrix):
 
     name: ClassVar[str] = "banded_planes"
     layouts: ClassVar[tuple[str, ...]] = LAYOUTS
+    registers: ClassVar[tuple[int, int]] = (285, 350)
+    cycles: ClassVar[tuple[float, ...]] = (1.0, 0.5, 2.4, 2.0, 20.0, 0.0)
 
     @classmethod
     def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
@@ -67,7 +65,8 @@ class BandedPlanes(BandedMatrix):
     @classmethod
     def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
         """Tell whether the three kernels take less time than the float32 units would."""
-        others = max(shape.flop / 2 / _MULTIPLY_ADDS, shape.least_bytes / _BANDWIDTH) + _LAUNCH
+        taps = shape.kernel[0] * shape.kernel[1]
+        others = max(shape.flop / 2 / _MULTIPLY_ADDS, taps * _TAP) + _LAUNCH
         return cls.choose(shape, target)._cycles(shape, target) / _CLOCK < others
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
@@ -98,9 +97,8 @@ class BandedPlanes(BandedMatrix):
     def _cycles(self, shape: DepthwiseConv2dShape, target: Target) -> float:
         planes, sums = self._elements(shape)
         moved = shape.least_bytes + 2 * shape.itemsize * planes + 8 * sums
-        seconds = moved / (_L2_BANDWIDTH if moved < _L2_BYTES else _BANDWIDTH)
-        seconds += _LAUNCH * (3 if sums else 2)
-        return super()._cycles(shape, target) * _PRODUCTS + seconds * _CLOCK
+        seconds = moved / _BANDWIDTH + _LAUNCH * (3 if sums else 2)
+        return super()._cycles(shape, target) + seconds * _CLOCK
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
         self._copy(sch, shape)
