@@ -1,6 +1,6 @@
 """Traces in the few characters that a record has room for: zlib, then base 85.
 
-zlib begins with a dictionary, `data/traces.txt`: a trace of each strategy that most records
+zlib begins with a dictionary, `data/traces.txt.xz`: a trace of each strategy that most records
 are of. What a new trace repeats of it, which is nearly all, takes no room. The file never
 changes, for every packed record needs it to be unpacked; traces of later strategies only take
 more room.
@@ -9,6 +9,7 @@ more room.
 from __future__ import annotations
 
 import base64
+import lzma
 import zlib
 from functools import lru_cache
 from importlib.resources import files as package_files
@@ -24,7 +25,7 @@ _MAX_BYTES = 1 << 16
 
 @lru_cache(maxsize=1)
 def _dictionary() -> bytes:
-    return (package_files("dwtir") / "data" / "traces.txt").read_bytes()
+    return lzma.decompress((package_files("dwtir") / "data" / "traces.txt.xz").read_bytes())
 
 
 def pack(trace: TraceJson) -> str:

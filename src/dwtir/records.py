@@ -370,11 +370,10 @@ def _usual_target(device: str) -> dict[str, Any]:
 
     None is none where there is no default.
     """
-    if known := KNOWN_GPUS.get(device):
-        values = asdict(known) | {"features": list(known.features)}
-        return {name: values[name] for name in _TARGET_FIELDS}
-    defaults = {entry.name: entry.default for entry in fields(Target)} | {"features": []}
-    return {name: None if defaults[name] is MISSING else defaults[name] for name in _TARGET_FIELDS}
+    known = KNOWN_GPUS.get(device)
+    usual = asdict(known) if known else {entry.name: entry.default for entry in fields(Target)}
+    usual["features"] = list(known.features if known else ())
+    return {name: None if usual[name] is MISSING else usual[name] for name in _TARGET_FIELDS}
 
 
 def _target(name: str, value: object) -> Target:

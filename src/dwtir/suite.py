@@ -1,13 +1,14 @@
 """The layers that the project is measured on: the articles' rows, and networks' layers.
 
-The data is ``data/suite.json``: layers of published networks, read off their public
-model code at inference resolution, each with how often the network runs it, and the rows
-of both articles with the times that their authors published.
+The data is ``data/suite.json.xz`` (``xz -dc`` shows it): layers of published networks, read
+off their public model code at inference resolution, each with how often the network runs
+it, and the rows of both articles with the times that their authors published.
 """
 
 from __future__ import annotations
 
 import json
+import lzma
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -35,8 +36,8 @@ class Layer:
 
 @lru_cache(maxsize=1)
 def _data() -> dict[str, Any]:
-    text = (files("dwtir") / "data" / "suite.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
+    data = lzma.decompress((files("dwtir") / "data" / "suite.json.xz").read_bytes())
+    found: dict[str, Any] = json.loads(data)
     return found
 
 

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BandedPlanes"]
 
-_LEAST_TAPS = 121
-"""Products of an input with weights from which on the copies pay: of an 11x11 kernel."""
+_LEAST_TAPS = 144
+"""Products of an input with weights from which on the copies pay: of a 12x12 kernel. At 11x11
+`row_stream` is an eighth faster."""
 
 _MOST = 2**31
 _CLOCK, _LAUNCH, _BANDWIDTH = 1.755e9, 2e-6, 8e12
