@@ -50,7 +50,7 @@ def all_records() -> list[Record]:
         "2x6x9x11_k3_s2x1_psame_m2",
         "1x32x14x14_k7_psame_float16_nhwc",
         "1x32x14x14_k7_psame_bfloat16",
-        "1x32x14x14_k11_psame_float16_nhwc",
+        "1x32x14x14_k13_psame_float16_nhwc",
         "2x6x9x11_k3_s2_psame_dgrad",
         "2x6x9x11_k3_s2_psame_wgrad",
     ):

@@ -92,9 +92,11 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         if not NHWC:
             return value
         tap = position - WEIGHTS
+        # Without a multiplier TVM has to see that neighbouring channels are a vector.
+        row, result = (tap // KW, 0) if M == 1 else (tap // KW % KH, tap // (KH * KW))
         return T.if_then_else(
             tirx.all(0 <= tap, tap < copies.weights),
-            weight[tap // KW % KH, tap % KW, channel, tap // (KH * KW)],
+            weight[row, tap % KW, channel, result],
             value,
         )
 
