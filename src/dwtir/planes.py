@@ -12,9 +12,9 @@ from typing import Any
 
 from .bands import Bands
 
-__all__ = ["Planes"]
+__all__ = ["Planes", "channel_threads"]
 
-THREADS = 256
+_THREADS = 256
 """Threads of a block of the copies."""
 
 _VECTOR = 8
@@ -60,9 +60,9 @@ class Planes:
         channels read a pixel together, and four of neighbouring positions write 64 bytes.
         """
         if self.bands.shape.layout == "NCHW":
-            return (1, 1), THREADS, 4
+            return (1, 1), _THREADS, 4
         channels = channel_threads(self.bands.source_channels)
-        return channels, THREADS // channels[0], _VECTOR
+        return channels, _THREADS // channels[0], _VECTOR
 
     def place(self, position: Any) -> tuple[Any, Any, Any]:
         """Find the image, the row and the column of a position; a column may be beyond the last."""
