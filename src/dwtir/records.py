@@ -9,48 +9,37 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from . import files, packing, traces
+from . import files, packing, target_json, traces
 from ._version import __version__
 from .epilogue import Epilogue
 from .errors import DwtirError, RecordError
 from .schedules import STRATEGIES, Strategy
 from .shape import DepthwiseConv2dShape
-from .target import KNOWN_GPUS, Target
+from .target import Target
+from .target_json import integer, text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["MAX_BYTES", "SCHEMA", "Record", "file_name", "read_strategy"]
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_BYTES = 8 * 1024
-_KEPT_TIMES = 4
-_SAME = (
-    *("median_secs", "p20_secs", "p80_secs", "manual_median_secs", "trials", "seed"),
-    *("trace", "versions"),
-)
+_SAME = ("manual_median_secs", "trials", "seed", "trace", "versions")
 """Fields that are in the file what they are in `Record`."""
 _FIELDS = (
     *("schema", "shape", "epilogue", "device", "target", "strategy", "parameters", "run_secs"),
     *_SAME,
 )
-_TARGET_FIELDS = tuple(entry.name for entry in fields(Target) if entry.name != "name")
-# Far above any device; they keep the arithmetic on a hostile target short.
-_TARGET_LIMITS = {
-    "units": (1, 1 << 16),
-    "max_threads_per_block": (1, 1 << 12),
-    "shared_bytes_per_block": (1, 1 << 20),
-    "warp_size": (1, 128),
-    "vector_bytes": (0, 1024),
-}
+_USUAL: dict[str, Any] = {"epilogue": "none", "target": {}}
+"""Fields that are in the file only where they are something else."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +52,6 @@ class Record:
         What was tuned, where, the result, and the steps it was measured with.
     run_secs : tuple of float
         Times of the strategy, in seconds.
-    median_secs, p20_secs, p80_secs : float
-        Median and spread of the strategy, in seconds.
     manual_median_secs : float or None
         Median of the manual schedule, where it was measured.
     trials : int
@@ -73,8 +60,8 @@ class Record:
         Seed of the search.
     versions : mapping of str to str
         ``apache-tvm`` and ``dwtir``, and for a GPU ``gpu``, ``driver`` and ``cuda``.
-    trace : list or None
-        The strategy's MetaSchedule trace; None makes it.
+    trace : list
+        The MetaSchedule trace that `traces.decided` makes of the strategy.
 
     Raises
     ------
@@ -87,9 +74,6 @@ class Record:
     strategy: Strategy
     epilogue: Epilogue
     run_secs: tuple[float, ...]
-    median_secs: float
-    p20_secs: float
-    p80_secs: float
     manual_median_secs: float | None
     trials: int
     seed: int | None
@@ -115,32 +99,29 @@ class Record:
         Parameters
         ----------
         run_secs : sequence of float
-            All times of the strategy. Median and spread are of all; every so
-            manyth is kept, 4 in all.
+            All times of the strategy. Of many, three are kept: those that 20, 50
+            and 80 % are not above.
         versions : mapping, optional
             What to add to the versions of TVM and dwtir.
         """
         steps = epilogue or Epilogue()
         strategy.check_use(shape, target)
-        measured = [_rounded(seconds) for seconds in run_secs]
-        times = sorted(measured)
-        if not times:
-            raise RecordError("run_secs must have at least one time, got none")
+        times = sorted(_rounded(seconds) for seconds in run_secs)
+        if len(times) > 3:
+            fifth = (len(times) - 1) // 5
+            times = [times[fifth], times[(len(times) - 1) // 2], times[-1 - fifth]]
         own = {"apache-tvm": version("apache-tvm"), "dwtir": __version__}
         found = cls(
             shape=shape,
             target=target,
             strategy=strategy,
             epilogue=steps,
-            run_secs=tuple(measured[:: -(-len(measured) // _KEPT_TIMES)]),
-            median_secs=_rounded(median(run_secs)),
-            p20_secs=times[(len(times) - 1) // 5],
-            p80_secs=times[-1 - (len(times) - 1) // 5],
+            run_secs=tuple(times),
             manual_median_secs=None if manual_median_secs is None else _rounded(manual_median_secs),
             trials=trials,
             seed=seed,
             versions={**own, **(versions or {})},
-            trace=json.loads(traces.expected_trace(strategy, shape, target, steps)),
+            trace=json.loads(traces.expected_trace(strategy, shape, steps)),
         )
         found._check()
         return found
@@ -149,6 +130,21 @@ class Record:
     def device(self) -> str:
         """Name of the device."""
         return self.target.name
+
+    @property
+    def median_secs(self) -> float:
+        """Median of the times, in seconds."""
+        return median(self.run_secs)
+
+    @property
+    def p20_secs(self) -> float:
+        """The time that a fifth of the times are not above, in seconds."""
+        return sorted(self.run_secs)[(len(self.run_secs) - 1) // 5]
+
+    @property
+    def p80_secs(self) -> float:
+        """The time that a fifth of the times are not below, in seconds."""
+        return sorted(self.run_secs)[-1 - (len(self.run_secs) - 1) // 5]
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -163,19 +159,21 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as JSON values, in the order of the file, which packs the trace."""
-        given = asdict(self.target) | {"features": list(self.target.features)}
-        usual = _usual_target(self.device).items()
-        target = {name: given[name] for name, default in usual if given[name] != default}
-        return {
+        found = {
             "schema": SCHEMA,
             "shape": str(self.shape),
             "epilogue": str(self.epilogue),
             "device": self.device,
-            "target": target,
+            "target": target_json.written(self.target),
             "strategy": self.strategy.name,
             "parameters": self.parameters,
             "run_secs": list(self.run_secs),
             **{name: getattr(self, name) for name in _SAME},
+        }
+        return {
+            name: value
+            for name, value in found.items()
+            if name not in _USUAL or value != _USUAL[name]
         }
 
     def path_in(self, folder: Path) -> Path:
@@ -217,19 +215,20 @@ class Record:
         if type(record.get("schema")) is not int or record["schema"] != SCHEMA:
             got = traces.brief(record.get("schema"))
             raise RecordError(f"schema must be {SCHEMA}, got {got}")
+        record = _USUAL | record
         if set(record) != set(_FIELDS):
             extra = traces.brief(sorted(set(record) - set(_FIELDS)))
             missing = sorted(set(_FIELDS) - set(record))
             raise RecordError(
                 f"a record has the fields {', '.join(_FIELDS)}; missing {missing}, unknown {extra}"
             )
-        shape = DepthwiseConv2dShape.parse(_text("shape", record["shape"]))
-        steps = _text("epilogue", record["epilogue"])
+        shape = DepthwiseConv2dShape.parse(text("shape", record["shape"]))
+        steps = text("epilogue", record["epilogue"])
         epilogue = Epilogue.of(None if steps == "none" else steps)
         for name, canonical in (("shape", str(shape)), ("epilogue", str(epilogue))):
             if record[name] != canonical:
                 raise RecordError(f"{name} must be written {canonical!r}, got {record[name]!r}")
-        target = _target(_text("device", record["device"]), record["target"])
+        target = target_json.read(text("device", record["device"]), record["target"])
         strategy = read_strategy(record["strategy"], record["parameters"])
         strategy.check_use(shape, target)
         if not isinstance(record["run_secs"], list):
@@ -252,27 +251,24 @@ class Record:
         """Check the measurements."""
         if not 1 <= len(self.run_secs) <= 256:
             raise RecordError(f"run_secs must be 1 to 256 times, got {len(self.run_secs)}")
-        spread = {name: getattr(self, name) for name in ("p20_secs", "median_secs", "p80_secs")}
-        times = [("run_secs", seconds) for seconds in self.run_secs] + list(spread.items())
+        times = [("run_secs", seconds) for seconds in self.run_secs]
         if self.manual_median_secs is not None:
             times.append(("manual_median_secs", self.manual_median_secs))
         for name, seconds in times:
             if type(seconds) not in (int, float) or not (0 < seconds < 1e6):
                 got = traces.brief(seconds)
                 raise RecordError(f"{name} must be seconds above 0 and below a million, got {got}")
-        if sorted(spread.values()) != list(spread.values()):
-            raise RecordError(f"p20_secs, median_secs and p80_secs must ascend, got {spread}")
-        _integer("trials", self.trials, 0, 2**31)
+        integer("trials", self.trials, 0, 2**31)
         if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**63)
+            integer("seed", self.seed, -(2**63), 2**63)
         if not isinstance(self.versions, Mapping) or not {"apache-tvm", "dwtir"} <= set(
             self.versions
         ):
             got = traces.brief(self.versions)
             raise RecordError(f"versions must have apache-tvm and dwtir, got {got}")
-        for name, text in self.versions.items():
-            _text("versions", name)
-            _text(f"versions: {name}", text)
+        for name, value in self.versions.items():
+            text("versions", name)
+            text(f"versions: {name}", value)
 
     def _check_trace(self) -> None:
         """Compare the trace with our own, if it was made by the same versions."""
@@ -280,7 +276,7 @@ class Record:
         if any(self.versions[name] != present for name, present in own.items()):
             return  # the parameters are what counts
         traces.check_trace(self.trace)
-        expected = traces.expected_trace(self.strategy, self.shape, self.target, self.epilogue)
+        expected = traces.expected_trace(self.strategy, self.shape, self.epilogue)
         if traces.dump(self.trace) != expected:
             raise RecordError(f"the trace must be the one that {self.strategy} makes, got another")
 
@@ -349,51 +345,5 @@ def _rounded(seconds: float) -> float:
 
 def _pretty(record: dict[str, Any]) -> str:
     """Write a field a line."""
-    lines = (f"  {json.dumps(name)}: {traces.dump(value)}" for name, value in record.items())
+    lines = (f"{json.dumps(name)}: {traces.dump(value)}" for name, value in record.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[ -~]{1,200}", value):
-        raise RecordError(f"{name} must be 1 to 200 printable ASCII characters, got {value!r:.200}")
-    return value
-
-
-def _integer(name: str, value: object, least: int, bound: int) -> int:
-    if type(value) is not int or not least <= value < bound:
-        raise RecordError(f"{name} must be an int from {least}, got {traces.brief(value)}")
-    return value
-
-
-def _usual_target(device: str) -> dict[str, Any]:
-    """Return what is not written of a target: what is known of the device, else the defaults.
-
-    None is none where there is no default.
-    """
-    known = KNOWN_GPUS.get(device)
-    usual = asdict(known) if known else {entry.name: entry.default for entry in fields(Target)}
-    usual["features"] = list(known.features if known else ())
-    return {name: None if usual[name] is MISSING else usual[name] for name in _TARGET_FIELDS}
-
-
-def _target(name: str, value: object) -> Target:
-    """Read the target of a record."""
-    if not isinstance(value, dict) or not set(value) <= set(_TARGET_FIELDS):
-        got = traces.brief(value)
-        raise RecordError(f"target may have {sorted(_TARGET_FIELDS)}, got {got}")
-    value = _usual_target(name) | value
-    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,99}", name):
-        raise RecordError(f"device must be lower case with hyphens, got {name!r}")
-    if value["kind"] not in ("cuda", "cpu", "opencl"):
-        got = traces.brief(value["kind"])
-        raise RecordError(f"target: kind must be cuda, cpu or opencl, got {got}")
-    for key, (least, most) in _TARGET_LIMITS.items():
-        _integer(f"target: {key}", value[key], least, most + 1)
-    features = value["features"]
-    if not isinstance(features, list) or len(features) > 64:
-        raise RecordError(f"target: features must be a list, got {traces.brief(features)}")
-    for key in ("bandwidth", "fp32_rate"):
-        if value[key] is not None and type(value[key]) not in (int, float):
-            raise RecordError(f"target: {key} must be a number, got {traces.brief(value[key])}")
-    names = tuple(_text("target: features", feature) for feature in features)
-    return Target(**value | {"name": name, "arch": _text("arch", value["arch"]), "features": names})

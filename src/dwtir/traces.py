@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TraceJson",
     "check_trace",
+    "decided",
     "expected_trace",
     "plain",
     "recognise",
@@ -90,44 +91,69 @@ def space_trace(
     -------
     (tvm.s_tir.Schedule, list)
         The schedule, and its trace as plain JSON values.
-    """
-    from tvm.s_tir import Schedule
-
-    sch = Schedule(strategy.define(shape, epilogue or Epilogue()))
-    variables = strategy.parameters
-    for field, candidates in strategy.space(shape, target).items():
-        if variables[field] in candidates:
-            weights = [WEIGHT] * len(candidates)
-            decision = candidates.index(variables[field])
-            variables[field] = sch.sample_categorical(list(candidates), weights, decision)
-    type(strategy)(**variables).apply(sch, shape)
-    return sch, plain(sch.trace.as_json())
-
-
-def expected_trace(
-    strategy: Strategy, shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue
-) -> str:
-    """Return the JSON text of `space_trace`.
 
     Raises
     ------
     InvalidScheduleError
         If the tile cannot be applied after all.
     """
+    chosen = strategy.parameters
+    space = strategy.space(shape, target)
+    listed = {field: values for field, values in space.items() if chosen[field] in values}
+    sch = _drawn(strategy, shape, epilogue, listed)
+    return sch, plain(sch.trace.as_json())
+
+
+def decided(
+    strategy: Strategy, shape: DepthwiseConv2dShape, epilogue: Epilogue | None = None
+) -> Schedule:
+    """Schedule the convolution with each number of the tile drawn from itself alone.
+
+    Its trace is what a record keeps: it says the parameters, and depends on
+    nothing but them, whatever a search finds worth trying.
+
+    Raises
+    ------
+    InvalidScheduleError
+        If the tile cannot be applied after all.
+    """
+    return _drawn(strategy, shape, epilogue, {field: (n,) for field, n in _numbers(strategy)})
+
+
+def _numbers(strategy: Strategy) -> list[tuple[str, int]]:
+    """List the fields of a tile that are numbers."""
+    return [(field, value) for field, value in strategy.parameters.items() if type(value) is int]
+
+
+def _drawn(
+    strategy: Strategy,
+    shape: DepthwiseConv2dShape,
+    epilogue: Epilogue | None,
+    candidates: Mapping[str, Sequence[int]],
+) -> Schedule:
+    """Schedule the convolution with some fields drawn, each decided as in `strategy`."""
+    from tvm.s_tir import Schedule
+
+    variables = strategy.parameters
     try:
-        return _expected_trace(strategy, shape, target, epilogue)
+        sch = Schedule(strategy.define(shape, epilogue or Epilogue()))
+        for field, values in candidates.items():
+            decision = values.index(variables[field])
+            weights = [WEIGHT] * len(values)
+            variables[field] = sch.sample_categorical(list(values), weights, decision)
+        type(strategy)(**variables).apply(sch, shape)
     except DwtirError:
         raise
     except Exception as error:  # whatever TVM raises on a shape at the edge of its arithmetic
         reason = next(iter(str(error).strip().splitlines()[-1:]), type(error).__name__)
         raise InvalidScheduleError(f"{strategy} cannot be applied to {shape}: {reason}") from error
+    return sch
 
 
 @lru_cache(maxsize=256)
-def _expected_trace(
-    strategy: Strategy, shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue
-) -> str:
-    return dump(space_trace(strategy, shape, target, epilogue)[1])
+def expected_trace(strategy: Strategy, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> str:
+    """Return the JSON text of the trace of `decided`."""
+    return dump(plain(decided(strategy, shape, epilogue).trace.as_json()))
 
 
 def recognise(
@@ -147,7 +173,10 @@ def recognise(
             for found in _readings(strategy, trace, shape, target):
                 try:
                     found.check_use(shape, target)
-                    if expected_trace(found, shape, target, epilogue) == text:
+                    if text in (
+                        dump(space_trace(found, shape, target, epilogue)[1]),
+                        expected_trace(found, shape, epilogue),
+                    ):
                         return found
                 except DwtirError:
                     continue
@@ -157,16 +186,21 @@ def recognise(
 def _readings(
     strategy: type[Strategy], trace: TraceJson, shape: DepthwiseConv2dShape, target: Target
 ) -> Iterator[Strategy]:
-    """Yield what a trace's decisions mean if it is one of `strategy` with all fields drawn."""
+    """Yield what a trace's decisions mean if it is one of `strategy`, of its space or decided."""
     instructions, decisions = trace
-    space = strategy.space(shape, target)
     drawn = {index: inst[2][0] for index, inst in enumerate(instructions) if _samples(inst)}
+    chosen = dict(decisions)
+    values = [candidates[chosen[index]] for index, candidates in drawn.items() if index in chosen]
+    space = strategy.space(shape, target)
+    tiles = strategy.guesses(shape, target)
     if list(drawn.values()) == list(map(list, space.values())):
-        chosen = dict(decisions)
-        values = [drawn[index][chosen[index]] for index in drawn if index in chosen]
-        if len(values) == len(space):
-            parameters = strategy.choose(shape, target).parameters
-            yield strategy.from_parameters(parameters | dict(zip(space, values, strict=True)))
+        readings = [(tiles[0], list(space))]
+    else:
+        readings = [(tile, [field for field, _ in _numbers(tile)]) for tile in tiles]
+    for tile, fields in readings:
+        if len(fields) == len(values):
+            given = dict(zip(fields, values, strict=True))
+            yield strategy.from_parameters(tile.parameters | given)
 
 
 def _samples(instruction: Sequence[Any]) -> bool:

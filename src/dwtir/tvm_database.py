@@ -215,7 +215,7 @@ class TuneDB(ms.database.PyDatabase):  # type: ignore[misc]
         record = self._find(work)
         if work is None or record is None or not self._is_for(target, record):
             return None
-        return traces.space_trace(record.strategy, work.shape, record.target, work.epilogue)[0]
+        return traces.decided(record.strategy, work.shape, work.epilogue)
 
     def query_ir_module(
         self, mod: _Module, target: tvm.target.Target, workload_name: str | None = None
