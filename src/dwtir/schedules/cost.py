@@ -13,8 +13,8 @@ The constants are fitted to 7854 kernels of 288 layers, measured on an H200, by 
 slower the kernel is that the model prefers than the best of the same layer: 3.3 % in the
 geometric mean, 25 % at the worst. Fitted anew from other starts to three quarters of the images
 and kernels, it is 3.7 to 4.1 % slower on the others, 54 % at the worst. They serve to compare
-tiles of one layer, and say little about a time. ``bench/fit_cost.py`` fits them anew, to this
-or another GPU.
+tiles of one layer, and say little about a time. The measurements, and the program that fits the
+constants to them or to another GPU's, are in the history: ``git show 139d1f6:bench/fit_cost.py``.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ kernel runs over the parts.
 The constants are fitted to 809 kernels of 24 layers, measured on an H200, by how much slower
 the kernel is that the model prefers than the best of the same layer: 3 % in the geometric
 mean, on layers left out of the fit as well, where one taken at random is 36 % slower. They
-serve to compare tiles of one layer, and say little about a time. ``bench/fit_tap_cost.py``
-fits them anew, to this or another GPU.
+serve to compare tiles of one layer, and say little about a time. The measurements and the
+program that fits the constants are in the history: ``git show 139d1f6:bench/fit_tap_cost.py``.
 """
 
 from __future__ import annotations
