@@ -45,7 +45,8 @@ class Settings:
     trials : int or None
         Strategies to measure, those of earlier sessions included.
     budget : float or None
-        Seconds for each layer, after which nothing new is begun.
+        Seconds for each layer from its first result on, after which nothing new is
+        begun. The first layer's worker takes some seconds to start before that.
     patience : int or None
         Trials without a better one, after which nothing new is begun.
     seed : int
@@ -130,7 +131,7 @@ class _Session:
         self._search: Search = open_search(settings.search, task, target, settings.seed)
         self._journal = Journal(folder, task, target)
         self._trials: list[Trial] = []
-        self._start = time.monotonic()
+        self._begun: float | None = None
         if settings.resume:
             self._trials = self._journal.read()
             found = database.find_record(task.shape, target, task.epilogue, within=[folder])
@@ -153,9 +154,13 @@ class _Session:
         )
         return (
             (trials is not None and self.done >= trials)
-            or (budget is not None and time.monotonic() - self._start >= budget)
+            or (budget is not None and self._elapsed() >= budget)
             or (patience is not None and self.done - self._last_gain >= patience)
         )
+
+    def _elapsed(self) -> float:
+        """Count the seconds since the first result."""
+        return 0.0 if self._begun is None else time.monotonic() - self._begun
 
     def run(self, fleet: Fleet, stop: threading.Event) -> None:
         """Keep the fleet busy until the session is done."""
@@ -202,6 +207,7 @@ class _Session:
         fleet.submit([Job(number + i, strategy, proposed) for i, strategy in enumerate(strategies)])
 
     def _take(self, result: Result, fleet: Fleet) -> None:
+        self._begun = self._begun or time.monotonic()
         known = {trial.strategy: trial.number for trial in self._trials}
         trial = Trial(
             # The manual strategy is measured in each session, and is a trial in the first.
