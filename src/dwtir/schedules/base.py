@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ..epilogue import Epilogue
@@ -196,12 +197,12 @@ class Strategy(ABC):
     @property
     def parameters(self) -> dict[str, Any]:
         """The tile as a mapping of field to value."""
-        return asdict(self)  # type: ignore[call-overload, no-any-return]  # subclasses are dataclasses
+        return {name: getattr(self, name) for name in _kinds(type(self))}
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, object]) -> Self:
         """Build the strategy from outside values: exactly its fields, ints positive."""
-        kinds = {field.name: field.type for field in fields(cls)}  # type: ignore[arg-type]
+        kinds = _kinds(cls)
         if set(parameters) != set(kinds):
             raise InvalidScheduleError(
                 f"{cls.name} has the parameters {sorted(kinds)}, got {sorted(parameters)}"
@@ -259,6 +260,12 @@ class Strategy(ABC):
             f"at most {target.shared_bytes_per_block} on {target.name}",
         )
         self._require(grid_y <= _MAX_GRID_Y, "blocks in y", grid_y, f"at most {_MAX_GRID_Y}")
+
+
+@cache
+def _kinds(strategy: type[Strategy]) -> dict[str, object]:
+    """List the fields of a tile, each with the name of its type."""
+    return {field.name: field.type for field in fields(strategy)}  # type: ignore[arg-type]  # subclasses are dataclasses
 
 
 def varied(tiles: Iterable[_Tile], likeness: Callable[[_Tile], object]) -> tuple[_Tile, ...]:

@@ -28,7 +28,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
 from .. import compute, schedules
-from ..errors import InvalidScheduleError, ToolchainError
+from ..errors import ToolchainError
 from ..schedules import WEIGHT, Strategy
 from ..target import Target
 from ..tvm_database import Workload, unscheduled
@@ -85,10 +85,8 @@ class _Designs:
             kind.choose(task.shape, target) for kind in searched_strategies(task.shape, target)
         ]
         self._spaces = [strategy.space(task.shape, target) for strategy in self._chosen]
+        self._places = {strategy.name: i for i, strategy in enumerate(self._chosen)}
         self.fields = [(i, field) for i, space in enumerate(self._spaces) for field in space]
-        signatures = [tuple(space.values()) for space in self._spaces]
-        if len(set(signatures)) != len(signatures):
-            raise InvalidScheduleError(f"two strategies draw the same values for {task}")
 
     def schedules(self) -> list[Schedule]:
         """Make the designs, each with the values that its strategy chooses by hand."""
@@ -124,24 +122,25 @@ class _Designs:
             sch.annotate(block, f"dwtir.{field}", drawn)
         return sch
 
+    def _design(self, trace: Trace) -> int:
+        """Tell which design a trace is of: its second instruction says so, see `schedule`."""
+        return self._places[str(trace.insts[1].inputs[1])]
+
     def draws(self, trace: Trace) -> list[tuple[Any, tuple[int, ...], int]]:
-        """List the random variables of a trace: instruction, values, decision."""
-        return [
-            (inst, tuple(map(int, inst.attrs[0])), int(trace.decisions[inst]))
-            for inst in trace.insts
-            if inst.kind.name == "SampleCategorical"
-        ]
+        """List the random variables of a trace: instruction, values, decision.
+
+        The values are the space's, for to read them off the trace takes a call each.
+        """
+        space, insts, decisions = self._spaces[self._design(trace)], trace.insts, trace.decisions
+        drawn = ((insts[2 + 2 * i], values) for i, values in enumerate(space.values()))
+        return [(inst, values, int(decisions[inst])) for inst, values in drawn]
 
     def read(self, trace: Trace) -> Strategy:
         """Return the strategy and parameters that a trace has drawn."""
-        draws = self.draws(trace)
-        signature = [values for _, values, _ in draws]
-        for chosen, space in zip(self._chosen, self._spaces, strict=True):
-            if list(space.values()) == signature:
-                drawn = [values[decision] for _, values, decision in draws]
-                parameters = dict(zip(space, drawn, strict=True))
-                return chosen.from_parameters(chosen.parameters | parameters)
-        raise InvalidScheduleError("the trace is of none of the designs")
+        chosen = self._chosen[self._design(trace)]
+        space = self._spaces[self._places[chosen.name]]
+        drawn = [values[decision] for _, values, decision in self.draws(trace)]
+        return chosen.from_parameters(chosen.parameters | dict(zip(space, drawn, strict=True)))
 
     def holds(self, strategy: Strategy) -> bool:
         """Tell whether a strategy lies in one of the designs."""
