@@ -69,7 +69,7 @@ _SECOND_KIND = 40
 """Registers for the addresses and tests of a second kind of row, and for what is taken off."""
 
 _WARPS = 4
-_CLOCK, _BANDWIDTH, _LAUNCH = 1.755e9, 4.25e12, 1e-6
+_CLOCK, _BANDWIDTH, _LAUNCH = 1.755e9, 4.25e12, 1.8e-6
 
 
 @dataclass(frozen=True)
