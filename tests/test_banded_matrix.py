@@ -102,7 +102,9 @@ def test_results_and_what_they_are_added_to_move_in_pairs(epilogue: str) -> None
         ("128x240x28x28_k5_p2_float16_nchw", "nvidia-h200", True),
         ("128x240x28x28_k5_s2_p2_float16_nchw", "nvidia-h200", False),  # few products an input
         ("64x256x56x56_k3_p1_float16_nchw", "nvidia-h200", False),
-        ("32x768x7x7_k7_p3_float16_nchw", "nvidia-h200", False),  # rows are not pairs
+        ("128x96x57x57_k7_p3_float16_nchw", "nvidia-h200", True),  # every other row is not pairs
+        ("64x256x55x57_k3_p1_bfloat16_nchw", "nvidia-h200", True),
+        ("127x95x57x57_k7_p3_float16_nchw", "nvidia-h200", False),  # nor is every other plane
         ("128x1024x7x7_k13_p6_float16_nchw", "nvidia-h200", True),  # but pairs of planes
         ("32x128x56x56_k31_p15_bfloat16_nhwc", "nvidia-h200", True),
         ("128x96x56x56_k7_p3_float16_nchw_dgrad", "nvidia-h200", True),
@@ -157,7 +159,32 @@ def test_the_tiles_cover_all_results_and_the_window_their_inputs(
     last = min(last, bands.left + shape.width - 1)
     assert 0 <= bands.depth_steps * DEPTH - 1 - last < DEPTH
     assert bands.kernel_steps * kernel_rows >= bands.product_rows
-    assert bands.left % 2 == 0 or not bands.has_pairs
+    assert bands.left % 2 == 0 or bands.alternates or not bands.has_pairs
+
+
+@pytest.mark.parametrize(
+    ("about", "tile"),
+    [
+        ("2x2x13x15_k3_p1_float16", (4, 3, 1)),
+        ("1x3x14x23_k7_p3_bfloat16", (6, 7, 1)),
+        ("2x4x13x15_k5_p1x0x2x2_float16_dgrad", (4, 5, 1)),
+        ("2x2x13x15_k7_p3_d2_m2_float16", (13, 4, 1)),
+        ("2x3x14x23_k5_s2_p2_float16", (3, 4, 1)),
+        ("2x2x7x9_k13_p6_float16", (7, 2, 1)),  # by rows of the image
+        ("3x2x5x3_k3x4_p2x3_float16", (2, 3, 1)),
+    ],
+)
+def test_rows_of_an_odd_width_are_loaded_in_pairs(about: str, tile: tuple[int, int, int]) -> None:
+    shape, strategy = DepthwiseConv2dShape.parse(about), BandedMatrix(*tile)
+    assert strategy.bands(shape).alternates
+    tensors = integer_tensors(shape, Epilogue(), 0)
+    expected = reference.depthwise_conv2d(shape, *tensors.values())
+    (got,) = REPLAY.run(strategy, shape, Epilogue(), tensors)
+    np.testing.assert_array_equal(got, expected)
+    kernel = dwtir.build(shape, strategy, target="nvidia-h200")
+    assert re.search(r"half2\*|nv_bfloat162\*", kernel.source())
+    assert not re.search(r"= (data|grad_out|image)_ptr\[", kernel.source())
+    assert kernel.resources().spill_bytes == 0
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])

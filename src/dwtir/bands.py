@@ -58,8 +58,29 @@ class Bands:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether rows of inputs are pairs, aligned to 4 bytes."""
-        return self.is_copied or self.source[1] % 2 == 0
+        """Whether inputs are loaded in pairs, aligned to 4 bytes."""
+        return self.is_copied or not self.is_odd or self.alternates
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether rows of inputs are of an odd width."""
+        return self.source[1] % 2 == 1
+
+    @property
+    def alternates(self) -> bool:
+        """Whether rows of an odd width begin with a pair and in the middle of one, in turn.
+
+        The pairs of half of the rows then begin a column earlier, and meet a band that does so
+        too. All tiles have to begin with a row of the same kind, and so do steps.
+        """
+        shape, (height, _) = self.shape, self.source
+        return (
+            not self.is_copied
+            and self.is_odd
+            and self.source_channels * height % 2 == 0
+            and (self.rows * shape.stride[0] % 2 == 0 or self.down == 1)
+            and (self.kernel_steps == 1 or self.kernel_rows * shape.dilation[0] % 2 == 0)
+        )
 
     @property
     def source_channels(self) -> int:
@@ -78,7 +99,9 @@ class Bands:
 
     @property
     def shift(self) -> int:
-        """Columns added on the left, so that inputs begin with a pair."""
+        """Columns added on the left, so that inputs begin with a pair, at the most."""
+        if self.alternates:
+            return 1
         return -self._padding(1) % 2 if self.has_pairs else 0
 
     @property

@@ -56,7 +56,8 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     TOP, LEFT, SHIFT = 0 if BY_IMAGE else bands.top, bands.left, bands.shift
     UNSEEN = bands.top - (R - 1) * SH if BY_IMAGE else 0  # rows of the kernel that see no image
     GROUPS = bands.groups
-    TURNED, PAIRS = bands.is_turned, bands.has_pairs
+    TURNED, PAIRS, ALTERNATES = bands.is_turned, bands.has_pairs, bands.alternates
+    KINDS = 1 + ALTERNATES  # of rows, each with a band of its own
     NHWC, COPIED = shape.layout == "NHWC", bands.is_copied
     copies = Planes(bands)
     POSITIONS, WEIGHTS = copies.positions, copies.images
@@ -100,6 +101,10 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             value,
         )
 
+    def later(channel: Any, row: Any) -> Any:
+        """Tell how many columns further the pairs of a row of a window begin than they could."""
+        return (channel * (H % 2) + row + TOP + LEFT) % 2
+
     def pad(image: tirx.Buffer, channel: Any, group: Any, row: Any, step: Any, *place: Any) -> Any:
         lane, further, half, one = place
         n, y, x = tile(group, half, lane)
@@ -118,9 +123,36 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             T.cast(0, dtype),
         )
 
+    def at_once(one: Any) -> Any:
+        return T.Ramp(one * 2, 1, 2) if ALTERNATES else one
+
+    def alternating(image: tirx.Buffer, channel: Any, group: Any, row: Any, *place: Any) -> Any:
+        """Load two inputs of a row of an odd width, of which one may lie beside the image."""
+        step, lane, further, half, _ = place
+        n, y, x = tile(group, half, lane)
+        first = x * (COLUMNS * SW) + step * DEPTH + further * 8 + lane % 4 * 2
+        column = first - LEFT + later(channel, row)
+        # It is aligned among all elements, and at the same place in all rows of a kind.
+        begin = (((n * SC + channel) * H + y * (R * SH) + row % 2 - TOP) * W + 1 - LEFT) // 2
+        begin = begin * 2 + first + row // 2 * (2 * W)
+        row, none = y * (R * SH) + row, T.uint32(0)
+        inside = T.if_then_else(
+            tirx.all(n < N, TOP <= row, row < TOP + H, -1 <= column, column < W),
+            T.reinterpret("uint32", image[0, 0, 0, T.Ramp(begin, 1, 2)]),
+            none,
+        )
+        kept = T.Select(column == -1, T.uint32(0xFFFF0000), T.uint32(0xFFFFFFFF))
+        kept = T.Select(column == W - 1, T.uint32(0xFFFF), kept)
+        return T.reinterpret(f"{dtype}x2", inside & kept)
+
+    load = alternating if ALTERNATES else pad
+
     def tap(weight: tirx.Buffer, channel: Any, row: Any, step: Any, *place: Any) -> Any:
         lane, further, one = place
+        row, kind = row // KINDS, row % KINDS
         apart = step * DEPTH + further * 8 + lane % 4 * 2 + one - SHIFT - lane // 4 * SW
+        if ALTERNATES:
+            apart = apart + later(channel // M, kind)
         row, column = UNSEEN + row, apart // DW
         at = (KH - 1 - row, KW - 1 - column) if TURNED else (row, column)
         return T.if_then_else(
@@ -130,6 +162,11 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             else weight[channel // M, channel % M, at[0], at[1]],
             T.cast(0, dtype),
         )
+
+    def band_row(row: Any, kernel_row: Any) -> Any:
+        if BY_IMAGE:
+            return (kernel_row + (R - 1 - row) * SH) * KINDS + kernel_row % KINDS
+        return kernel_row * KINDS + (row * SH + kernel_row * DH) % KINDS
 
     image_name, _ = shape.input_shapes
 
@@ -141,7 +178,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         operands = T.meta_var(declare())
         out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
         window = T.sblock_alloc_buffer((SC, GROUPS + SLACK, PH, STEPS, 32, 2, 2, 2), dtype)
-        band = T.sblock_alloc_buffer((RC, BH, STEPS, 32, 2, 2), dtype)
+        band = T.sblock_alloc_buffer((RC, BH * KINDS, STEPS, 32, 2, 2), dtype)
         acc = T.sblock_alloc_buffer((RC, GROUPS + SLACK, R, 32, 2, 2), "float32")
         rounded = T.sblock_alloc_buffer(own(RC, GROUPS, R, 32, 2, 2), dtype)
         if COPIED:
@@ -155,15 +192,17 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.sblock("planes"):
                     vc, vf = T.axis.remap("SS", [c, f])
                     planes[vc, vf] = gathered[vf, vc]
-        for c, g, ih, s, lane, k, m, e in T.grid(SC, GROUPS + SLACK, PH, STEPS, 32, 2, 2, 2):
+        for c, g, ih, s, lane, k, m, e in T.grid(
+            SC, GROUPS + SLACK, PH, STEPS, 32, 2, 2, 2 // KINDS
+        ):
             with T.sblock("pad"):
                 vc, vg, vih, vs, vl, vk, vm, ve = T.axis.remap(
                     "SSSSSSSS", [c, g, ih, s, lane, k, m, e]
                 )
-                window[vc, vg, vih, vs, vl, vk, vm, ve] = pad(
+                window[vc, vg, vih, vs, vl, vk, vm, at_once(ve)] = load(
                     planes if COPIED else image, vc, vg, vih, vs, vl, vk, vm, ve
                 )
-        for c, kh, s, lane, k, e in T.grid(RC, BH, STEPS, 32, 2, 2):
+        for c, kh, s, lane, k, e in T.grid(RC, BH * KINDS, STEPS, 32, 2, 2):
             with T.sblock("band"):
                 vc, vkh, vs, vl, vk, ve = T.axis.remap("SSSSSS", [c, kh, s, lane, k, e])
                 band[vc, vkh, vs, vl, vk, ve] = tap(
@@ -193,7 +232,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
                 ) * T.cast(
                     band[
                         vc,
-                        vkh + (R - 1 - vr) * SH if BY_IMAGE else vkh,
+                        band_row(vr, vkh),
                         vs,
                         (vl % 4 * 2 + ve) * 4 + vk % 8 // 2,
                         vk // 8,

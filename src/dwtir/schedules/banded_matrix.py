@@ -19,10 +19,14 @@ An input row is loaded for the lanes that multiply it, 4 bytes each, and serves 
 outputs above it. Lanes with the same inputs in a row hold neighbouring tiles, so that a warp
 loads whole cache lines. No shared memory.
 
+Rows of an odd width begin with an aligned pair and in the middle of one, in turn. So that all
+loads are pairs nevertheless, those of every other row begin a column earlier, and are multiplied
+by a band that does so too; what lies beside the image is taken off. See `dwtir.bands`.
+
 Where every output sees all of a small image, a tile of the whole height goes by rows of
 the image: none of its products is with padding. See `dwtir.bands.Bands.goes_by_image`.
 
-Registers: the window and the band of a step, and 4 * rows sums; where one step takes
+Registers: the window and the band of a step, or two bands, and 4 * rows sums; where one step takes
 the whole kernel, the window goes by row after row.
 
 A zero of the band times an input that is not finite is NaN. An infinite input thus may make
@@ -34,6 +38,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
 from ..bands import Bands
@@ -41,6 +46,7 @@ from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, unroll_all
+from .register_window import RegisterWindow
 from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SIDE, even_split, even_tiles, with_value
 
 if TYPE_CHECKING:
@@ -56,7 +62,14 @@ _MAX_PRODUCTS = 1024
 _LEAST_TAPS = 25
 """Products of an input with weights from which on the tensor cores pay: of a 5x5 kernel."""
 
+_ODD_TAPS = 9, 144
+"""The same in rows of an odd width, which others load one by one, and where copies begin to pay."""
+
+_SECOND_KIND = 40
+"""Registers for the addresses and tests of a second kind of row, and for what is taken off."""
+
 _WARPS = 4
+_CLOCK, _BANDWIDTH, _LAUNCH = 1.755e9, 4.25e12, 1.8e-6
 
 
 @dataclass(frozen=True)
@@ -96,17 +109,26 @@ class BandedMatrix(Strategy):
 
     @classmethod
     def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
-        """Tell whether there are so many taps to an input that the tensor cores pay.
-
-        Rows of an odd width are not made of pairs: to load them takes twice the time.
-        """
-        taps, inputs = shape.kernel[0] * shape.kernel[1], shape.stride[0] * shape.stride[1]
+        """Tell whether there are so many taps to an input that the tensor cores may pay."""
+        taps = shape.kernel[0] * shape.kernel[1] / (shape.stride[0] * shape.stride[1])
+        least, most = _ODD_TAPS if Bands(shape, 1, 1).is_odd else (_LEAST_TAPS, inf)
         return (
             super().claims(shape, target)
-            and taps >= _LEAST_TAPS * inputs
-            and Bands(shape, 1, 1).has_pairs
+            and least <= taps < most
             and any(True for _ in cls._tiles(shape))
         )
+
+    @classmethod
+    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether it is expected to be faster than a window in registers.
+
+        Where rows are even it is known to.
+        """
+        if not Bands(shape, 1, 1).is_odd:
+            return True
+        other = RegisterWindow.choose(shape, target).expected_seconds(shape, target)
+        own = cls.choose(shape, target)._cycles(shape, target) / _CLOCK + _LAUNCH
+        return max(own, shape.least_bytes / _BANDWIDTH) < other
 
     @classmethod
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
@@ -125,7 +147,7 @@ class BandedMatrix(Strategy):
         for rows, kernel_rows in product(_heights(shape), _kernel_rows(shape)):
             groups = Bands(shape, rows, kernel_rows).groups
             tile = cls(rows, kernel_rows, min(_WARPS, groups))
-            if tile.is_promising(shape):
+            if tile.is_promising(shape) and tile.bands(shape).has_pairs:
                 yield tile
 
     @classmethod
@@ -140,8 +162,8 @@ class BandedMatrix(Strategy):
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
         bands, loads, products = self._counts(shape)
-        band = 2 * bands.depth_steps * bands.band_rows(self.kernel_rows)
-        needed = 30 + loads + 4 * self.rows + band
+        band = 2 * bands.depth_steps * bands.band_rows(self.kernel_rows) * (1 + bands.alternates)
+        needed = 30 + loads + 4 * self.rows + band + _SECOND_KIND * bands.alternates
         return (
             self.kernel_rows <= bands.product_rows
             and needed <= self.registers[bands.kernel_steps == 1]
@@ -179,9 +201,10 @@ class BandedMatrix(Strategy):
         """Estimate how long an SM takes for its warps, of which it needs four to be busy."""
         bands, loads, products = self._counts(shape)
         load, weight, multiply, store, begin, start = self.cycles
-        weights = 4 * bands.band_rows(self.kernel_rows) * bands.depth_steps
+        weights = 4 * bands.band_rows(self.kernel_rows) * bands.depth_steps * (1 + bands.alternates)
         step = load * loads + weight * weights + multiply * products + begin
-        warp = bands.kernel_steps * step + 2 * self.rows * store + start
+        stores = 2 * self.rows * (1 + shape.result_width % 2)
+        warp = bands.kernel_steps * step + stores * store + start
         warps = bands.groups * shape.result_channels / target.units
         return warp * max(4.0, warps)
 
@@ -228,6 +251,7 @@ class BandedMatrix(Strategy):
         from ..compute.mma import intrinsic
 
         pad, band, conv = blocks
+        bands = self.bands(shape)
 
         # 1. The sums of a warp, for a few rows of the kernel at a time.
         sch.set_scope(conv, 0, "local")
@@ -249,7 +273,7 @@ class BandedMatrix(Strategy):
             holder = loops.pop(2)
             sch.reorder(holder, *loops)
             sch.bind(holder, "threadIdx.x")
-            if load is pad and self.bands(shape).has_pairs:
+            if load is pad and (bands.is_copied or not bands.is_odd):
                 sch.vectorize(loops.pop())
             unroll_all(sch, loops)
 
@@ -269,8 +293,12 @@ def place_residual(sch: Schedule, epilogue: SBlockRV, thread: LoopRV) -> list[SB
 
 
 def _heights(shape: DepthwiseConv2dShape) -> list[int]:
-    """List the rows of a tile that are worth trying."""
-    return sorted(set(even_tiles(shape, 0, (1, 2, 4, 7, 8, 14))))
+    """List the rows of a tile that are worth trying; in rows of an odd width, even numbers too."""
+    heights = {*even_tiles(shape, 0, (1, 2, 4, 7, 8, 14))}
+    if Bands(shape, 1, 1).is_odd:
+        pairs = -(-shape.result_height // 2)
+        heights |= {2 * even_split(pairs, most) for most in (1, 2, 4, 5, 6, 8, 10, 15)}
+    return sorted(heights)
 
 
 def _kernel_rows(shape: DepthwiseConv2dShape) -> list[int]:

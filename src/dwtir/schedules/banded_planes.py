@@ -59,7 +59,7 @@ class BandedPlanes(BandedMatrix):
         return (
             cls._is_for(shape, target)
             and taps >= _LEAST_TAPS * inputs
-            and (shape.layout == "NHWC" or not Bands(shape, 1, 1).has_pairs)
+            and (shape.layout == "NHWC" or Bands(shape, 1, 1).is_odd)
             and any(True for _ in cls._tiles(shape))
         )
 
