@@ -6,11 +6,12 @@ our NCHW, or channels last, which is our NHWC. A result lies as the image it was
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..arguments import ALIGNMENT
 
@@ -99,9 +100,10 @@ def packed_weight(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
         return _packed_copy(weight, shape)
     key = shape, torch._C._cuda_getCurrentRawStream(weight.get_device()) if weight.is_cuda else 0
     stamp = weight.data_ptr(), weight._version
-    copies = _packed.get(weight)
-    if copies is None:
-        copies = _packed[weight] = {}
+    alive, copies = _packed.get(id(weight), _NOBODY)
+    if alive() is not weight:
+        number, copies = id(weight), {}
+        _packed[number] = weakref.ref(weight, partial(_packed.pop, number)), copies
     found = copies.get(key)
     if found is None or found[0] != stamp:
         found = copies[key] = stamp, _packed_copy(weight.detach(), shape)
@@ -118,7 +120,7 @@ def forget_packed(weight: Tensor) -> None:
     A backward pass announces that: what an optimiser writes through ``.data`` does not
     change the version.
     """
-    _packed.pop(weight, None)
+    _packed.pop(id(weight), None)
 
 
 def is_capturing(tensor: Tensor) -> bool:
@@ -126,4 +128,5 @@ def is_capturing(tensor: Tensor) -> bool:
     return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-_packed: Any = WeakIdKeyDictionary()
+_packed: dict[int, tuple[Callable[[], Any], dict[Any, Any]]] = {}
+_NOBODY: tuple[Callable[[], Any], dict[Any, Any]] = (lambda: None), {}
