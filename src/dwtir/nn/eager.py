@@ -16,7 +16,7 @@ from ..arguments import ALIGNMENT
 from . import kernels, ops
 from .tensors import Tensor
 
-__all__ = ["Call", "Key", "call_of", "calls", "fused", "key"]
+__all__ = ["Call", "Key", "calls", "fused", "key", "prepared"]
 
 _KINDS = (torch.Tensor, torch.nn.Parameter)
 
@@ -75,18 +75,18 @@ def key(image: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> K
     return image.shape, weight.shape, bias is None, form, image.dtype, image.device, geometry
 
 
-def call_of(found: Key, image: Tensor, weight: Tensor, *geometry: Any) -> Call:
-    """Find out what a call with such tensors, and a `key`, comes to."""
-    _, _, no_bias, form, *_ = found
-    epilogue = "" if no_bias else "bias"
+def prepared(
+    found: Key, image: Tensor, weight: Tensor, epilogue: str, *geometry: Any
+) -> Callable[..., Tensor]:
+    """Return what computes the convolution of tensors with a `key`, without its gradients."""
 
     def arrange_and_compute(image: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
         return kernels.forward(image, weight, operands, epilogue, *geometry)
 
+    form = found[3]
     if form is None or not image.shape[0]:
-        return Call(arrange_and_compute, geometry)
-    sizes = image.shape, weight.shape
-    return Call(kernels.prepared(image, form, *sizes, geometry, epilogue), geometry)
+        return arrange_and_compute
+    return kernels.prepared(image, form, image.shape, weight.shape, geometry, epilogue)
 
 
 def fused(

@@ -85,7 +85,9 @@ def depthwise_conv2d(
     geometry = _geometry(input, weight, stride, padding, dilation)
     if key is None or input.device.type not in DEVICES:
         return ops.depthwise_conv2d(input, weight, bias, *geometry)
-    call = eager.calls[key] = eager.call_of(key, input, weight, *geometry)
+    epilogue = "" if bias is None else "bias"
+    compute = eager.prepared(key, input, weight, epilogue, *geometry)
+    call = eager.calls[key] = eager.Call(compute, geometry)
     return call(input, weight, bias)
 
 
