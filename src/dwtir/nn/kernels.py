@@ -101,10 +101,13 @@ def grad_weight(
     found = image.shape, out.shape, image.dtype, image.device, form, *map(tuple, geometry)
     kernel = _kernel("", "grad_weight", *found)
     tensors = [as_layout(arranged(tensor, form), form) for tensor in (image, grad_out)]
+    shape = kernel.shape.weight_shape
     if form is torch.contiguous_format:
-        kernel(*tensors, out=out.view(kernel.shape.weight_shape))
+        kernel.launch(*tensors, out=out.view(shape))
     else:
-        spatial_weight(out).copy_(kernel(*tensors).flatten(2))
+        made = image.new_empty(shape)
+        kernel.launch(*tensors, out=made)
+        spatial_weight(out).copy_(made.flatten(2))
     return out
 
 
