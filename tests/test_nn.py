@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import dwtir.nn
 from dwtir import ArgumentError, DepthwiseConv2dShape, Epilogue, InvalidShapeError, reference
@@ -326,6 +327,14 @@ def test_gradients_of_gradients(form: torch.memory_format) -> None:
     for got, expected in zip(ours, theirs, strict=True):
         largest = float(expected.detach().abs().max())
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6 * largest)
+
+
+def test_gradients_of_a_checkpoint() -> None:
+    module, image = DepthwiseConv2d(6, 6, 3), torch.randn(1, 6, 8, 8)
+    checkpoint(module, image, use_reentrant=False).sum().backward()
+    got, module.weight.grad = module.weight.grad, None
+    module(image).sum().backward()
+    assert torch.equal(got, module.weight.grad)
 
 
 @pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])

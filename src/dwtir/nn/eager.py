@@ -93,8 +93,8 @@ def fused(
     image: Tensor, weight: Tensor, operands: Sequence[Tensor], epilogue: str, *geometry: Any
 ) -> Tensor:
     """Compute ``ops.fused``, which has no gradient."""
-    wants_gradient = torch.is_grad_enabled()
-    if wants_gradient or key(image, weight, None) is None:
+    keys = (key(image, weight, operand) for operand in operands or (None,))
+    if torch.is_grad_enabled() or None in keys:
         return ops.fused(image, weight, operands, epilogue, *geometry)
     return kernels.forward(image, weight, operands, epilogue, *geometry)
 
@@ -110,9 +110,13 @@ class _Convolution(torch.autograd.Function):  # type: ignore[misc]  # torch is A
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled() or key(grad_out, *ctx.saved_tensors) is None:
-            return ops.gradients(ctx, grad_out, ops.grad_data, ops.grad_weight)[:4]
-        return ops.gradients(ctx, grad_out, ops.data_gradient, ops.weight_gradient)[:4]
+        image, weight = (
+            ctx.saved_tensors
+        )  # once: hooks, as of checkpoints, may refuse a second time
+        functions = ops.data_gradient, ops.weight_gradient
+        if torch.is_grad_enabled() or key(grad_out, image, weight) is None:
+            functions = ops.grad_data, ops.grad_weight
+        return *ops.gradients(ctx, image, weight, grad_out, *functions), None
 
 
 # Past its Python part, which looks for what has no `key`.
