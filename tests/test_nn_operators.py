@@ -138,7 +138,8 @@ def test_plain_tensors_give_what_the_operators_give(form: torch.memory_format) -
     values = [torch.randn(2, 6, 9, 11).to(memory_format=form)]
     values += [torch.randn(12, 1, 3, 3), torch.randn(12)]
     found = []
-    for compute in (ops.depthwise_conv2d, depthwise_conv2d):
+    ways: list[Any] = [ops.depthwise_conv2d, depthwise_conv2d]
+    for compute in ways:
         tensors = [value.clone().requires_grad_() for value in values]
         out = compute(*tensors, *GEOMETRY)
         first = torch.autograd.grad(out.pow(2).sum(), tensors, create_graph=True)
