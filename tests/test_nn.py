@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import dwtir.nn
 from dwtir import ArgumentError, DepthwiseConv2dShape, Epilogue, InvalidShapeError, reference
@@ -136,6 +137,23 @@ def test_an_empty_batch(form: torch.memory_format) -> None:
 def test_an_image_that_has_only_a_size() -> None:
     module = DepthwiseConv2d(4, 8, 3, 2, "SAME", device="meta")
     assert module(torch.empty(2, 4, 9, 11, device="meta")).shape == (2, 8, 5, 6)
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_the_same_sizes_may_lie_otherwise(form: torch.memory_format) -> None:
+    """What a call came to is kept; it is not for tensors that only look alike."""
+    image = torch.randn(2, 6, 9, 9).contiguous(memory_format=form)
+    weight, bias = torch.randn(6, 1, 3, 3), torch.randn(6)
+    alike = [(image, weight, bias)] * 2 + [(kind(image), weight, bias) for kind in KINDS]
+    alike += [(image._neg_view(), weight, bias), (image, weight._neg_view(), bias)]
+    alike += [(image, weight.mT, bias), (image, weight, bias.repeat(2)[::2])]
+    alike += [(image, misaligned(weight), bias), (image, weight, misaligned(bias))]
+    with torch.inference_mode():
+        alike.append((image.clone(), weight.clone(), bias))
+    for stride in (1, (2, 1), [2, 1]):
+        for tensors in alike:
+            expected = F.conv2d(*tensors, stride, 1, groups=6)
+            torch.testing.assert_close(depthwise_conv2d(*tensors, stride, 1), expected)
 
 
 # Paddings
@@ -309,6 +327,14 @@ def test_gradients_of_gradients(form: torch.memory_format) -> None:
     for got, expected in zip(ours, theirs, strict=True):
         largest = float(expected.detach().abs().max())
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6 * largest)
+
+
+def test_gradients_of_a_checkpoint() -> None:
+    module, image = DepthwiseConv2d(6, 6, 3), torch.randn(1, 6, 8, 8)
+    checkpoint(module, image, use_reentrant=False).sum().backward()
+    got, module.weight.grad = module.weight.grad, None
+    module(image).sum().backward()
+    assert torch.equal(got, module.weight.grad)
 
 
 @pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dwtir
 from dwtir import ArgumentError
-from dwtir.nn import DepthwiseConv2d, eager, ops
+from dwtir.nn import DepthwiseConv2d, ops
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import memory_format
 from processes import python
@@ -138,7 +138,8 @@ def test_plain_tensors_give_what_the_operators_give(form: torch.memory_format) -
     values = [torch.randn(2, 6, 9, 11).to(memory_format=form)]
     values += [torch.randn(12, 1, 3, 3), torch.randn(12)]
     found = []
-    for compute in (ops.depthwise_conv2d, eager.depthwise_conv2d):
+    ways: list[Any] = [ops.depthwise_conv2d, depthwise_conv2d]
+    for compute in ways:
         tensors = [value.clone().requires_grad_() for value in values]
         out = compute(*tensors, *GEOMETRY)
         first = torch.autograd.grad(out.pow(2).sum(), tensors, create_graph=True)

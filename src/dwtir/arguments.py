@@ -131,13 +131,18 @@ class Signature:
             except ArgumentError:  # or a tensor is smaller than the kernel's, and ends before out
                 self.explain(inputs, out)
                 raise
-        if self._workspace:
-            scratch = [
-                inputs[0].new_empty(extents, dtype=getattr(torch, dtype))
-                for dtype, extents in self._workspace
-            ]
-            return Bound((*inputs, *scratch, out), out)
-        return Bound((*inputs, out), out)
+        return Bound(self.arguments(inputs, out), out)
+
+    def arguments(self, inputs: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+        """Return what the compiled function takes of torch tensors: with a workspace."""
+        if not self._workspace:
+            return *inputs, out
+        torch: Any = sys.modules["torch"]
+        scratch = [
+            inputs[0].new_empty(extents, dtype=getattr(torch, dtype))
+            for dtype, extents in self._workspace
+        ]
+        return *inputs, *scratch, out
 
     def _with_own_weight(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """View torch's weight of several filters a channel as ours."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,10 +27,6 @@ if TYPE_CHECKING:
     import tvm
 
 __all__ = ["Kernel", "KernelInfo", "Timing", "load"]
-
-
-_Device: TypeAlias = contextlib.AbstractContextManager[Any]
-_NOTHING: _Device = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -153,6 +148,7 @@ class Kernel:
         self.shape = info.shape
         self.epilogue = info.epilogue
         self.target = info.target
+        self._on_gpu = info.target.kind == "cuda"
         self.strategy = info.strategy
         self.provenance = info.provenance
         self.trace = info.trace
@@ -186,22 +182,28 @@ class Kernel:
             If the kernel was compiled for a GPU that is not here.
         """
         bound = self._signature.bind(inputs, out)
+        self._launch(bound.arguments, inputs, out)
+        return bound.result
+
+    def launch(self, *inputs: Any, out: Any) -> None:
+        """Compute from torch tensors, without the checks that compiled code does not make.
+
+        The caller knows that they are aligned, not negated and apart in memory, that nobody
+        wants a gradient of them, and that they have the shapes of ``input_shapes``.
+        """
+        self._launch(self._signature.arguments(inputs, out), inputs, out)
+
+    def _launch(self, arguments: tuple[Any, ...], inputs: tuple[Any, ...], out: Any) -> None:
         run = self._run or self._cannot_run()
         try:
-            with self._device_of(inputs[0]):
-                run(*bound.arguments)
+            if self._on_gpu and _is_elsewhere(inputs[0]):
+                with sys.modules["torch"].cuda.device(inputs[0].device):
+                    run(*arguments)
+            else:
+                run(*arguments)
         except Exception:
             self._signature.explain(inputs, out)
             raise
-        return bound.result
-
-    def _device_of(self, tensor: Any) -> _Device:
-        """Make a torch tensor's GPU the current one."""
-        if self.target.kind != "cuda" or not getattr(tensor, "is_cuda", False):
-            return _NOTHING
-        cuda: Any = sys.modules["torch"].cuda
-        here = tensor.get_device() == cuda.current_device()
-        return _NOTHING if here else cast(_Device, cuda.device(tensor.device))
 
     def script(self) -> str:
         """Return the scheduled TensorIR as TVMScript."""
@@ -309,6 +311,14 @@ class Kernel:
             f"the kernel is compiled for {self.target.name} ({self.target.arch}), which is not "
             "in this machine or not usable; `python -m dwtir doctor --target cuda` says why"
         )
+
+
+def _is_elsewhere(tensor: Any) -> bool:
+    """Tell whether it is a torch tensor on another GPU than the current one."""
+    if not getattr(tensor, "is_cuda", False):
+        return False
+    here: int = sys.modules["torch"]._C._cuda_getDevice()
+    return bool(tensor.get_device() != here)
 
 
 def load(path: str | Path) -> Kernel:

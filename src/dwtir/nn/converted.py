@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,17 +72,29 @@ class ConvertedForward:
         """What it is converted for; see `form_of`."""
         self._warned = False
         self._derived = Derived()
+        self._known: dict[eager.Key, Callable[..., Tensor]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_known": {}}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the convolution and its followers; in training, the convolution alone."""
         (image,) = (*args, *kwargs.values())
-        chain = self.chain
+        chain, conv, key = self.chain, self.chain.conv, None
         if chain.training:
-            return type(chain.conv).forward(chain.conv, image)
+            return type(conv).forward(conv, image)
+        if not (torch.is_grad_enabled() or autocast(image)):
+            key = eager.key(image, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation)
+            known = None if key is None else self._known.get(key)
+            if known is not None:
+                return known(image, self._weight(image), *self._operands(image.dtype))
         if not image.numel():
             return chain.original(image)
         reason = self._refusal(image)
         if reason is None:
+            if key is not None:
+                like = image, conv.weight, chain.epilogue, *chain.geometry(image.shape[2:])
+                self._known[key] = eager.prepared(key, *like)
             return self.run(image)
         if not torch.compiler.is_compiling() and not self._warned:
             self._warned = True

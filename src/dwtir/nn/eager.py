@@ -2,72 +2,122 @@
 
 The operators of `ops` serve whoever looks at what is computed: compilers, transformations,
 modes. Where nobody but autograd does, they cost several times what it takes to launch a kernel.
+Even finding the kernel does; so what a call comes to is kept for those that are alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from ..arguments import ALIGNMENT
 from . import kernels, ops
 from .tensors import Tensor
 
-__all__ = ["depthwise_conv2d", "fused"]
+__all__ = ["Call", "Key", "calls", "fused", "key", "prepared"]
 
 _KINDS = (torch.Tensor, torch.nn.Parameter)
 
+Key: TypeAlias = tuple[Any, ...]
 
-def depthwise_conv2d(image: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
-    """Compute ``ops.depthwise_conv2d``, with gradients of any order."""
-    tensors = (image, weight) if bias is None else (image, weight, bias)
-    if not _are_plain(*tensors):
-        return ops.depthwise_conv2d(image, weight, bias, *geometry)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return _Convolution.apply(image, weight, bias, *geometry)
-    return ops.forward(image, weight, bias, *geometry)
+
+class Call(NamedTuple):
+    """The convolution of tensors that are alike, with gradients of any order."""
+
+    compute: Callable[..., Tensor]
+    geometry: tuple[Any, ...]
+
+    def __call__(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute it, of tensors with the `key` of this call."""
+        if torch.is_grad_enabled() and (
+            weight.requires_grad or image.requires_grad or (bias is not None and bias.requires_grad)
+        ):
+            return _apply(image, weight, bias, self)
+        return self.compute(image, weight) if bias is None else self.compute(image, weight, bias)
+
+
+calls: dict[Key, Call] = {}
+"""Calls that are known, by what `key` says of them."""
+
+
+def key(image: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Key | None:
+    """Return what a call comes to depends on, but the wish for gradients.
+
+    None says that it is for the operators: somebody but autograd looks at what is done, or
+    the tensors are none of a CPU or a GPU, with memory of their own.
+    """
+    if (
+        torch.compiler.is_dynamo_compiling()
+        or type(image) not in _KINDS
+        or type(weight) not in _KINDS
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._is_torch_function_mode_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._is_tracing()
+        or image.is_neg()
+        or weight.is_neg()
+        or (bias is not None and (type(bias) not in _KINDS or bias.is_neg()))
+    ):
+        return None
+    try:
+        address = image.data_ptr() | weight.data_ptr() | (0 if bias is None else bias.data_ptr())
+    except RuntimeError:  # sparse, or of a batch
+        return None
+    form = None
+    if not address % ALIGNMENT and (bias is None or bias.is_contiguous()):
+        if not image.is_contiguous():
+            if image.is_contiguous(memory_format=torch.channels_last):
+                form = torch.channels_last
+        elif weight.is_contiguous():
+            form = torch.contiguous_format
+    return image.shape, weight.shape, bias is None, form, image.dtype, image.device, geometry
+
+
+def prepared(
+    found: Key, image: Tensor, weight: Tensor, epilogue: str, *geometry: Any
+) -> Callable[..., Tensor]:
+    """Return what computes the convolution of tensors with a `key`, without its gradients."""
+
+    def arrange_and_compute(image: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
+        return kernels.forward(image, weight, operands, epilogue, *geometry)
+
+    form = found[3]
+    if form is None or not image.shape[0]:
+        return arrange_and_compute
+    return kernels.prepared(image, form, image.shape, weight.shape, geometry, epilogue)
 
 
 def fused(
     image: Tensor, weight: Tensor, operands: Sequence[Tensor], epilogue: str, *geometry: Any
 ) -> Tensor:
     """Compute ``ops.fused``, which has no gradient."""
-    wants_gradient = torch.is_grad_enabled()
-    if wants_gradient or not _are_plain(image, weight, *operands):
+    keys = (key(image, weight, operand) for operand in operands or (None,))
+    if torch.is_grad_enabled() or None in keys:
         return ops.fused(image, weight, operands, epilogue, *geometry)
     return kernels.forward(image, weight, operands, epilogue, *geometry)
-
-
-def _are_plain(*tensors: Tensor) -> bool:
-    """Tell whether nobody looks at what is done with tensors of a CPU or a GPU but autograd."""
-    for tensor in tensors:
-        if type(tensor) not in _KINDS or not (tensor.is_cuda or tensor.is_cpu):
-            return False
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._is_torch_function_mode_enabled()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or any(map(torch._C._functorch.is_legacy_batchedtensor, tensors))
-        or torch._C._is_tracing()
-        or any(tensor.is_sparse for tensor in tensors)
-    )
 
 
 class _Convolution(torch.autograd.Function):  # type: ignore[misc]  # torch is Any to mypy
     """The convolution to autograd. A gradient that is differentiated again is an operator."""
 
     @staticmethod
-    def forward(
-        ctx: Any, image: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any
-    ) -> Tensor:
+    def forward(ctx: Any, image: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
         ctx.save_for_backward(image, weight)
-        ctx.geometry = geometry
-        return ops.forward(image, weight, bias, *geometry)
+        ctx.geometry = call.geometry
+        return call.compute(image, weight) if bias is None else call.compute(image, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled() or not _are_plain(grad_out, *ctx.saved_tensors):
-            return ops.gradients(ctx, grad_out, ops.grad_data, ops.grad_weight)
-        return ops.gradients(ctx, grad_out, ops.data_gradient, ops.weight_gradient)
+        image, weight = (
+            ctx.saved_tensors
+        )  # once: hooks, as of checkpoints, may refuse a second time
+        functions = ops.data_gradient, ops.weight_gradient
+        if torch.is_grad_enabled() or key(grad_out, image, weight) is None:
+            functions = ops.grad_data, ops.grad_weight
+        return *ops.gradients(ctx, image, weight, grad_out, *functions), None
+
+
+# Past its Python part, which looks for what has no `key`.
+_apply = super(torch.autograd.Function, _Convolution).apply

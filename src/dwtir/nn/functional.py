@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 
 from ..errors import ArgumentError
-from . import eager
+from . import eager, ops
 from .tensors import DEVICES, Tensor
 
 __all__ = ["autocast", "depthwise_conv2d", "pair", "sides"]
@@ -64,22 +64,44 @@ def depthwise_conv2d(
     InvalidShapeError
         If the output would be empty, or is too large to index.
     """
+    dtype = autocast(input)
+    if dtype is not None:
+        input, weight = input.to(dtype), weight.to(dtype)  # noqa: A001
+        bias = None if bias is None else bias.to(dtype)
+    key = eager.key(input, weight, bias, stride, padding, dilation)
+    if key is not None:
+        try:
+            call = eager.calls.get(key)
+        except TypeError:  # lists, say, are no part of a key
+            geometry = _geometry(input, weight, stride, padding, dilation)
+            return depthwise_conv2d(input, weight, bias, *geometry)
+        if call is not None:
+            return call(input, weight, bias)
     if input.dim() == 3:
         image = input.unsqueeze(0)
         return depthwise_conv2d(image, weight, bias, stride, padding, dilation).squeeze(0)
     if input.dim() != 4:
         raise ArgumentError(f"input must be (N, C, H, W) or (C, H, W), got {tuple(input.shape)}")
+    geometry = _geometry(input, weight, stride, padding, dilation)
+    if key is None or input.device.type not in DEVICES:
+        return ops.depthwise_conv2d(input, weight, bias, *geometry)
+    epilogue = "" if bias is None else "bias"
+    compute = eager.prepared(key, input, weight, epilogue, *geometry)
+    call = eager.calls[key] = eager.Call(compute, geometry)
+    return call(input, weight, bias)
+
+
+def _geometry(
+    image: Tensor, weight: Tensor, stride: IntPair, padding: PaddingArgument, dilation: IntPair
+) -> tuple[IntPair, PaddingArgument, IntPair]:
     stride, dilation = pair("stride", stride), pair("dilation", dilation)
-    padding = sides(padding, input.shape[2:], weight.shape[2:], stride, dilation)
-    dtype = autocast(input)
-    if dtype is not None:
-        input, weight = input.to(dtype), weight.to(dtype)  # noqa: A001
-        bias = None if bias is None else bias.to(dtype)
-    return eager.depthwise_conv2d(input, weight, bias, stride, padding, dilation)
+    return stride, sides(padding, image.shape[-2:], weight.shape[-2:], stride, dilation), dilation
 
 
 def autocast(image: Tensor) -> torch.dtype | None:
     """Return the type that autocast, if it is on, wants a convolution to be computed in."""
+    if not (torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled()):
+        return None
     device = image.device.type
     if device in DEVICES and torch.is_autocast_enabled(device) and image.dtype != torch.float64:
         return torch.get_autocast_dtype(device)

@@ -6,8 +6,9 @@ right) and the dilation of the forward convolution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ from .tensors import (
     spatial_weight,
 )
 
-__all__ = ["DTYPES", "check", "forward", "grad_data", "grad_weight", "shape_of"]
+__all__ = ["DTYPES", "check", "forward", "grad_data", "grad_weight", "prepared", "shape_of"]
 
 DTYPES = {getattr(torch, name): name for name in shapes.DTYPES}
 """The types of tensors that there are kernels for, and dwtir's names of them."""
@@ -70,15 +71,8 @@ def forward(
     if not image.shape[0]:
         rows, columns = output_size(image.shape[2:], weight.shape[2:], *geometry)
         return empty_image(image, (0, weight.shape[0], rows, columns), form)
-    kernel, size = _kernel(image, form, image.shape, weight.shape, geometry, epilogue)
-    out = empty_image(image, size, form)
-    kernel(
-        as_layout(arranged(image, form), form),
-        _arranged_weight(weight, kernel.shape),
-        *map(arranged, operands),
-        out=as_layout(out, form),
-    )
-    return out
+    compute = prepared(image, form, image.shape, weight.shape, geometry, epilogue)
+    return compute(arranged(image, form), _dense(weight, form), *map(arranged, operands))
 
 
 def grad_data(
@@ -89,17 +83,11 @@ def grad_data(
     *geometry: Sequence[int],
 ) -> Tensor:
     """Compute the gradient of the image, in a memory format, which is the image's."""
-    out = empty_image(grad_out, image_size, form)
-    if grad_out.shape[0]:
-        kernel, _ = _kernel(
-            grad_out, form, out.shape, weight.shape, geometry, operation="grad_data"
-        )
-        kernel(
-            as_layout(arranged(grad_out, form), form),
-            _arranged_weight(weight, kernel.shape),
-            out=as_layout(out, form),
-        )
-    return out
+    image_size = torch.Size(image_size)
+    if not grad_out.shape[0]:
+        return empty_image(grad_out, image_size, form)
+    compute = prepared(grad_out, form, image_size, weight.shape, geometry, operation="grad_data")
+    return compute(arranged(grad_out, form), _dense(weight, form))
 
 
 def grad_weight(
@@ -110,21 +98,22 @@ def grad_weight(
     out = image.new_empty(weight_size)
     if not image.shape[0]:
         return out.zero_()
-    kernel, _ = _kernel(image, form, image.shape, out.shape, geometry, operation="grad_weight")
+    found = image.shape, out.shape, image.dtype, image.device, form, *map(tuple, geometry)
+    kernel = _kernel("", "grad_weight", *found)
     tensors = [as_layout(arranged(tensor, form), form) for tensor in (image, grad_out)]
+    shape = kernel.shape.weight_shape
     if form is torch.contiguous_format:
-        kernel(*tensors, out=out.view(kernel.shape.weight_shape))
+        kernel.launch(*tensors, out=out.view(shape))
     else:
-        spatial_weight(out).copy_(kernel(*tensors).flatten(2))
+        made = image.new_empty(shape)
+        kernel.launch(*tensors, out=made)
+        spatial_weight(out).copy_(made.flatten(2))
     return out
 
 
-def _arranged_weight(weight: Tensor, shape: DepthwiseConv2dShape) -> Tensor:
-    """Return a weight as the kernel for a shape has it."""
-    if shape.layout == "NHWC":
-        return packed_weight(weight, shape.weight_shape)
-    weight = arranged(weight)
-    return weight if weight.shape == shape.weight_shape else weight.view(shape.weight_shape)
+def _dense(weight: Tensor, form: torch.memory_format) -> Tensor:
+    """Return a weight as `prepared` functions take it."""
+    return arranged(weight) if form is torch.contiguous_format else weight
 
 
 def shape_of(
@@ -161,7 +150,7 @@ def shape_of(
     )
 
 
-def _kernel(
+def prepared(
     like: Tensor,
     form: torch.memory_format,
     image_size: torch.Size,
@@ -169,14 +158,38 @@ def _kernel(
     geometry: Sequence[Sequence[int]],
     epilogue: str = "",
     operation: str = "forward",
-) -> tuple[Kernel, tuple[int, ...]]:
-    """Find the kernel for images and weights of these sizes, of `like`'s type and device."""
+) -> Callable[..., Tensor]:
+    """Return what computes `forward` or `grad_data` of tensors of `like`'s type and device.
+
+    It takes an image, or its gradient, and operands that are `arranged`, the image in the
+    memory format, and a weight that is `arranged`, or any weight if channels are last.
+    """
     found = (image_size, weight_size, like.dtype, like.device, form, *map(tuple, geometry))
-    return _found(epilogue, operation, *found)
+    return _prepared(form, epilogue, operation, *found)
 
 
 @cache
-def _found(
+def _prepared(form: torch.memory_format, *found: Any) -> Callable[..., Tensor]:
+    kernel = _kernel(*found)
+    launch, shape = kernel.launch, kernel.shape
+    weight_shape, several = shape.weight_shape, shape.channel_multiplier > 1
+    size = (shape.batch, shape.result_channels, shape.result_height, shape.result_width)
+    strides = torch.empty(size, device="meta", memory_format=form).stride()
+
+    def compute(image: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
+        out = image.new_empty_strided(size, strides)
+        if form is torch.channels_last:
+            weight = packed_weight(weight, weight_shape)
+        elif several:
+            weight = weight.view(weight_shape)
+        launch(as_layout(image, form), weight, *operands, out=as_layout(out, form))
+        return out
+
+    return compute
+
+
+@cache
+def _kernel(
     epilogue: str,
     operation: str,
     image_size: torch.Size,
@@ -185,11 +198,9 @@ def _found(
     device: torch.device,
     form: torch.memory_format,
     *geometry: tuple[int, ...],
-) -> tuple[Kernel, tuple[int, ...]]:
-    """Return the kernel, and the size of the forward convolution's output."""
+) -> Kernel:
     shape = shape_of(image_size, weight_size, dtype, form, *geometry, operation=operation)
-    kernel = _built(shape, Epilogue.of(epilogue), _target(device))
-    return kernel, (shape.batch, shape.out_channels, shape.out_height, shape.out_width)
+    return _built(shape, Epilogue.of(epilogue), _target(device))
 
 
 @cache

@@ -102,14 +102,20 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _forward_backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
-    return gradients(ctx, grad_out, grad_data, grad_weight)
+    image, weight = ctx.saved_tensors
+    found = gradients(ctx, image, weight, grad_out, grad_data, grad_weight)
+    return (*found, None, None, None)
 
 
 def gradients(
-    ctx: Any, grad_out: Tensor, grad_data: Callable[..., Any], grad_weight: Callable[..., Any]
+    ctx: Any,
+    image: Tensor,
+    weight: Tensor,
+    grad_out: Tensor,
+    grad_data: Callable[..., Any],
+    grad_weight: Callable[..., Any],
 ) -> tuple[Any, ...]:
-    """Return the gradients of `depthwise_conv2d`'s arguments, by these of its tensors."""
-    image, weight = ctx.saved_tensors
+    """Return the gradients of `depthwise_conv2d`'s tensors that are wanted, by these functions."""
     last = memory_format(image) is torch.channels_last
     wanted = ctx.needs_input_grad
     found = (
@@ -118,7 +124,7 @@ def gradients(
         grad_out.sum((0, 2, 3)) if wanted[2] else None,
     )
     forget_packed(weight)
-    return (*found, None, None, None)
+    return found
 
 
 def _grad_data_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:

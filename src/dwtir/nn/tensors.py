@@ -6,11 +6,12 @@ our NCHW, or channels last, which is our NHWC. A result lies as the image it was
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..arguments import ALIGNMENT
 
@@ -91,25 +92,26 @@ def packed_weight(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
     version changes. Nothing is kept of a weight without a version, nor while a CUDA graph
     is captured: replays have to see what the weight is then.
     """
-    if weight.stride(0) == 1:
-        spatial = spatial_weight(weight)
-        if spatial.is_contiguous() and not spatial.data_ptr() % ALIGNMENT:
-            return spatial.view(shape)
     if weight.is_inference() or is_capturing(weight):
-        return _packed_copy(weight, shape)
+        return _packed(weight, shape)
     key = shape, torch._C._cuda_getCurrentRawStream(weight.get_device()) if weight.is_cuda else 0
     stamp = weight.data_ptr(), weight._version
-    copies = _packed.get(weight)
-    if copies is None:
-        copies = _packed[weight] = {}
-    found = copies.get(key)
+    number = id(weight)
+    alive, kept = _kept.get(number, _NOBODY)
+    if alive() is not weight:
+        kept = {}
+        _kept[number] = weakref.ref(weight, partial(_kept.pop, number)), kept
+    found = kept.get(key)
     if found is None or found[0] != stamp:
-        found = copies[key] = stamp, _packed_copy(weight.detach(), shape)
+        found = kept[key] = stamp, _packed(weight.data, shape)
     return found[1]
 
 
-def _packed_copy(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return spatial_weight(weight).clone(memory_format=torch.contiguous_format).view(shape)
+def _packed(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+    spatial = spatial_weight(weight)
+    if not spatial.is_contiguous() or spatial.data_ptr() % ALIGNMENT:
+        spatial = spatial.clone(memory_format=torch.contiguous_format)
+    return spatial.view(shape)
 
 
 def forget_packed(weight: Tensor) -> None:
@@ -118,7 +120,7 @@ def forget_packed(weight: Tensor) -> None:
     A backward pass announces that: what an optimiser writes through ``.data`` does not
     change the version.
     """
-    _packed.pop(weight, None)
+    _kept.pop(id(weight), None)
 
 
 def is_capturing(tensor: Tensor) -> bool:
@@ -126,4 +128,5 @@ def is_capturing(tensor: Tensor) -> bool:
     return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-_packed: Any = WeakIdKeyDictionary()
+_kept: dict[int, tuple[Callable[[], Any], dict[Any, Any]]] = {}
+_NOBODY: tuple[Callable[[], Any], dict[Any, Any]] = (lambda: None), {}
