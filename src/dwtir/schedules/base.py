@@ -103,6 +103,10 @@ class Strategy(ABC):
         """List tiles that may well be the fastest, the likeliest first: what `choose` picks."""
         return (cls.choose(shape, target),)
 
+    def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Self:
+        """Return the tile with the registers that an epilogue needs, if it was chosen without."""
+        return self
+
     def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float | None:
         """Estimate the time of the kernel; None where the strategy has no model of it."""
         return None
