@@ -171,6 +171,28 @@ def test_no_row_has_code_of_its_own(images: str, tile: tuple[int, ...]) -> None:
     assert long.resources().spill_bytes == long.resources().stack_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("layer", "epilogue"),
+    [
+        ("64x256x56x56_k3_p1_float16_nhwc", "scale_shift+silu"),
+        ("128x96x56x56_k5_p2", "scale_shift+residual+relu"),
+        ("128x96x56x56_k5_p2_float16_nhwc", "scale_shift+silu"),
+        ("128x96x56x56_k5_p2_float16_nhwc", "scale_shift+residual+relu"),
+        ("128x96x56x56_k7_p3", "scale_shift+residual+relu"),
+    ],
+)
+def test_an_epilogue_fits_beside_the_tile(layer: str, epilogue: str) -> None:
+    """No fewer blocks run at a time than the tile was chosen for."""
+    kernel = dwtir.build(layer, epilogue=epilogue, target=H200)
+    alone, beside = choose(kernel.shape, H200).parameters, kernel.strategy.parameters
+    assert beside["min_blocks"] >= alone["min_blocks"]
+    resources = kernel.resources()
+    assert resources.spill_bytes == 0
+    assert resources.registers is not None
+    assert resources.threads is not None
+    assert resources.registers <= registers_for(resources.threads, beside["min_blocks"])
+
+
 def test_columns_come_and_leave_as_vectors() -> None:
     tile = RowStream(56, 8, 4, 7, 18, 1, 3, 2)
     source = dwtir.build("8x96x56x56_k7_p3", tile, target="nvidia-h200").source()

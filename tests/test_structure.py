@@ -25,7 +25,15 @@ from dwtir import (
     reference,
 )
 from dwtir.build import schedule_for
-from dwtir.schedules import ChannelVector, Ladder, RegisterWindow, SharedTile, TapSums, named
+from dwtir.schedules import (
+    ChannelVector,
+    Ladder,
+    RegisterWindow,
+    RowStream,
+    SharedTile,
+    TapSums,
+    named,
+)
 from dwtir.schedules.ladder import LADDER_STEPS
 from dwtir.target import resolve
 from strategies import integer_tensors
@@ -155,9 +163,11 @@ def test_a_tile_takes_the_shared_memory_that_its_check_counts(text: str, tile: S
     assert tile._shared_bytes(shape) <= resources.shared_bytes <= tile._shared_bytes(shape) + 16
 
 
-def assert_exact(backend: Backend, tile: Strategy, shape: DepthwiseConv2dShape) -> None:
+def assert_exact(
+    backend: Backend, tile: Strategy, shape: DepthwiseConv2dShape, steps: str = "bias+relu"
+) -> None:
     """Run a tile with an epilogue on small integers, where every sum is exact."""
-    epilogue = Epilogue(("bias", "relu"))
+    epilogue = Epilogue.of(steps)
     tensors = integer_tensors(shape, epilogue, 0)
     (got,) = backend.run(tile, shape, epilogue, tensors)
     data, weight, *_ = tensors.values()
@@ -213,6 +223,14 @@ def test_every_window_computes_the_same(
     if isinstance(tile, RegisterWindow) and window == "tap":
         tile = dataclasses.replace(tile, lanes=1)
     assert_exact(backend, tile, shape)
+
+
+@pytest.mark.parametrize("images", ["nchw", "nhwc", "float16_nhwc"])
+@pytest.mark.parametrize(("rows", "cols", "depth"), [(5, 4, 4), (13, 4, 3), (7, 12, 2), (4, 2, 1)])
+def test_rows_of_a_residual_meet_their_rows(images: str, rows: int, cols: int, depth: int) -> None:
+    shape = DepthwiseConv2dShape.parse(f"2x4x13x12_k5_p3x2_{images}")
+    tile = RowStream(rows, cols, 2, 2, 1, 2, 1, max(depth, 1 if shape.itemsize == 2 else 2))
+    assert_exact(REPLAY, tile, shape, "scale_shift+residual")
 
 
 def test_a_window_larger_than_shared_memory_is_not_claimed() -> None:

@@ -157,9 +157,13 @@ def _find_strategy(
             f"a schedule is a name or a Strategy, got {type(schedule).__name__}"
         )
     if schedule == "tuned":
-        found = database.find(shape, target, epilogue)
+        found = database.find_record(shape, target, epilogue)
         if found is not None:
-            return found[0], provenance | {"chosen": "tuned", "record": str(found[1])}
+            record, path = found
+            strategy = record.strategy
+            if record.epilogue != epilogue:
+                strategy = strategy.with_room_for(shape, epilogue)
+            return strategy, provenance | {"chosen": "tuned", "record": str(path)}
         missing = (
             f"no tuning record for {shape} on {target.name}; to make one: "
             f"python -m dwtir.tune {shape}"
@@ -168,8 +172,8 @@ def _find_strategy(
             raise NotTunedError(missing)
         warnings.warn(f"{missing}. Building the manual schedule.", NotTunedWarning, stacklevel=3)
     elif schedule != "manual":
-        return schedules.named(schedule, shape, target), provenance | {"chosen": "step"}
-    return schedules.choose(shape, target), provenance | {"chosen": "manual"}
+        return schedules.named(schedule, shape, target, epilogue), provenance | {"chosen": "step"}
+    return schedules.choose(shape, target, epilogue), provenance | {"chosen": "manual"}
 
 
 def _cached(name: str, provenance: dict[str, str]) -> Kernel | None:

@@ -9,6 +9,9 @@ from .shape import DepthwiseConv2dShape
 
 __all__ = ["Strip"]
 
+_RESIDUAL = 8
+"""Registers that more than one row of a residual may take."""
+
 
 @dataclass(frozen=True)
 class Strip:
@@ -55,6 +58,16 @@ class Strip:
     def shift(self) -> int:
         """Columns of a row before its first input."""
         return -self.left % self.step
+
+    def residual_rows(self, depth: int) -> int:
+        """Count the rows of a residual that are loaded ahead, of a window of so many rows.
+
+        More than one where few registers hold them, for then a row takes little time.
+        """
+        most = _RESIDUAL // (self.cols * self.channels)
+        return max(
+            rows for rows in range(1, depth + 1) if depth % rows == 0 and rows <= max(1, most)
+        )
 
     @property
     def loads(self) -> int:

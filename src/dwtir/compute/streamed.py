@@ -22,9 +22,6 @@ from .forward import epilogue_parts
 
 __all__ = ["rows_of"]
 
-_ADDED = 24
-"""Registers that rows of a residual may take."""
-
 
 def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient, of stride 1.
@@ -60,8 +57,10 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     declare, finish = epilogue_parts(shape, epilogue)
     names = [name for name in epilogue.operands(shape) if name != "residual"]
     has_residual = "residual" in epilogue.operands(shape)
-    # Its rows are loaded ahead as well, where registers can be spared for them.
-    ADDED = D if D * cols * V <= _ADDED else 1
+    # Its rows are loaded ahead as well.
+    ADDED = strips.residual_rows(D)
+    # A row with an epilogue leaves before others are added to, and has its registers for itself.
+    FIRST = 1 if epilogue.steps else KH
 
     def hold(channels: tirx.Buffer, added: tirx.Buffer, row: Any) -> dict[str, Any]:
         """Find the operands of the epilogue where a thread has them."""
@@ -126,6 +125,21 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                     ]
 
     @T.inline
+    def add_row(acc, raw, row, wide, d, back):  # type: ignore[no-untyped-def]
+        """Move a row of sums one row of the kernel on, and add a row of the image to it."""
+        for j, v in T.grid(cols, V):
+            if back == KH - 1:
+                acc[KH - 1 - back, j, v] = T.float32(0)
+            else:
+                acc[KH - 1 - back, j, v] = acc[KH - 2 - back, j, v]
+        for kw, j, v in T.grid(KW, cols, V):
+            acc[KH - 1 - back, j, v] = (
+                acc[KH - 1 - back, j, v]
+                + (raw[d, j + kw + LEAD, v] if is_float else row[j + kw, v])
+                * wide[KH - 1 - back, kw, v]
+            )
+
+    @T.inline
     def store_row(  # type: ignore[no-untyped-def]
         acc, kh, held, result, out, n, row, strip, vector
     ):
@@ -168,7 +182,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                 for d in T.unroll(AHEAD):
                     load_row(data, raw, d, vn, vs * rows - TOP + low + d, vx, vc)
                 if has_residual:
-                    for d in T.unroll(ADDED - 1):
+                    for d in T.unroll(ADDED):
                         at = T.meta_var(vs * rows + low + d - (KH - 1))
                         load_residual(operands["residual"], added, d, vn, at, vx, vc)
                 for kh in T.unroll(KH):
@@ -203,32 +217,26 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                                 vx,
                                 vc,
                             )
-                            if has_residual:
+                            for back in T.serial(FIRST, annotations=unrolled):
+                                add_row(acc, raw, row, wide, d, back)
+                            at = T.meta_var(vs * rows + low + turn * D + d - (KH - 1))
+                            held = T.meta_var(hold(channels, added, T.floormod(d, ADDED)))
+                            if KH - 1 <= low + turn * D + d:
+                                store_row(acc, KH - 1, held, result, out, vn, at, vx, vc)
+                            # Tested, for else it would be loaded where it is added.
+                            if has_residual and KH - 1 - ADDED <= low + turn * D + d:
                                 load_residual(
                                     operands["residual"],
                                     added,
-                                    T.floormod(d + ADDED - 1, ADDED),
+                                    T.floormod(d, ADDED),
                                     vn,
-                                    vs * rows + low + turn * D + d + ADDED - KH,
+                                    at + ADDED,
                                     vx,
                                     vc,
                                 )
-                            for back in T.serial(KH, annotations=unrolled):
-                                for j, v in T.grid(cols, V):
-                                    if back == KH - 1:
-                                        acc[KH - 1 - back, j, v] = T.float32(0)
-                                    else:
-                                        acc[KH - 1 - back, j, v] = acc[KH - 2 - back, j, v]
-                                for kw, j, v in T.grid(KW, cols, V):
-                                    acc[KH - 1 - back, j, v] = (
-                                        acc[KH - 1 - back, j, v]
-                                        + (raw[d, j + kw + LEAD, v] if is_float else row[j + kw, v])
-                                        * wide[KH - 1 - back, kw, v]
-                                    )
-                            if KH - 1 <= low + turn * D + d:
-                                at = T.meta_var(vs * rows + low + turn * D + d - (KH - 1))
-                                held = T.meta_var(hold(channels, added, T.floormod(d, ADDED)))
-                                store_row(acc, KH - 1, held, result, out, vn, at, vx, vc)
+                            if FIRST < KH:
+                                for back in T.serial(FIRST, KH, annotations=unrolled):
+                                    add_row(acc, raw, row, wide, d, back)
                 if has_residual:
                     for below in T.unroll(BELOW):
                         at = T.meta_var(vs * rows + high + below - (KH - 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+from ..epilogue import Epilogue
 from ..errors import InvalidScheduleError
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
@@ -56,6 +57,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
 }
 """All strategies by name; of those that claim a shape, "manual" takes the first that pays."""
 
+_NO_STEPS = Epilogue()
+
 _Step: TypeAlias = Callable[[DepthwiseConv2dShape, Target], Strategy]
 
 
@@ -80,15 +83,17 @@ ARTICLE_STEPS: dict[str, dict[str, _Step]] = {
 """The steps of the two articles, in their order; each is a name that `build` takes."""
 
 
-def choose(shape: DepthwiseConv2dShape, target: Target) -> Strategy:
+def choose(shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Strategy:
     """Pick strategy and tile for ``schedule="manual"``."""
     for strategy in STRATEGIES.values():
         if strategy.claims(shape, target) and strategy.pays(shape, target):
-            return strategy.choose(shape, target)
+            return strategy.choose(shape, target).with_room_for(shape, epilogue)
     raise InvalidScheduleError(f"no strategy for {shape} on {target.name}")
 
 
-def named(name: str, shape: DepthwiseConv2dShape, target: Target) -> Strategy:
+def named(
+    name: str, shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue = _NO_STEPS
+) -> Strategy:
     """Find a strategy by the name of a step or of the strategy itself.
 
     Raises
@@ -100,7 +105,7 @@ def named(name: str, shape: DepthwiseConv2dShape, target: Target) -> Strategy:
     if name in steps:
         strategy = steps[name](shape, target)
     elif name in STRATEGIES:
-        strategy = STRATEGIES[name].choose(shape, target)
+        strategy = STRATEGIES[name].choose(shape, target).with_room_for(shape, epilogue)
     else:
         raise InvalidScheduleError(
             f"unknown schedule {name!r}; allowed are 'manual', 'tuned', the steps "

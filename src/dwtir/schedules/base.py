@@ -104,6 +104,10 @@ class Strategy(ABC):
         """List tiles that may well be the fastest, the likeliest first: what `choose` picks."""
         return (cls.choose(shape, target),)
 
+    def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Self:
+        """Return the tile with the registers that an epilogue needs, if it was chosen without."""
+        return self
+
     def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float | None:
         """Estimate the time of the kernel; None where the strategy has no model of it."""
         return None
@@ -327,15 +331,32 @@ def stage_output(sch: Schedule, epilogue: SBlockRV) -> SBlockRV:
     return sch.cache_write(epilogue, 0, "local")
 
 
+def has_steps(sch: Schedule, epilogue: SBlockRV) -> bool:
+    """Tell whether the epilogue does more than round the sums."""
+    from tvm import ir, tirx
+
+    value = sch.get(epilogue).body.value
+    if isinstance(value, tirx.Cast):
+        value = value.value
+    return not isinstance(value, ir.TensorLoad)
+
+
 def stage_operands(
-    sch: Schedule, epilogue: SBlockRV, at: LoopRV, *, vector: bool, lanes: Any = None
+    sch: Schedule,
+    epilogue: SBlockRV,
+    at: LoopRV,
+    row: LoopRV,
+    *,
+    vector: bool,
+    lanes: Any = None,
 ) -> None:
     """Load the tensors of the epilogue into registers, a vector of the innermost axis each.
 
     Parameters
     ----------
-    at : LoopRV
-        The thread's loop, in which the epilogue has its place already.
+    at, row : LoopRV
+        The thread's loop, and that in which the epilogue has its place already: there images
+        are loaded, what there is of each channel before.
     vector : bool
         Whether the innermost axis of the operands may be loaded as a vector.
     lanes : int or ExprRV, optional
@@ -343,7 +364,8 @@ def stage_operands(
     """
     for index in range(1, len(sch.get(epilogue).reads)):
         load = sch.cache_read(epilogue, index, "local")
-        sch.compute_at(load, at, preserve_unit_loops=True)
+        is_image = len(sch.get(load).iter_vars) == 4
+        sch.compute_at(load, row if is_image else at, preserve_unit_loops=True)
         *outer, innermost = sch.get_loops(load)[-len(sch.get(load).iter_vars) :]
         if lanes is not None and len(outer) == 3:
             vectors, innermost = sch.split(innermost, [None, lanes])

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
-from .base import get_blocks, stage_operands, stage_output, unroll_in_source
+from .base import get_blocks, has_steps, stage_operands, stage_output, unroll_in_source
 from .cost import Work, conversions, halo
 from .tiles import (
     BLOCK_COUNTS,
@@ -246,6 +246,7 @@ class ChannelVector(Window):
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
         pad, conv, epilogue = get_blocks(sch)
         weight_local = sch.cache_read(conv, 1, "local")
+        is_fused = has_steps(sch, epilogue)
         store = stage_output(sch, epilogue)
 
         # 1. Threads over channel vectors, columns and rows; all the rest are blocks.
@@ -259,18 +260,21 @@ class ChannelVector(Window):
         sch.bind(ty, "threadIdx.y")
         sch.bind(tx, "threadIdx.x")
 
-        # 2. Outputs are rounded one by one and leave as one vector a pixel.
-        sch.compute_at(epilogue, tx, preserve_unit_loops=True)
+        # 2. Outputs are rounded one by one and leave as one vector a pixel. What there is to do
+        #    besides is done for a row before the next is begun: of all the sums together, ptxas
+        #    would store none until the last is there.
+        row = oh if self.window == "tile" and is_fused else tx
+        sch.compute_at(epilogue, row, preserve_unit_loops=True)
         for loop in sch.get_loops(epilogue)[-3:]:
             sch.unroll(loop)
-        stage_operands(sch, epilogue, tx, vector=True)
+        stage_operands(sch, epilogue, tx, row, vector=True)
         sch.unroll(oh)
         sch.unroll(ow)
         sch.vectorize(c)
 
         # 3. Sums in registers, all taps of a kernel row for all outputs in straight line.
         sch.set_scope(conv, 0, "local")
-        sch.compute_at(conv, tx, preserve_unit_loops=True)
+        sch.compute_at(conv, row, preserve_unit_loops=True)
         *_, conv_n, conv_oh, conv_ow, conv_c, kh, kw = sch.get_loops(conv)
         sch.reorder(conv_n, kh, kw, conv_oh, conv_ow, conv_c)
 

@@ -34,11 +34,13 @@ __all__ = [
     "Model",
     "Work",
     "block_counts",
+    "blocks_at_a_time",
     "conversions",
     "halo",
     "ranking",
     "registers_for",
     "registers_needed",
+    "registers_wanted",
     "touched",
 ]
 
@@ -159,6 +161,18 @@ def registers_needed(work: Work) -> float:
     return needed + _PER_LOOP * (work.steps > 1)
 
 
+def registers_wanted(work: Work) -> float:
+    """Estimate the registers that a thread takes where it may have more."""
+    under_way = _PER_LOADED * work.values + _PER_WEIGHT * work.weight_values
+    return registers_needed(work) + under_way
+
+
+def blocks_at_a_time(work: Work, min_blocks: int) -> int:
+    """Estimate how many blocks a multiprocessor runs at a time, if it has room for so many."""
+    registers = min(registers_wanted(work), registers_for(work.threads, min_blocks))
+    return max(min_blocks, _fitting(ceil(work.threads / 32), ceil(registers / 8)))
+
+
 @cache
 def block_counts(threads: int) -> tuple[int, ...]:
     """List the blocks at a time that are worth trying, from the most registers to the least."""
@@ -213,9 +227,9 @@ class _Tile:
     """A tile on a multiprocessor: what does not depend on the registers of its threads."""
 
     def __init__(self, work: Work, units: int) -> None:
-        self.needed = needed = registers_needed(work)
+        self.needed = registers_needed(work)
         self._filled = work.values + _PER_WEIGHT * work.weight_values
-        self._wanted = needed + _PER_LOADED * work.values + _PER_WEIGHT * work.weight_values
+        self._wanted = registers_wanted(work)
         self._sums = work.sums
 
         instructions = (

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
-from .base import get_blocks, stage_operands, stage_output, unroll_in_source
+from .base import get_blocks, has_steps, stage_operands, stage_output, unroll_in_source
 from .cost import Work, conversions, halo
 from .tiles import (
     BLOCK_COUNTS,
@@ -265,6 +265,7 @@ class RegisterWindow(Window):
         *_, columns = sch.get_loops(pad)
         _, lanes = sch.split(columns, [None, self.lanes])
         vectors = sch.blockize(lanes)
+        is_fused = has_steps(sch, epilogue)
         store = stage_output(sch, epilogue)
 
         # 1. Threads over channels, rows and columns of tiles; all the rest are blocks.
@@ -278,11 +279,13 @@ class RegisterWindow(Window):
         sch.bind(ty, "threadIdx.y")
         sch.bind(tx, "threadIdx.x")
 
-        # 2. The outputs of a row leave as vectors.
-        sch.compute_at(epilogue, tx, preserve_unit_loops=True)
+        # 2. The outputs of a row leave as vectors, with an epilogue before the next row is begun:
+        #    of all the sums together, ptxas would store none until the last is there.
+        row = oh if self.window == "tile" and is_fused else tx
+        sch.compute_at(epilogue, row, preserve_unit_loops=True)
         for loop in sch.get_loops(epilogue)[-2:]:
             sch.unroll(loop)
-        stage_operands(sch, epilogue, tx, vector=True, lanes=self.store)
+        stage_operands(sch, epilogue, tx, row, vector=True, lanes=self.store)
         ow, vector = sch.split(ow, [None, self.store])
         sch.unroll(oh)
         sch.unroll(ow)
@@ -290,7 +293,7 @@ class RegisterWindow(Window):
 
         # 3. Sums in registers, all taps of a kernel row for all outputs in straight line.
         sch.set_scope(conv, 0, "local")
-        sch.compute_at(conv, tx, preserve_unit_loops=True)
+        sch.compute_at(conv, row, preserve_unit_loops=True)
         *_, conv_n, conv_c, conv_oh, conv_ow, kh, kw = sch.get_loops(conv)
         sch.reorder(conv_n, conv_c, kh, kw, conv_oh, conv_ow)
 

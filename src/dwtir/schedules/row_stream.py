@@ -31,7 +31,7 @@ Registers: channels * (KH * KW weights + KH * cols sums + the window). No shared
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, ClassVar
@@ -187,13 +187,31 @@ class RowStream(Strategy):
         return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+        return self._registers(shape) <= self._most_registers(shape)
+
+    def _most_registers(self, shape: DepthwiseConv2dShape) -> int:
+        """Return the registers that a thread may count on, and by which ptxas may do with less."""
         threads = self.thread_x * self.thread_y * self.thread_z
         if shape.layout == "NHWC":
-            return self._registers(shape) <= registers_for(threads, self.min_blocks) + _SLACK
+            return registers_for(threads, self.min_blocks) + _SLACK
         warps = -(-threads // 32) * self.min_blocks
         is_large = shape.kernel[0] * shape.kernel[1] > 49
         slack = _PLANES_SLACK_OF_LARGE if is_large else _PLANES_SLACK
-        return self._registers(shape) <= min(255, 64 // -(-warps // 4) * 8) + slack
+        return min(255, 64 // -(-warps // 4) * 8) + slack
+
+    def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> RowStream:
+        """Load fewer rows of inputs ahead where a residual's need the registers."""
+        most = max(self._most_registers(shape), self._registers(shape))
+        tiles = [replace(self, depth=n) for n in range(self.depth, _least_depth(shape), -1)]
+        fitting = (t for t in tiles if t._registers(shape) + t._residual(shape) <= most)
+        if "residual" not in epilogue.steps:
+            return self
+        return next(fitting, replace(self, depth=_least_depth(shape)))
+
+    def _residual(self, shape: DepthwiseConv2dShape) -> int:
+        """Count the registers of a residual."""
+        strip = self._strip(shape)
+        return strip.residual_rows(self.depth) * self.cols * strip.channels
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         least, vectors = _least_depth(shape), _vectors(shape)

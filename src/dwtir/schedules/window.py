@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, varied, with_guesses
@@ -16,12 +17,13 @@ from .cost import (
     SECTOR,
     Model,
     Work,
+    blocks_at_a_time,
     ranking,
     registers_for,
     registers_needed,
     touched,
 )
-from .tiles import inputs_of, phases, reach, step, taps, windows_of
+from .tiles import BLOCK_COUNTS, inputs_of, phases, reach, step, taps, windows_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -97,6 +99,17 @@ class Window(Strategy):
     def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[Self, ...]:
         """List the tiles that the model expects the least times of, the fastest first."""
         return cast("tuple[Self, ...]", _ranked(cls, shape, target))
+
+    def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Self:
+        """Let as many blocks run at a time as without the epilogue.
+
+        Left more registers, ptxas fills them with the epilogue of many results at once.
+        """
+        if self.window != "tile" or not epilogue.steps:
+            return self
+        most = blocks_at_a_time(self.counts(shape), self.min_blocks)
+        count = max(n for n in (self.min_blocks, *BLOCK_COUNTS) if n <= most)
+        return replace(self, min_blocks=count)  # type: ignore[type-var]
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:

@@ -82,7 +82,8 @@ class _Designs:
     def __init__(self, task: Task, target: Target) -> None:
         self.task, self.target = task, target
         self._chosen = [
-            kind.choose(task.shape, target) for kind in searched_strategies(task.shape, target)
+            kind.choose(task.shape, target).with_room_for(task.shape, task.epilogue)
+            for kind in searched_strategies(task.shape, target)
         ]
         self._spaces = [strategy.space(task.shape, target) for strategy in self._chosen]
         self._places = {strategy.name: i for i, strategy in enumerate(self._chosen)}
@@ -94,14 +95,18 @@ class _Designs:
 
     def guesses(self) -> list[Strategy]:
         """List what strategies take for likely to be fast, the likeliest first."""
-        shape, target = self.task.shape, self.target
-        found = [tile for chosen in self._chosen for tile in chosen.guesses(shape, target)]
+        shape, target, epilogue = self.task.shape, self.target, self.task.epilogue
+        found = [
+            tile.with_room_for(shape, epilogue)
+            for chosen in self._chosen
+            for tile in chosen.guesses(shape, target)
+        ]
         found.sort(key=lambda tile: tile.expected_seconds(shape, target) or 0.0)
         return found[:_GUESSES]
 
     def neighbours(self) -> list[Strategy]:
         """List what differs from the choice by hand in one parameter, and there by one step."""
-        chosen = schedules.choose(self.task.shape, self.target)
+        chosen = schedules.choose(self.task.shape, self.target, self.task.epilogue)
         own = chosen.parameters
         found = []
         for field, values in chosen.space(self.task.shape, self.target).items():

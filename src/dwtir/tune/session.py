@@ -127,7 +127,7 @@ class _Session:
         self.record: Record | None = None
         self._task, self._target, self._settings = task, target, settings
         self._display = display
-        self._manual = schedules.choose(task.shape, target)
+        self._manual = schedules.choose(task.shape, target, task.epilogue)
         self._search: Search = open_search(settings.search, task, target, settings.seed)
         self._journal = Journal(folder, task, target)
         self._trials: list[Trial] = []

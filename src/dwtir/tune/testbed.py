@@ -54,7 +54,7 @@ class Testbed:
         extents = (shape.input_shapes | task.epilogue.operands(shape)).values()
         self._inputs = [np.resize(values, extent) for extent in extents]
         self._prepare()
-        manual = schedules.choose(shape, target)
+        manual = schedules.choose(shape, target, task.epilogue)
         self._expected = self._output(compile_kernel(shape, task.epilogue, target, manual))
         self._check_expected(manual)
 
