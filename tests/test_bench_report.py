@@ -197,7 +197,7 @@ def test_the_readme_command(tmp_path: Path) -> None:
     assert page.read_text().startswith("before\n")
     assert page.read_text().endswith("\nafter\n")
     assert "former text" not in page.read_text()
-    assert "| nvidia-h200 | NCHW float32, cold | 2 | 2.57x | 0 |" in page.read_text()
+    assert "|nvidia-h200|NCHW float32, cold|2|2.57x|0|" in page.read_text()
     assert_current(page)
     results(articles=False).write(folder / "bench-h200.json.xz")
     with pytest.raises(AssertionError):

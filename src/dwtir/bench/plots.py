@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import geometric_mean
@@ -54,7 +54,14 @@ def check_path(path: Path) -> None:
     require_matplotlib()
 
 
-def plot(results: Results, path: Path, *, prefix: str = "", source: str = "") -> list[str]:
+def plot(
+    results: Results,
+    path: Path,
+    *,
+    prefix: str = "",
+    source: str = "",
+    only: Sequence[str] | None = None,
+) -> list[str]:
     """Draw what there is to draw.
 
     Parameters
@@ -65,6 +72,8 @@ def plot(results: Results, path: Path, *, prefix: str = "", source: str = "") ->
         Of the names in a folder.
     source : str
         What the picture was made from, as a note in a PNG file.
+    only : sequence of str, optional
+        The `panels` to draw, if not all.
 
     Returns
     -------
@@ -78,6 +87,8 @@ def plot(results: Results, path: Path, *, prefix: str = "", source: str = "") ->
     """
     check_path(path)
     drawings, lines = _panels(results)
+    if only is not None:
+        drawings, lines = {name: drawings[name] for name in only}, []
     if path.suffix in _SUFFIXES:
         files = {path: drawings} if drawings else {}
     else:

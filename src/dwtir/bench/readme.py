@@ -94,14 +94,14 @@ def rewrite(readme: Path) -> list[str]:
         lines.append(f"wrote {path}")
     for source in _sources(readme):
         found = Results.read(source)
-        if found.target.is_gpu:
-            lines += plot(found, source.parent, prefix=f"{_stem(source)}-", source=digest(source))
+        stem, made_from, only = f"{_stem(source)}-", digest(source), _panels(found)
+        lines += plot(found, source.parent, prefix=stem, source=made_from, only=only)
     return lines
 
 
 def _panels(results: Results) -> list[str]:
-    """Name the pictures of a GPU's results; those of a CPU are in their page alone."""
-    return panels(results) if results.target.is_gpu else []
+    """Name the pictures that are committed: a GPU's speed-ups. Others are made by `report`."""
+    return [name for name in panels(results) if name == "speedup" and results.target.is_gpu]
 
 
 def _block(found: dict[Path, Results]) -> list[str]:

@@ -116,7 +116,7 @@ def piped(cells: Sequence[Sequence[str]]) -> list[str]:
     head, *lines = cells
     columns = zip(*lines, strict=True)
     rules = ["---:" if _is_numbers(column) else "---" for column in columns]
-    return [f"| {' | '.join(line)} |" for line in (head, rules, *lines)]
+    return [f"|{'|'.join(line)}|" for line in (head, rules, *lines)]
 
 
 def _is_numbers(column: Sequence[str]) -> bool:
