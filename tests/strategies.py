@@ -259,7 +259,10 @@ def adapted(
         for pad, size in zip(shape.padding, (height, width, height, width), strict=True)
     )
     even: dict[str, Any] = {"stride": (1, 1), "channel_multiplier": 1}
-    for changes in ({}, even, even | {"dilation": (1, 1), "padding": inside}):
+    streamed = even | {"dilation": (1, 1), "padding": inside}
+    small = even | {"padding": "SAME"}
+    small |= {side: max(2, min(getattr(shape, side), 8)) for side in ("height", "width")}
+    for changes in ({}, even, streamed, small):
         found = replace(shape, **changes)
         try:
             strategy.choose(found, target).check_use(found, target)

@@ -105,7 +105,7 @@ def test_results_and_what_they_are_added_to_move_in_pairs(epilogue: str) -> None
         ("128x96x57x57_k7_p3_float16_nchw", "nvidia-h200", True),  # every other row is not pairs
         ("64x256x55x57_k3_p1_bfloat16_nchw", "nvidia-h200", True),
         ("127x95x57x57_k7_p3_float16_nchw", "nvidia-h200", False),  # nor is every other plane
-        ("128x1024x7x7_k13_p6_float16_nchw", "nvidia-h200", True),  # but pairs of planes
+        ("128x1024x15x15_k13_p6_float16_nchw", "nvidia-h200", True),  # but pairs of planes
         ("32x128x56x56_k31_p15_bfloat16_nhwc", "nvidia-h200", True),
         ("128x96x56x56_k7_p3_float16_nchw_dgrad", "nvidia-h200", True),
         ("128x96x56x56_k13_s2_p6_float16_nchw_dgrad", "nvidia-h200", False),

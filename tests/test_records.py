@@ -53,6 +53,7 @@ def all_records() -> list[Record]:
         "1x32x14x14_k13_psame_float16_nhwc",
         "2x6x9x11_k3_s2_psame_dgrad",
         "2x6x9x11_k3_s2_psame_wgrad",
+        "2x6x7x7_k3_psame",
     ):
         shape = DepthwiseConv2dShape.parse(text)
         for target in (resolve("cpu"), H200):

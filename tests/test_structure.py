@@ -25,6 +25,7 @@ from dwtir import (
     reference,
 )
 from dwtir.build import schedule_for
+from dwtir.images import Images
 from dwtir.schedules import (
     ChannelVector,
     Ladder,
@@ -32,6 +33,7 @@ from dwtir.schedules import (
     RowStream,
     SharedTile,
     TapSums,
+    WholeImage,
     named,
 )
 from dwtir.schedules.ladder import LADDER_STEPS
@@ -278,7 +280,8 @@ def test_the_trace_makes_the_script(target: str, about: str, epilogue: str) -> N
 def test_a_gpu_schedule_is_one_kernel_with_its_sums_in_registers(name: str, operation: str) -> None:
     strategy = STRATEGIES[name]
     about = f"{strategy.dtypes[0]}_{strategy.layouts[0].lower()}"
-    shape = DepthwiseConv2dShape.parse(f"2x8x28x28_k3_p1_{about}")
+    size = 8 if name == "whole_image" else 28
+    shape = DepthwiseConv2dShape.parse(f"2x8x{size}x{size}_k3_p1_{about}")
     shape = dataclasses.replace(shape, operation=operation)
     kernel = dwtir.build(shape, name, target="nvidia-h200")
     assert kernel_names(kernel.source()) == {"main_kernel"}
@@ -304,6 +307,26 @@ def test_the_weights_gradient_is_two_kernels_with_its_sums_in_registers(layout: 
     assert resources.shared_bytes == 4 * threads * taps
     assert resources.spill_bytes == 0
     assert f"float acc_rf_rf_shared_local_ptr[{taps}]" in kernel.source()
+
+
+@pytest.mark.parametrize(
+    ("text", "tile"),
+    [
+        ("6x40x7x7_k7_p3", WholeImage(20, 4, 7)),
+        ("6x40x8x8_k4x3_s2x1_p2_d2_float16", WholeImage(32, 2, 2)),
+        ("6x40x6x5_k13_p6x7_dgrad", WholeImage(8, 3, 5)),
+    ],
+)
+def test_whole_images_multiply_no_padding(text: str, tile: WholeImage) -> None:
+    shape = DepthwiseConv2dShape.parse(text)
+    resources = dwtir.build(shape, tile, target="nvidia-h200").resources()
+    images = Images(shape, tile.thread_x, tile.thread_y, tile.rows)
+    assert resources.shared_bytes is not None
+    assert abs(resources.shared_bytes - images.shared_bytes) <= 16
+    assert resources.spill_bytes == 0
+    ones = [np.ones(extents, np.float32) for extents in shape.input_shapes.values()]
+    products = reference.depthwise_conv2d(shape, *ones)
+    assert images.multiply_adds * 6 * 40 == products.sum()
 
 
 def kernel_names(source: str) -> set[str]:

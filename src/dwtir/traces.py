@@ -65,7 +65,7 @@ _INSTRUCTIONS = frozenset(
 )
 _BLOCKS = (
     *("gather", "planes", "pad", "band", "depthwise_conv2d", "sums", "residual"),
-    *("epilogue", "store", "stream"),
+    *("epilogue", "store", "stream", "images", "filters"),
 )
 _MAX_INSTRUCTIONS = 512
 

@@ -30,9 +30,10 @@ from tvm import tirx
 
 from ..bands import Bands
 from ..epilogue import Epilogue
+from ..images import Images
 from ..shape import DepthwiseConv2dShape
 from ..strips import Strip
-from . import banded, forward, grad_data, grad_weight, streamed
+from . import banded, forward, grad_data, grad_weight, streamed, whole
 from .sizes import SLACK
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "banded_matrix",
     "depthwise_conv2d",
     "streamed_rows",
+    "whole_images",
 ]
 
 SHAPE_ATTR, EPILOGUE_ATTR = "dwtir.shape", "dwtir.epilogue"
@@ -82,6 +84,17 @@ def streamed_rows(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> t
     with _parsing:
         func = streamed.rows_of(strips, epilogue, rows, depth)
     return _named(func, strips.shape, epilogue)
+
+
+@lru_cache(maxsize=64)
+def whole_images(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define the operation image by image, without the taps that lie in the padding."""
+    shape = images.shape
+    epilogue.check_for(shape)
+    with _parsing:
+        define = whole.nchw if shape.layout == "NCHW" else whole.nhwc
+        func = define(images, epilogue)
+    return _named(func, shape, epilogue)
 
 
 @lru_cache(maxsize=64)  # to parse TVMScript takes 20 ms, and functions do not change

@@ -20,6 +20,7 @@ from .register_window import RegisterWindow
 from .row_stream import RowStream
 from .shared_tile import SharedTile
 from .tap_sums import TapSums
+from .whole_image import WholeImage
 
 __all__ = [
     "ARTICLE_STEPS",
@@ -36,6 +37,7 @@ __all__ = [
     "SharedTile",
     "Strategy",
     "TapSums",
+    "WholeImage",
     "choose",
     "named",
 ]
@@ -43,6 +45,7 @@ __all__ = [
 STRATEGIES: dict[str, type[Strategy]] = {
     strategy.name: strategy
     for strategy in (
+        WholeImage,
         BandedMatrix,
         BandedPlanes,
         RowStream,

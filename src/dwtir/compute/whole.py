@@ -1,0 +1,268 @@
+"""The forward convolution of small images, each by one thread.
+
+A thread has all of an image in registers. Where that lies under a tap is known when this is
+written down, so that taps in the padding are not there: of a 7x7 kernel on 7x7 inputs 28
+of 49 are left.
+
+The blocks are those of `dwtir.compute`. In NCHW, where a thread's image lies apart from its
+neighbour's, those of a block come and go through shared memory, by ``gather`` and ``store``;
+so do the weights, by ``filters``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import gcd, prod
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..arguments import ALIGNMENT
+from ..epilogue import Epilogue
+from ..images import Images
+from .forward import epilogue_parts
+
+__all__ = ["nchw", "nhwc"]
+
+_UNROLLED = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
+
+
+def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define the convolution, or the data's gradient, of planes."""
+    shape = images.shape
+    (image_name, source), (_, weights) = shape.input_shapes.items()
+    N, C = source[:2]
+    X, Y, RW = images.channels, images.images, images.result[1]
+    READ, WRITTEN, TAPS = prod(images.source), prod(images.result), prod(shape.kernel)
+    FROM, TO, APART = images.stride(READ), images.stride(WRITTEN), images.taps
+    TOGETHER = gcd(4, X * TAPS, C * TAPS) if APART == TAPS else 1
+    dtype = shape.dtype
+    declare, finish = epilogue_parts(shape, epilogue)
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    def whole_nchw() -> None:
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        data = T.arg(image_name, T.buffer(source, dtype, align=ALIGNMENT))
+        weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
+        operands = T.meta_var(declare())
+        out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
+        for b, c in T.grid(-(-N // Y), -(-C // X)):
+            with T.sblock("images"):
+                vb, vc = T.axis.remap("SS", [b, c])
+                T.reads()
+                T.writes(out[vb * Y : vb * Y + Y, vc * X : vc * X + X, :, :])
+                planes = T.sblock_alloc_buffer((Y, X * FROM), dtype, scope="shared")
+                filters = T.sblock_alloc_buffer((X * APART,), "float32", scope="shared")
+                results = T.sblock_alloc_buffer((Y, X * TO), dtype, scope="shared")
+                acc = T.sblock_alloc_buffer((Y, X, WRITTEN), "float32", scope="local")
+                some = T.meta_var((X, X if C % X == 0 else T.min(X, C - vc * X)))
+                for y, x in T.grid(Y, X):
+                    with T.sblock("gather"):
+                        vy, vx = T.axis.remap("SS", [y, x])
+                        if vb * Y + vy < N:
+                            whole = T.meta_var(_Part(data, vb * Y + vy, 0, 0, vc * X * READ))
+                            sizes = T.meta_var((READ, FROM, images.lanes(READ)))
+                            _copy(some, whole, _Part(planes, vy, 0), sizes, (X, vx))
+                for y, x in T.grid(Y, X):
+                    with T.sblock("filters"):
+                        vy, vx = T.axis.remap("SS", [y, x])
+                        whole = T.meta_var(_Part(weight, 0, 0, 0, vc * X * TAPS))
+                        sizes = T.meta_var((TAPS, APART, TOGETHER))
+                        _copy(some, whole, _Part(filters, 0), sizes, (X * Y, vy * X + vx))
+                for y, x in T.grid(Y, X):
+                    with T.sblock("depthwise_conv2d"):
+                        vy, vx = T.axis.remap("SS", [y, x])
+                        T.reads(planes[vy, :], filters[:])
+                        T.writes(acc[vy, vx, :])
+                        raw = T.sblock_alloc_buffer((READ,), dtype, scope="local")
+                        window = T.sblock_alloc_buffer((READ,), "float32", scope="local")
+                        taps = T.sblock_alloc_buffer((TAPS,), "float32", scope="local")
+                        _move(_Part(planes, vy, vx * FROM), _Part(raw, 0), READ, images)
+                        for place in T.serial(READ, annotations=_UNROLLED):
+                            window[place] = T.cast(raw[place], "float32")
+                        own = T.meta_var(_Part(filters, vx * APART))
+                        _sum(images, _Part(acc, vy, vx, 0), window, taps, own.__getitem__)
+                for y, x in T.grid(Y, X):
+                    with T.sblock("epilogue"):
+                        vy, vx = T.axis.remap("SS", [y, x])
+                        result = T.sblock_alloc_buffer((WRITTEN,), dtype, scope="local")
+                        n = T.meta_var(T.min(vb * Y + vy, N - 1))
+                        channel = T.meta_var(T.min(vc * X + vx, C - 1))
+                        for place in T.serial(WRITTEN, annotations=_UNROLLED):
+                            element = T.meta_var((n, channel, place // RW, place % RW))
+                            result[place] = finish(acc[vy, vx, place], operands, channel, element)
+                        _move(_Part(result, 0), _Part(results, vy, vx * TO), WRITTEN, images)
+                for y, x in T.grid(Y, X):
+                    with T.sblock("store"):
+                        vy, vx = T.axis.remap("SS", [y, x])
+                        if vb * Y + vy < N:
+                            whole = T.meta_var(_Part(out, vb * Y + vy, 0, 0, vc * X * WRITTEN))
+                            sizes = T.meta_var((WRITTEN, TO, images.lanes(WRITTEN)))
+                            own = T.meta_var(_Part(results, vy, 0))
+                            _copy(some, whole, own, sizes, (X, vx), is_load=False)
+
+    return whole_nchw
+
+
+def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define the convolution, or the data's gradient, where channels lie side by side."""
+    shape = images.shape
+    (image_name, source), (_, weights) = shape.input_shapes.items()
+    N, H, W, C = source
+    (RH, RW), KW, TAPS = images.result, shape.kernel[1], prod(shape.kernel)
+    dtype = shape.dtype
+    declare, finish = epilogue_parts(shape, epilogue)
+
+    def loading(data: tirx.Buffer, window: tirx.Buffer, n: Any, c: Any) -> Callable[[int], None]:
+        def load(row: int) -> None:
+            with T.serial(W, annotations=_UNROLLED) as w:
+                T.buffer_store(window, T.cast(data[n, row, w, c], "float32"), [row * W + w])
+
+        return load
+
+    def weighing(weight: tirx.Buffer, c: Any) -> Callable[[int], Any]:
+        return lambda tap: T.cast(weight[tap // KW, tap % KW, c, 0], "float32")
+
+    def storing(
+        acc: tirx.Buffer, operands: Any, out: tirx.Buffer, n: Any, c: Any
+    ) -> Callable[[int], None]:
+        def store(row: int) -> None:
+            with T.serial(RW, annotations=_UNROLLED) as w:
+                place = (n, row, w, c)
+                T.buffer_store(out, finish(acc[row * RW + w], operands, c, place), place)
+
+        return store
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    def whole_nhwc() -> None:
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        data = T.arg(image_name, T.buffer(source, dtype, align=ALIGNMENT))
+        weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
+        operands = T.meta_var(declare())
+        out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
+        for n, c in T.grid(N, C):
+            with T.sblock("depthwise_conv2d"):
+                vn, vc = T.axis.remap("SS", [n, c])
+                T.reads()
+                T.writes(out[vn, :, :, vc])
+                window = T.sblock_alloc_buffer((H * W,), "float32", scope="local")
+                taps = T.sblock_alloc_buffer((TAPS,), "float32", scope="local")
+                acc = T.sblock_alloc_buffer((RH * RW,), "float32", scope="local")
+                _sum(
+                    images,
+                    _Part(acc, 0),
+                    window,
+                    taps,
+                    weighing(weight, vc),
+                    load=loading(data, window, vn, vc),
+                    store=storing(acc, operands, out, vn, vc),
+                )
+
+    return whole_nhwc
+
+
+class _Part:
+    """A stretch of a buffer, indexed from 0 on. A copy may go on past the ends of rows."""
+
+    def __init__(self, buffer: tirx.Buffer, *first: Any) -> None:
+        self.buffer, self._first = buffer, first
+
+    def at(self, index: Any) -> tuple[Any, ...]:
+        *others, last = self._first
+        return (*others, last + index)
+
+    def __getitem__(self, index: Any) -> tirx.PrimExpr:
+        return self.buffer[self.at(index)]
+
+
+# These write statements while a script is parsed, with numbers in place of loops over taps.
+
+
+def _sum(
+    images: Images,
+    acc: _Part,
+    window: tirx.Buffer,
+    taps: tirx.Buffer,
+    weight: Callable[[int], Any],
+    load: Callable[[int], None] | None = None,
+    store: Callable[[int], None] | None = None,
+) -> None:
+    """Sum the products of all taps, for a few rows at a time.
+
+    Weights, and rows of the image where ``load`` is given, are loaded when they are first
+    used, and then held. Rows that are ready go to ``store``.
+    """
+    shape, (height, width), columns = images.shape, images.result, images.source[1]
+    (down, right), (below, beside) = shape.stride, shape.dilation
+    count = prod(shape.kernel)
+    rows_held, taps_held = set[int](), set[int]()
+    for first in range(0, height, images.rows):
+        until = min(first + images.rows, height)
+        with T.serial(first * width, until * width, annotations=_UNROLLED) as place:
+            T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
+        for tap in range(count):
+            kh, kw = divmod(tap, shape.kernel[1])
+            rows, cols = images.meets(0, kh, first, until), images.meets(1, kw, 0, width)
+            if not (rows and cols):
+                continue
+            above = kh * below - images.before(0)
+            for row in (h * down + above for h in rows):
+                if load and row not in rows_held:
+                    rows_held.add(row)
+                    load(row)
+            if tap not in taps_held:
+                taps_held.add(tap)
+                turned = tap if shape.operation == "forward" else count - 1 - tap
+                T.buffer_store(taps, weight(turned), [tap])
+            at = above * columns + kw * beside - images.before(1)
+            with (
+                T.serial(rows.start, rows.stop, annotations=_UNROLLED) as h,
+                T.serial(cols.start, cols.stop) as w,
+            ):
+                value = window[h * (down * columns) + w * right + at]
+                place = acc.at(h * width + w)
+                T.buffer_store(acc.buffer, acc.buffer[place] + value * taps[tap], place)
+        if store:
+            for row in range(first, until):
+                store(row)
+
+
+def _move(source: _Part, target: _Part, count: int, images: Images) -> None:
+    """Move a thread's plane between shared memory and registers, in vectors."""
+    lanes = images.vector(count)
+    with T.serial(count // lanes, annotations=_UNROLLED) as place, T.vectorized(lanes) as lane:
+        index = place * lanes + lane
+        T.buffer_store(target.buffer, source[index], target.at(index))
+
+
+def _copy(
+    channels: tuple[int, Any],
+    whole: _Part,
+    shared: _Part,
+    sizes: tuple[int, int, int],
+    threads: tuple[int, Any],
+    *,
+    is_load: bool = True,
+) -> None:
+    """Copy a thread's share of what lies side by side to shared memory, or back.
+
+    Parameters
+    ----------
+    channels : (int, PrimExpr)
+        Of the block, and those that there are.
+    sizes : (int, int, int)
+        Elements of a channel, from one to the next in shared memory, and of a vector.
+    threads : (int, PrimExpr)
+        All that copy, and the number of this one.
+    """
+    (most, count), (size, stride, lanes), (all_threads, thread) = channels, sizes, threads
+    for turn in range(-(-most * size // (lanes * all_threads))):
+        place = (thread + turn * all_threads) * lanes
+        apart = place if stride == size else place // size * stride + place % size
+        source, target, first, to = whole, shared, place, apart
+        if not is_load:
+            source, target, first, to = shared, whole, apart, place
+        with T.If(place < count * size), T.Then(), T.vectorized(lanes) as lane:
+            value = T.cast(source[first + lane], target.buffer.dtype)
+            T.buffer_store(target.buffer, value, target.at(to + lane))

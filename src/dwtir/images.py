@@ -1,0 +1,99 @@
+"""The images of `whole_image`: what a thread and a block of them have, in vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd, prod
+
+from .shape import DepthwiseConv2dShape
+
+__all__ = ["Images"]
+
+_BANKS = 4
+"""Bytes of a bank of shared memory."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Sizes of a block's share of a convolution, or of the data's gradient with stride 1.
+
+    Parameters
+    ----------
+    shape : DepthwiseConv2dShape
+    channels, images : int
+        Of a block.
+    rows : int
+        Rows of the result that a thread sums together.
+    """
+
+    shape: DepthwiseConv2dShape
+    channels: int
+    images: int
+    rows: int
+
+    @property
+    def source(self) -> tuple[int, int]:
+        """Rows and columns of the image that is read."""
+        shape = self.shape
+        if shape.operation == "forward":
+            return shape.height, shape.width
+        return shape.out_height, shape.out_width
+
+    @property
+    def result(self) -> tuple[int, int]:
+        """Rows and columns of the image that is computed."""
+        return self.shape.result_height, self.shape.result_width
+
+    def before(self, axis: int) -> int:
+        """Count the rows (axis 0) or columns (axis 1) of padding before the image that is read."""
+        before, reach = self.shape.padding[axis], self.shape.kernel[axis] - 1
+        if self.shape.operation == "forward":
+            return before
+        return reach * self.shape.dilation[axis] - before
+
+    def meets(self, axis: int, tap: int, first: int, end: int) -> range:
+        """List the results, of those from one to before another, that a tap has an input for."""
+        stride, size = self.shape.stride[axis], self.source[axis]
+        before = self.before(axis) - tap * self.shape.dilation[axis]
+        return range(max(first, -(-before // stride)), min(end, (size - 1 + before) // stride + 1))
+
+    @property
+    def multiply_adds(self) -> int:
+        """Products of one result image: of the taps that do not lie in the padding."""
+        return prod(
+            sum(len(self.meets(axis, tap, 0, size)) for tap in range(self.shape.kernel[axis]))
+            for axis, size in enumerate(self.result)
+        )
+
+    def vector(self, pixels: int) -> int:
+        """Elements of a plane that a thread reads or writes together in shared memory."""
+        return gcd(16 // self.shape.itemsize, pixels)
+
+    def stride(self, pixels: int) -> int:
+        """Elements from one plane to the next in shared memory.
+
+        They are an odd number of vectors, so that neighbouring threads use other banks.
+        """
+        vector = self.vector(pixels)
+        return pixels + (vector if pixels // vector % 2 == 0 else 0)
+
+    def lanes(self, pixels: int) -> int:
+        """Elements of a vector that is copied between global and shared memory."""
+        most, shape = 16 // self.shape.itemsize, self.shape
+        if self.stride(pixels) > pixels:
+            return gcd(most, pixels)
+        return gcd(most, self.channels * pixels, shape.result_channels * pixels)
+
+    @property
+    def taps(self) -> int:
+        """Elements from one channel's weights to the next in shared memory."""
+        return prod(self.shape.kernel) | 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory: the images and, in their place, the results; and the weights."""
+        if self.shape.layout == "NHWC":
+            return 0
+        pixels = max(self.stride(prod(self.source)), self.stride(prod(self.result)))
+        images = self.images * self.channels * pixels * self.shape.itemsize
+        return -(-images // 16) * 16 + self.channels * self.taps * 4

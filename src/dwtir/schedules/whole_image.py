@@ -1,0 +1,247 @@
+"""Every thread computes one channel of one small image, all of which it has in registers.
+
+Loop nest in NCHW, for blocks of `thread_y` images x `thread_x` channels::
+
+    blockIdx.x = (n / thread_y) * (c / thread_x)
+      planes[thread_y, thread_x planes] = data                     (all threads)
+      filters[thread_x, KH * KW] = weight as float32
+      threadIdx.y = n    threadIdx.x = c
+        window[H, W] = planes as float32
+        for some of the result's rows:
+          for kh, kw: for those oh, ow of the rows whose input is not padding:
+            acc[oh, ow] += window[oh * SH + kh * DH - top, ...] * filters[kh, kw]
+        results = epilogue(acc)
+      out = results                                                (all threads)
+
+All loops of a thread are written out, for each tap over the results that it has an input
+for: of 13x13 taps on 7x7 inputs 71 % lie in the padding. The others cost one instruction each.
+
+Planes lie apart in shared memory by an odd number of vectors, so that a warp reads all
+banks, and are copied as one piece. In NHWC neighbouring threads have neighbouring channels: loads,
+weights and stores are a thread's own.
+
+Registers: the image, its results and a few more; with fewer `rows` than the result has,
+those of `rows` and all weights. Shared bytes: thread_x * (thread_y * H * W elements + 4 * KH * KW).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import ceil, prod
+from typing import TYPE_CHECKING, ClassVar
+
+from ..epilogue import Epilogue
+from ..images import Images
+from ..shape import DepthwiseConv2dShape
+from ..target import Target
+from .banded_matrix import BandedMatrix
+from .base import Strategy, varied, with_guesses
+from .channel_vector import ChannelVector
+from .cost import registers_for
+from .register_window import RegisterWindow
+from .row_stream import RowStream
+from .tiles import BLOCK_COUNTS, divisors, even_split
+
+if TYPE_CHECKING:
+    from tvm import tirx
+    from tvm.s_tir import Schedule
+
+__all__ = ["WholeImage"]
+
+_MOST_PIXELS = 64
+"""Of an image and of a result: each is a register."""
+
+_MOST_TAPS = 512
+"""Of a kernel, whose weights a block has in shared memory."""
+
+_OTHERS = 20
+"""Registers for weights, addresses and loads on the way."""
+
+_WARPS = (16, 20, 24, 12, 8)
+"""Warps of an SM at a time that are worth comparing, the likeliest first."""
+
+# Of the time: cycles in which a block waits for what it loads, the clock, what it takes to launch,
+# bytes a second of memory and of weights that blocks load again, and the exponent by which
+# the longer of two times counts more: hardly, for blocks load together and then compute.
+_WAIT, _CLOCK, _LAUNCH = 1500, 1.755e9, 1.5e-6
+_BANDWIDTH, _WEIGHT_BANDWIDTH, _LONGER = 4.25e12, 12e12, 1.15
+
+
+@dataclass(frozen=True)
+class WholeImage(Strategy):
+    """Tile of the whole images.
+
+    Parameters
+    ----------
+    thread_x, thread_y : int
+        Threads of a block over channels and images.
+    rows : int
+        Rows of the result that are summed together. With all of them a weight is loaded once
+        and used at once; with fewer the first results are ready sooner.
+    min_blocks : int
+        Blocks that an SM shall have room for at a time.
+    """
+
+    name: ClassVar[str] = "whole_image"
+    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
+    device: ClassVar[str] = (
+        f"a GPU (images and results of 2 to {_MOST_PIXELS} pixels, at most {_MOST_TAPS} taps, "
+        "channel_multiplier 1; a gradient: with stride 1)"
+    )
+
+    thread_x: int
+    thread_y: int
+    rows: int
+    min_blocks: int = 1
+
+    @classmethod
+    def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        sizes = shape.height * shape.width, shape.out_height * shape.out_width
+        return (
+            super()._is_for(shape, target)
+            and (shape.operation == "forward" or shape.stride == (1, 1))
+            and shape.channel_multiplier == 1
+            and min(sizes) > 1
+            and max(sizes) <= _MOST_PIXELS
+            and prod(shape.kernel) <= _MOST_TAPS
+        )
+
+    @classmethod
+    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether it is expected to be faster than windows and streams.
+
+        It is faster than copies for tensor cores, which multiply padding too. Without
+        copies, whose time is not known, they are taken.
+        """
+        kinds = (BandedMatrix, RowStream, RegisterWindow, ChannelVector)
+        found = (kind for kind in kinds if kind.claims(shape, target) and kind.pays(shape, target))
+        other = next(found).choose(shape, target).expected_seconds(shape, target)
+        own = cls.choose(shape, target).expected_seconds(shape, target)
+        return other is not None and own < other
+
+    @classmethod
+    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> WholeImage:
+        """Choose the tile that is expected to take the least time."""
+        return cls.guesses(shape, target)[0]
+
+    @classmethod
+    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[WholeImage, ...]:
+        """List the tiles that are expected to take the least times, the fastest first."""
+        return _ranked(shape, target)
+
+    @classmethod
+    def tiles(cls, shape: DepthwiseConv2dShape) -> Iterator[WholeImage]:
+        """List the tiles worth comparing: a few warps, whose registers suffice."""
+        sizes = _WARPS, _channels(shape), _batches(shape), _heights(shape)
+        for together, x, y, rows in product(*sizes):
+            warps = -(-x * y // 32)
+            tile = cls(x, y, rows, together // warps)
+            if together % warps == 0 and tile.is_promising(shape):
+                yield tile
+
+    @classmethod
+    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+        values = {
+            "thread_x": _channels(shape),
+            "thread_y": _batches(shape),
+            "rows": _heights(shape),
+            "min_blocks": BLOCK_COUNTS,
+        }
+        return with_guesses(values, cls.guesses(shape, target))
+
+    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+        """Tell whether registers suffice; weights are held if they are used again."""
+        rows, cols = self.rows, shape.result_width
+        held = prod(shape.kernel) if rows < shape.result_height else 0
+        needed = prod(self._images(shape).source) + rows * cols + held + _OTHERS
+        return needed <= registers_for(self.thread_x * self.thread_y, self.min_blocks)
+
+    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        height = shape.result_height
+        self._require(self.rows <= height, "rows", self.rows, f"at most {height}")
+        self._require_launch(
+            target,
+            threads=self.thread_x * self.thread_y,
+            shared_bytes=self._images(shape).shared_bytes,
+        )
+
+    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+        """Estimate the time of the kernel, by the instructions that it issues and its bytes."""
+        x, y = self.thread_x, self.thread_y
+        blocks = -(-shape.batch // y) * -(-shape.result_channels // x)
+        on_each = blocks / target.units
+        warps = max(4.0, ceil(on_each) * -(-x * y // 32))
+        rounds = ceil(on_each / self.min_blocks)
+        busy = (self._instructions(shape) * warps / 4 + rounds * _WAIT) / _CLOCK
+        again = (blocks * x - shape.result_channels) * prod(shape.kernel) * shape.itemsize
+        memory = shape.least_bytes / _BANDWIDTH + again / _WEIGHT_BANDWIDTH
+        memory /= min(1.0, 2 * on_each)  # an SM alone draws about two shares
+        return _LAUNCH + float((busy**_LONGER + memory**_LONGER) ** (1 / _LONGER))
+
+    def _instructions(self, shape: DepthwiseConv2dShape) -> float:
+        """Count the instructions of a thread."""
+        images, taps, is_half = self._images(shape), prod(shape.kernel), shape.itemsize == 2
+        read, written = prod(images.source), prod(images.result)
+        count = float(images.multiply_adds + taps + is_half * (read + written))
+        if shape.layout == "NHWC":
+            return count + read + written + is_half * taps
+        for pixels in (read, written):
+            count += pixels / images.vector(pixels) + 2 * pixels / images.lanes(pixels)
+        return count + 2 * taps / self.thread_y
+
+    def _images(self, shape: DepthwiseConv2dShape) -> Images:
+        return Images(shape, self.thread_x, self.thread_y, self.rows)
+
+    def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+        from ..compute import whole_images
+
+        return whole_images(self._images(shape), epilogue)
+
+    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+        if shape.layout == "NHWC":
+            n, c = sch.get_loops(sch.get_sblock("depthwise_conv2d"))
+            bn, tn = sch.split(n, [None, self.thread_y])
+            bc, tc = sch.split(c, [None, self.thread_x])
+            sch.reorder(bn, bc, tn, tc)
+            sch.bind(sch.fuse(bn, bc), "blockIdx.x")
+            sch.bind(tn, "threadIdx.y")
+            sch.bind(tc, "threadIdx.x")
+            return
+        sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("images"))), "blockIdx.x")
+        for name in ("gather", "filters", "depthwise_conv2d", "epilogue", "store"):
+            *_, y, x = sch.get_loops(sch.get_sblock(name))
+            sch.bind(y, "threadIdx.y")
+            sch.bind(x, "threadIdx.x")
+
+
+@lru_cache(maxsize=256)
+def _ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[WholeImage, ...]:
+    most = target.shared_bytes_per_block
+    tiles = [tile for tile in WholeImage.tiles(shape) if tile._images(shape).shared_bytes <= most]
+    tiles.sort(key=lambda tile: tile.expected_seconds(shape, target))
+    found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y))
+    return found or (WholeImage(1, 1, shape.result_height),)
+
+
+def _channels(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    """List the channels of a block: divisors, where there are some, the nearest to a warp first."""
+    channels = shape.result_channels
+    found = sorted(divisors(channels), key=lambda n: (abs(n - 32), n))
+    return tuple(n for n in found if 16 <= n <= 64) or (even_split(channels, 32),)
+
+
+def _batches(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    """List the images of a block."""
+    return tuple(dict.fromkeys(min(shape.batch, n) for n in (4, 2, 8, 1, 3, 6)))
+
+
+def _heights(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    """List the rows of a result that are summed together.
+
+    In NHWC the first are stored while others are summed.
+    """
+    found = dict.fromkeys(even_split(shape.result_height, n) for n in (8, 4, 2, 1))
+    return tuple(found if shape.layout == "NCHW" else reversed(found))
