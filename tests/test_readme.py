@@ -53,12 +53,13 @@ def test_the_example_of_a_record_is_one(tmp_path: Path, monkeypatch: pytest.Monk
     text = (ROOT / "tune_db" / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```json\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     record = json.loads(example)
-    path = tmp_path / record["device"] / f"{record['shape']}.json"
+    shape = DepthwiseConv2dShape.parse(record["shape"])
+    path = tmp_path / record["device"] / f"{shape}.json"
     path.parent.mkdir()
     path.write_text(example)
     monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
     target = Target(record["device"], "cuda", "sm_90", 132)
-    found = database.find(DepthwiseConv2dShape.parse(record["shape"]), target)
+    found = database.find(shape, target)
     assert found is not None
     assert (found[0].name, found[0].parameters) == (record["strategy"], record["parameters"])
     assert found[1] == path

@@ -1,6 +1,6 @@
-"""Traces in the few characters that a record has room for: zlib, then base 85.
+"""Traces in the few characters that a record has room for: deflate, then base 85.
 
-zlib begins with a dictionary, `data/traces.txt.xz`: a trace of each strategy that most records
+It begins with a dictionary, `data/traces.txt.xz`: a trace of each strategy that most records
 are of. What a new trace repeats of it, which is nearly all, takes no room. The file never
 changes, for every packed record needs it to be unpacked; traces of later strategies only take
 more room.
@@ -21,6 +21,8 @@ from .traces import TraceJson, dump
 __all__ = ["pack", "unpack"]
 
 _MAX_BYTES = 1 << 16
+_RAW = -15
+"""Deflate without zlib's head and checksum: what is unpacked is compared with what it must be."""
 
 
 @lru_cache(maxsize=1)
@@ -30,7 +32,7 @@ def _dictionary() -> bytes:
 
 def pack(trace: TraceJson) -> str:
     """Write a trace's JSON in about a thirtieth of its characters."""
-    deflate = zlib.compressobj(9, zdict=_dictionary())
+    deflate = zlib.compressobj(9, wbits=_RAW, zdict=_dictionary())
     data = deflate.compress(dump(trace).encode()) + deflate.flush()
     return base64.b85encode(data).decode()
 
@@ -44,7 +46,7 @@ def unpack(text: str) -> object:
         If it is damaged, or larger than any trace.
     """
     try:
-        inflate = zlib.decompressobj(zdict=_dictionary())
+        inflate = zlib.decompressobj(_RAW, _dictionary())
         data = inflate.decompress(base64.b85decode(text), _MAX_BYTES)
     except (zlib.error, ValueError) as error:
         raise RecordError(f"the trace must be JSON or packed JSON: {error}") from error

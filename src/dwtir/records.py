@@ -38,7 +38,7 @@ _FIELDS = (
     *("schema", "shape", "epilogue", "device", "target", "strategy", "parameters", "run_secs"),
     *_SAME,
 )
-_USUAL: dict[str, Any] = {"epilogue": "none", "target": {}}
+_USUAL: dict[str, Any] = {"epilogue": "none", "target": {}, "seed": 0}
 """Fields that are in the file only where they are something else."""
 
 
@@ -161,7 +161,7 @@ class Record:
         """Return the record as JSON values, in the order of the file, which packs the trace."""
         found = {
             "schema": SCHEMA,
-            "shape": str(self.shape),
+            "shape": self.shape.brief,
             "epilogue": str(self.epilogue),
             "device": self.device,
             "target": target_json.written(self.target),
@@ -225,7 +225,7 @@ class Record:
         shape = DepthwiseConv2dShape.parse(text("shape", record["shape"]))
         steps = text("epilogue", record["epilogue"])
         epilogue = Epilogue.of(None if steps == "none" else steps)
-        for name, canonical in (("shape", str(shape)), ("epilogue", str(epilogue))):
+        for name, canonical in (("shape", shape.brief), ("epilogue", str(epilogue))):
             if record[name] != canonical:
                 raise RecordError(f"{name} must be written {canonical!r}, got {record[name]!r}")
         target = target_json.read(text("device", record["device"]), record["target"])
@@ -345,5 +345,5 @@ def _rounded(seconds: float) -> float:
 
 def _pretty(record: dict[str, Any]) -> str:
     """Write a field a line."""
-    lines = (f"{json.dumps(name)}: {traces.dump(value)}" for name, value in record.items())
+    lines = (f"{json.dumps(name)}:{traces.dump(value)}" for name, value in record.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
