@@ -60,7 +60,8 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     # Its rows are loaded ahead as well.
     ADDED = strips.residual_rows(D)
     # A row with an epilogue leaves before others are added to, and has its registers for itself.
-    FIRST = 1 if epilogue.steps else KH
+    # In NCHW, where a thread has fewer of them in use, it is faster to wait for nobody.
+    FIRST = 1 if epilogue.steps and shape.layout == "NHWC" else KH
 
     def hold(channels: tirx.Buffer, added: tirx.Buffer, row: Any) -> dict[str, Any]:
         """Find the operands of the epilogue where a thread has them."""
