@@ -105,6 +105,9 @@ def test_results_and_what_they_are_added_to_move_in_pairs(epilogue: str) -> None
         ("128x96x57x57_k7_p3_float16_nchw", "nvidia-h200", True),  # every other row is not pairs
         ("64x256x55x57_k3_p1_bfloat16_nchw", "nvidia-h200", True),
         ("127x95x57x57_k7_p3_float16_nchw", "nvidia-h200", False),  # nor is every other plane
+        ("32x192x35x35_k5_p2_float16_nchw", "nvidia-h200", True),
+        ("32x192x35x35_k3_p1_float16_nchw", "nvidia-h200", False),  # in many pieces
+        ("32x768x7x7_k7_p3_bfloat16_nchw", "nvidia-h200", False),
         ("128x1024x15x15_k13_p6_float16_nchw", "nvidia-h200", True),  # but pairs of planes
         ("32x128x56x56_k31_p15_bfloat16_nhwc", "nvidia-h200", True),
         ("128x96x56x56_k7_p3_float16_nchw_dgrad", "nvidia-h200", True),
@@ -185,6 +188,30 @@ def test_rows_of_an_odd_width_are_loaded_in_pairs(about: str, tile: tuple[int, i
     assert re.search(r"half2\*|nv_bfloat162\*", kernel.source())
     assert not re.search(r"= (data|grad_out|image)_ptr\[", kernel.source())
     assert kernel.resources().spill_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "64x256x57x57_k3_p1_float16",
+        "128x96x57x57_k7_p3_bfloat16_dgrad",
+        "64x128x57x57_k7_s2_p3_float16",
+    ],
+)
+def test_the_tiles_of_odd_widths_leave_room_for_many_warps(about: str) -> None:
+    shape = DepthwiseConv2dShape.parse(about)
+    tiles = BandedMatrix.guesses(shape, H200)
+    tile, expected = tiles[0], [tile.expected_seconds(shape, H200) for tile in tiles]
+    assert tile == BandedMatrix.choose(shape, H200)
+    assert expected == sorted(expected, key=lambda seconds: seconds or 0.0)
+    space = BandedMatrix.space(shape, H200)
+    assert all(tile.parameters[field] in space[field] for tile in tiles for field in space)
+    resources = dwtir.build(shape, tile, target="nvidia-h200").resources()
+    assert resources.spill_bytes == 0
+    assert resources.registers is not None
+    blocks = 65536 // (resources.registers * 32 * tile.warps)
+    assert tile.min_blocks <= blocks
+    assert blocks * tile.warps >= 8
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])

@@ -27,7 +27,8 @@ Where every output sees all of a small image, a tile of the whole height goes by
 the image: none of its products is with padding. See `dwtir.bands.Bands.goes_by_image`.
 
 Registers: the window and the band of a step, or two bands, and 4 * rows sums; where one step takes
-the whole kernel, the window goes by row after row.
+the whole kernel, the window goes by row after row. In rows of an odd width stores are single, and
+wait for many warps: `min_blocks` holds the registers down, and tiles are low.
 
 A zero of the band times an input that is not finite is NaN. An infinite input thus may make
 outputs NaN that do not see it, if it lies no more than 7 * SW + 15 columns beside what they see.
@@ -38,16 +39,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from math import inf
+from math import ceil, gcd, inf, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
-from ..bands import Bands
+from ..bands import COLUMNS, Bands
 from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
-from .base import Strategy, unroll_all
+from .base import Strategy, unroll_all, varied
+from .cost import registers_for
 from .register_window import RegisterWindow
-from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SIDE, even_split, even_tiles, with_value
+from .tiles import (
+    BLOCK_COUNTS,
+    MAX_LOADS,
+    MAX_SIDE,
+    REGISTERS,
+    even_split,
+    even_tiles,
+    with_value,
+)
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -68,8 +78,18 @@ _ODD_TAPS = 9, 144
 _SECOND_KIND = 40
 """Registers for the addresses and tests of a second kind of row, and for what is taken off."""
 
-_WARPS = 4
-_CLOCK, _BANDWIDTH, _LAUNCH = 1.755e9, 4.25e12, 1.8e-6
+_BLOCKS = (4, 1), (4, 3), (4, 4), (2, 1)
+"""Warps of a block, and blocks at a time: the first alone where rows are even."""
+
+# Time in rows of an odd width, fitted to 302 kernels of 21 layers on an H200, 7 % from theirs on
+# the average: seconds of a launch; bytes a second, there and as the window's model has it; cycles
+# of a start, a product, and a store to one row of an image; cycles of a warp by which the code's
+# length doubles its time; warps of a scheduler that a wait takes as long as; and how much longer
+# all takes where a column has an even number of tiles, which is measured and not explained.
+_CLOCK, _LAUNCH, _BANDWIDTH, _WINDOW_BANDWIDTH = 1.755e9, 1.8e-6, 3.6e12, 4.4e12
+_START, _PRODUCT, _STORE, _CACHED, _WAIT, _EVEN_COLUMN = 30, 2.3, 1.75, 2200, 2.8, 0.25
+_PER_BAND = 2.5  # registers that the compiler takes, where it may
+_LEAST_ROWS = 8  # inputs of a tile's own; of less the model knows little
 
 
 @dataclass(frozen=True)
@@ -122,13 +142,14 @@ class BandedMatrix(Strategy):
     def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
         """Tell whether it is expected to be faster than a window in registers.
 
-        Where rows are even it is known to.
+        Where rows are even it is known to. That memory is slower where they are odd, the model
+        of the window does not know.
         """
-        if not Bands(shape, 1, 1).is_odd:
+        own = cls.choose(shape, target).expected_seconds(shape, target)
+        if own is None:
             return True
         other = RegisterWindow.choose(shape, target).expected_seconds(shape, target)
-        own = cls.choose(shape, target)._cycles(shape, target) / _CLOCK + _LAUNCH
-        return max(own, shape.least_bytes / _BANDWIDTH) < other
+        return own < other + shape.least_bytes * (1 / _BANDWIDTH - 1 / _WINDOW_BANDWIDTH)
 
     @classmethod
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
@@ -143,12 +164,27 @@ class BandedMatrix(Strategy):
         return min(tiles, key=lambda tile: tile._cycles(shape, target), default=cls(1, 1, 1))
 
     @classmethod
+    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[BandedMatrix, ...]:
+        """List the tile chosen; of an odd width the tiles expected to be fastest, in order."""
+        chosen = cls.choose(shape, target)
+        if not chosen.bands(shape).alternates:
+            return (chosen,)
+        ranked = sorted(
+            dict.fromkeys(cls._tiles(shape)), key=lambda tile: tile._cycles(shape, target)
+        )
+        return varied(ranked, lambda tile: tile.rows)
+
+    @classmethod
     def _tiles(cls, shape: DepthwiseConv2dShape) -> Iterator[BandedMatrix]:
         for rows, kernel_rows in product(_heights(shape), _kernel_rows(shape)):
-            groups = Bands(shape, rows, kernel_rows).groups
-            tile = cls(rows, kernel_rows, min(_WARPS, groups))
-            if tile.is_promising(shape) and tile.bands(shape).has_pairs:
-                yield tile
+            bands = cls(rows, kernel_rows, 1).bands(shape)
+            is_low = bands.down > 1 and rows * shape.stride[0] < _LEAST_ROWS
+            if not bands.has_pairs or (bands.alternates and is_low):
+                continue
+            for warps, min_blocks in _BLOCKS if bands.alternates else _BLOCKS[:1]:
+                tile = cls(rows, kernel_rows, min(warps, bands.groups), min_blocks)
+                if tile.is_promising(shape):
+                    yield tile
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -162,14 +198,25 @@ class BandedMatrix(Strategy):
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
         bands, loads, products = self._counts(shape)
-        band = 2 * bands.depth_steps * bands.band_rows(self.kernel_rows) * (1 + bands.alternates)
+        band = _band(bands)
         needed = 30 + loads + 4 * self.rows + band + _SECOND_KIND * bands.alternates
         return (
             self.kernel_rows <= bands.product_rows
             and needed <= self.registers[bands.kernel_steps == 1]
             and loads <= MAX_LOADS
             and products <= _MAX_PRODUCTS
+            and not (bands.alternates and self._least(bands, needed) > self._has)
         )
+
+    @property
+    def _has(self) -> int:
+        """Registers of a thread."""
+        return registers_for(32 * self.warps, self.min_blocks)
+
+    def _least(self, bands: Bands, needed: int) -> int:
+        """Estimate the registers without which a tile spills; in one step, rows come and go."""
+        least = _SECOND_KIND + 4 * self.rows + _band(bands) * bands.depth_steps
+        return least if bands.kernel_steps == 1 else needed
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         self._require(self.rows <= MAX_SIDE, "rows", self.rows, f"at most {MAX_SIDE}")
@@ -197,16 +244,42 @@ class BandedMatrix(Strategy):
         """Return the sizes that the tile has for a shape."""
         return Bands(shape, self.rows, self.kernel_rows)
 
+    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float | None:
+        """Estimate the time in rows of an odd width. Of others there is only a measure."""
+        odd = self.bands(shape).alternates
+        return self._odd_cycles(shape, target) / _CLOCK if odd else None
+
     def _cycles(self, shape: DepthwiseConv2dShape, target: Target) -> float:
         """Estimate how long an SM takes for its warps, of which it needs four to be busy."""
         bands, loads, products = self._counts(shape)
+        if bands.alternates:
+            return self._odd_cycles(shape, target)
         load, weight, multiply, store, begin, start = self.cycles
-        weights = 4 * bands.band_rows(self.kernel_rows) * bands.depth_steps * (1 + bands.alternates)
+        weights = 4 * bands.band_rows(self.kernel_rows) * bands.depth_steps
         step = load * loads + weight * weights + multiply * products + begin
         stores = 2 * self.rows * (1 + shape.result_width % 2)
         warp = bands.kernel_steps * step + stores * store + start
         warps = bands.groups * shape.result_channels / target.units
         return warp * max(4.0, warps)
+
+    def _odd_cycles(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+        """Estimate the time in rows of an odd width, by the blocks that registers have room for.
+
+        Stores take most of it: one by one, and in as many rows of images as 8 tiles lie in.
+        """
+        bands, loads, products = self._counts(shape)
+        pieces = (COLUMNS - gcd(COLUMNS, bands.across)) / bands.across + 1
+        stores = 4 * self.rows * sqrt(pieces) * pieces / (2 - shape.result_width % 2)
+        warp = _START + _PRODUCT * bands.kernel_steps * products + _STORE * stores
+        warp *= 1 + warp / _CACHED
+
+        wanted = 8 * ceil((loads + 4 * self.rows + _PER_BAND * _band(bands)) / 8)
+        fitting = REGISTERS // (32 * self.warps * min(256, self._has, wanted))
+        blocks = ceil(bands.groups / self.warps) * shape.result_channels / target.units
+        at_a_time = max(1.0, min(fitting, ceil(blocks)) * self.warps / 4)
+        busy = ceil(max(1.0, blocks / fitting)) * warp * (at_a_time + _WAIT * bands.kernel_steps)
+        busy *= 1 + _EVEN_COLUMN * (bands.down % 2 == 0)
+        return busy + _CLOCK * (_LAUNCH + shape.least_bytes / _BANDWIDTH)
 
     def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import banded_matrix
@@ -290,6 +363,11 @@ def place_residual(sch: Schedule, epilogue: SBlockRV, thread: LoopRV) -> list[SB
     sch.compute_at(load, thread, preserve_unit_loops=True)
     sch.set_scope(load, 0, "local")
     return [load]
+
+
+def _band(bands: Bands) -> int:
+    """Count the registers of a step's bands."""
+    return 2 * bands.depth_steps * bands.band_rows(bands.kernel_rows) * (1 + bands.alternates)
 
 
 def _heights(shape: DepthwiseConv2dShape) -> list[int]:
