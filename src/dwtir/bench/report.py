@@ -44,7 +44,7 @@ def markdown(results: Results) -> list[str]:
     lines += piped([("", ""), *results.about.items()])
     if results.rows:
         lines += ["", "## Layers", "", *_explained(results.rows), ""]
-        cells = [[line[place] for place in _ON_PAGE] for line in row_cells(results.rows)]
+        cells = [tuple(line[i] for i in _ON_PAGE) for line in row_cells(results.rows)]
         lines += [*_bullets(summary(results.rows)), "", *piped(cells)]
     for title, cells in _article_tables(results):
         lines += ["", f"## {title}", "", *piped(cells)]
