@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_path", "panels", "plot"]
 
-_PALETTE = 32
+_PALETTE = 16
 """Colours of a PNG file, which with all of them is four times as large."""
 
 _SUFFIXES = (".png", ".svg", ".pdf")

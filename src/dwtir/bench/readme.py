@@ -1,4 +1,4 @@
-"""What is generated from committed results: a page each, a GPU's pictures, README's block."""
+"""What is generated from committed results: a GPU's page and picture, and README's block."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def pages(readme: Path) -> dict[Path, str]:
     return {readme: f"{before}{BEGIN}\n\n{block}\n\n{END}\n{after}"} | {
         source.with_name(f"{_stem(source)}.md"): "\n".join(markdown(results)) + "\n"
         for source, results in found.items()
+        if results.target.is_gpu
     }
 
 
@@ -74,7 +75,7 @@ def digest(source: Path) -> str:
 
 
 def rewrite(readme: Path) -> list[str]:
-    """Write README's block, and the page and the picture of each of the committed results.
+    """Write README's block, and the page and the picture of each GPU's committed results.
 
     Returns
     -------
@@ -124,7 +125,10 @@ def _block(found: dict[Path, Results]) -> list[str]:
         doubtful = sum(row.doubtful for row in results.rows)
         about.append(f"{doubtful} of {len(results.rows)} rows with times that are flagged")
         name = _stem(source).removeprefix("bench-")
-        lines += ["", f"[All rows of {name}]({path}.md): {', '.join(about)}."]
+        link = f"`python -m dwtir.bench report {path}{_SUFFIX}` prints all rows of {name}"
+        if results.target.is_gpu:
+            link = f"[All rows of {name}]({path}.md)"
+        lines += ["", f"{link}: {', '.join(about)}."]
         for panel in _panels(results):
             lines += ["", f"![{panel} on {name}]({path}-{panel}.png)"]
     return lines
