@@ -14,7 +14,7 @@ from .report import markdown, piped, times
 from .results import Results
 from .row import Row
 
-__all__ = ["BEGIN", "END", "digest", "pages", "pictures", "rewrite"]
+__all__ = ["BEGIN", "END", "digest", "pages", "pictures", "rewrite", "sources"]
 
 BEGIN = "<!-- begin: python -m dwtir.bench readme -->"
 END = "<!-- end: python -m dwtir.bench readme -->"
@@ -25,7 +25,7 @@ _LOST = ("below 1", "worst")
 _HEAD = ("device", "layers", "rows", "same layout", *_LOST, "any layout", *_LOST)
 
 
-def _sources(readme: Path) -> list[Path]:
+def sources(readme: Path) -> list[Path]:
     """Find the committed results beside a README."""
     found = sorted((readme.parent / _FOLDER).glob(f"bench-*{_SUFFIX}"))
     if not found:
@@ -45,8 +45,8 @@ def pages(readme: Path) -> dict[Path, str]:
     RecordError
         If there are no results, one is damaged, or README lacks the block's marks.
     """
-    sources = _sources(readme)
-    found = {source: Results.read(source) for source in sources}
+    results_of = sources(readme)
+    found = {source: Results.read(source) for source in results_of}
     text = readme.read_text(encoding="utf-8")
     before, begin, rest = text.partition(f"{BEGIN}\n")
     _, end, after = rest.partition(f"{END}\n")
@@ -64,7 +64,7 @@ def pictures(readme: Path) -> dict[Path, Path]:
     """Return the pictures of the results, each with the file that it is made from."""
     return {
         source.with_name(f"{_stem(source)}-{panel}.png"): source
-        for source in _sources(readme)
+        for source in sources(readme)
         for panel in _panels(Results.read(source))
     }
 
@@ -93,7 +93,7 @@ def rewrite(readme: Path) -> list[str]:
     for path, text in pages(readme).items():
         path.write_text(text, encoding="utf-8")
         lines.append(f"wrote {path}")
-    for source in _sources(readme):
+    for source in sources(readme):
         found = Results.read(source)
         stem, made_from, only = f"{_stem(source)}-", digest(source), _panels(found)
         lines += plot(found, source.parent, prefix=stem, source=made_from, only=only)
