@@ -165,6 +165,8 @@ class WholeImage(Strategy):
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         height = shape.result_height
         self._require(self.rows <= height, "rows", self.rows, f"at most {height}")
+        # TVM confuses the loops of a block whose threads are all of one channel.
+        self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
         self._require_launch(
             target,
             threads=self.thread_x * self.thread_y,
@@ -227,7 +229,7 @@ def _ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[WholeImage, ..
     tiles = [tile for tile in WholeImage.tiles(shape) if tile._images(shape).shared_bytes <= most]
     tiles.sort(key=lambda tile: tile.expected_seconds(shape, target))
     found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y))
-    return found or (WholeImage(1, 1, shape.result_height),)
+    return found or (WholeImage(2, 1, shape.result_height),)
 
 
 def _channels(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
@@ -237,7 +239,7 @@ def _channels(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
     """
     channels, least = shape.result_channels, 32 if shape.layout == "NHWC" else 16
     found = sorted(divisors(channels), key=lambda n: (abs(n - 32), n))
-    return tuple(n for n in found if least <= n <= 64) or (even_split(channels, 32),)
+    return tuple(n for n in found if least <= n <= 64) or (max(2, even_split(channels, 32)),)
 
 
 def _batches(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
