@@ -915,10 +915,10 @@ def test_records_are_looked_for_in_order(
 
 
 HOSTILE_RECORDS: dict[str, tuple[Callable[[], Any], str]] = {
-    "schema": (lambda: record(schema=2), "schema must be 1, got 2"),
+    "schema": (lambda: record(schema=1), "schema must be 2, got 1"),
     "device": (lambda: record(device="nvidia-h200"), "device must be 'cpu-.*', got 'nvidia-h200'"),
     "shape": (lambda: record(shape="1x1x9x9_k3"), "shape must be written"),
-    "no device": (lambda: {"schema": 1, "shape": str(SHAPE)}, "missing .*'device'"),
+    "no device": (lambda: {"schema": 2, "shape": str(SHAPE)}, "missing .*'device'"),
     "strategy": (lambda: record(strategy="magic"), "unknown strategy 'magic'"),
     "strategy's type": (lambda: record(strategy=["cpu"]), "unknown strategy"),
     "code": (lambda: record(strategy="__import__('os')"), "unknown strategy"),
