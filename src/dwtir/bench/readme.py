@@ -45,8 +45,7 @@ def pages(readme: Path) -> dict[Path, str]:
     RecordError
         If there are no results, one is damaged, or README lacks the block's marks.
     """
-    results_of = sources(readme)
-    found = {source: Results.read(source) for source in results_of}
+    found = {source: Results.read(source) for source in sources(readme)}
     text = readme.read_text(encoding="utf-8")
     before, begin, rest = text.partition(f"{BEGIN}\n")
     _, end, after = rest.partition(f"{END}\n")

@@ -110,9 +110,8 @@ class _Convolution(torch.autograd.Function):  # type: ignore[misc]  # torch is A
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
-        image, weight = (
-            ctx.saved_tensors
-        )  # once: hooks, as of checkpoints, may refuse a second time
+        # Once: hooks, as of checkpoints, may refuse a second time.
+        image, weight = ctx.saved_tensors
         functions = ops.data_gradient, ops.weight_gradient
         if torch.is_grad_enabled() or key(grad_out, image, weight) is None:
             functions = ops.grad_data, ops.grad_weight

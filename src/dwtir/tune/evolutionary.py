@@ -142,8 +142,8 @@ class _Designs:
 
     def read(self, trace: Trace) -> Strategy:
         """Return the strategy and parameters that a trace has drawn."""
-        chosen = self._chosen[self._design(trace)]
-        space = self._spaces[self._places[chosen.name]]
+        place = self._design(trace)
+        chosen, space = self._chosen[place], self._spaces[place]
         drawn = [values[decision] for _, values, decision in self.draws(trace)]
         return chosen.from_parameters(chosen.parameters | dict(zip(space, drawn, strict=True)))
 
