@@ -97,7 +97,7 @@ def whole_images(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     return _named(func, shape, epilogue)
 
 
-@lru_cache(maxsize=64)  # to parse TVMScript takes 20 ms, and functions do not change
+@lru_cache(maxsize=64)  # to parse TVMScript takes 10 ms, and functions do not change
 def depthwise_conv2d(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the shape's operation with its epilogue.
 

@@ -36,6 +36,7 @@ from ..arguments import ALIGNMENT
 from ..bands import COLUMNS, DEPTH, TILES, Bands
 from ..epilogue import Epilogue
 from ..planes import Planes
+from . import script
 from .forward import epilogue_parts
 from .sizes import SLACK
 
@@ -170,7 +171,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
 
     image_name, _ = shape.input_shapes
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    @script.prim_func(s_tir=True)
     def banded() -> None:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         image = T.arg(image_name, T.buffer(images, dtype, align=ALIGNMENT))

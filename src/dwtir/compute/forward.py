@@ -11,6 +11,7 @@ from tvm.script import tirx as T
 from ..arguments import ALIGNMENT
 from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape
+from . import script
 from .sizes import aligned, image, padded_sizes
 
 __all__ = ["epilogue_parts", "nchw", "nhwc"]
@@ -30,7 +31,7 @@ def nchw(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
     dtype = shape.dtype
     declare, finish = epilogue_parts(shape, epilogue)
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    @script.prim_func(s_tir=True)
     def depthwise_conv2d_nchw(
         data: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
         weight: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
@@ -77,7 +78,7 @@ def nhwc(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
     dtype = shape.dtype
     declare, finish = epilogue_parts(shape, epilogue)
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    @script.prim_func(s_tir=True)
     def depthwise_conv2d_nhwc(
         data: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
         weight: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),  # type: ignore[valid-type]

@@ -26,6 +26,7 @@ from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
 from ..shape import DepthwiseConv2dShape
+from . import script
 from .sizes import SLACK, aligned, image
 
 __all__ = ["nchw", "nhwc"]
@@ -43,7 +44,7 @@ def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
     dtype = shape.dtype
     where = _where(shape)
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    @script.prim_func(s_tir=True)
     def grad_data_nchw(
         grad_out: T.Buffer((N, OC, OH, OW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
         weight: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
@@ -100,7 +101,7 @@ def nhwc(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
     dtype = shape.dtype
     where = _where(shape)
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    @script.prim_func(s_tir=True)
     def grad_data_nhwc(
         grad_out: T.Buffer((N, OH, OW, OC), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
         weight: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),  # type: ignore[valid-type]

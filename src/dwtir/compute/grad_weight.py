@@ -7,6 +7,7 @@ from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
 from ..shape import DepthwiseConv2dShape
+from . import script
 from .sizes import aligned, image, padded_sizes
 
 __all__ = ["nchw", "nhwc"]
@@ -22,7 +23,7 @@ def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
     SHIFT, LEFT, PW = aligned(shape, LEFT, PW)
     dtype = shape.dtype
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    @script.prim_func(s_tir=True)
     def grad_weight_nchw(
         data: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
         grad_out: T.Buffer((N, OC, OH, OW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
@@ -65,7 +66,7 @@ def nhwc(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
     _, _, PH, PW = padded_sizes(shape, slack=0)
     dtype = shape.dtype
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    @script.prim_func(s_tir=True)
     def grad_weight_nhwc(
         data: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
         grad_out: T.Buffer((N, OH, OW, OC), dtype, align=ALIGNMENT),  # type: ignore[valid-type]

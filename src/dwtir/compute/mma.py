@@ -7,6 +7,8 @@ from functools import cache
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 
+from . import script
+
 __all__ = ["intrinsic"]
 
 _PTX = {"float16": "fp16", "bfloat16": "bf16"}
@@ -28,7 +30,7 @@ def intrinsic(dtype: str) -> str:
     name = f"dwtir.mma_m16n8k16_{dtype}"
     kind = _PTX[dtype]
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    @script.prim_func(s_tir=True)
     def products(a: T.handle, b: T.handle, c: T.handle) -> None:
         sa, sb, sc = T.int32(), T.int32(), T.int32()
         A = T.match_buffer(
@@ -48,7 +50,7 @@ def intrinsic(dtype: str) -> str:
                         A[vl // 4 * 4 + vk % 8 // 2, vk // 8, vh, vk % 2], "float32"
                     ) * T.cast(B[(vl % 4 * 2 + ve) * 4 + vk % 8 // 2, vk // 8, vk % 2], "float32")
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]
+    @script.prim_func(s_tir=True)
     def instruction(a: T.handle, b: T.handle, c: T.handle) -> None:
         sa, sb, sc = T.int32(), T.int32(), T.int32()
         A = T.match_buffer(

@@ -18,6 +18,7 @@ from tvm.script import tirx as T
 from ..arguments import ALIGNMENT
 from ..epilogue import Epilogue
 from ..strips import Strip
+from . import script
 from .forward import epilogue_parts
 
 __all__ = ["rows_of"]
@@ -153,7 +154,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                 for e in T.vectorized(STORE * V):
                     out[spot(n, row, strip, j * STORE, vector, e)] = result[place(j * STORE, e)]
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    @script.prim_func(s_tir=True)
     def streamed() -> None:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         data = T.arg(image_name, T.buffer(images, dtype, align=ALIGNMENT))

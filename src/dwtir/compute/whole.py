@@ -21,6 +21,7 @@ from tvm.script import tirx as T
 from ..arguments import ALIGNMENT
 from ..epilogue import Epilogue
 from ..images import Images
+from . import script
 from .forward import epilogue_parts
 
 __all__ = ["nchw", "nhwc"]
@@ -40,7 +41,7 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     dtype = shape.dtype
     declare, finish = epilogue_parts(shape, epilogue)
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    @script.prim_func(s_tir=True)
     def whole_nchw() -> None:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         data = T.arg(image_name, T.buffer(source, dtype, align=ALIGNMENT))
@@ -134,7 +135,7 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 
         return store
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVM ships no types
+    @script.prim_func(s_tir=True)
     def whole_nhwc() -> None:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         data = T.arg(image_name, T.buffer(source, dtype, align=ALIGNMENT))
