@@ -277,6 +277,23 @@ def test_a_weight_that_lies_as_kernels_want_it_is_not_copied() -> None:
     torch.testing.assert_close(depthwise_conv2d(image, weight), F.conv2d(image, weight, groups=6))
 
 
+@pytest.mark.parametrize("multiplier", [1, 2])
+def test_a_layer_for_channels_last_trains_a_packed_weight(multiplier: int) -> None:
+    layer = DepthwiseConv2d(4, 4 * multiplier, 3, padding=1).to(memory_format=torch.channels_last)
+    other = torch.nn.Conv2d(4, 4 * multiplier, 3, padding=1, groups=4)
+    other.load_state_dict(layer.state_dict())
+    spatial = layer.weight.permute(2, 3, 0, 1)
+    assert spatial.is_contiguous()
+    for image in (channels_last(2, 4, 6, 5), torch.randn(2, 4, 6, 5)):
+        for net in (layer, other):
+            net.zero_grad()
+            net(image).square().sum().backward()
+        torch.testing.assert_close(layer.weight.grad, other.weight.grad, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(layer.bias.grad, other.bias.grad, rtol=1e-4, atol=1e-4)
+    assert layer.weight.grad.stride() == layer.weight.stride()
+    assert layer.to(memory_format=torch.contiguous_format).weight.is_contiguous()
+
+
 # Gradients
 
 

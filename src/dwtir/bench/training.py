@@ -114,6 +114,7 @@ def train(
     model = deepcopy(network.model).train().to(device, memory_format=FORMATS[layout])
     own = deepcopy(model)
     replaced = swap(own)
+    own.to(memory_format=FORMATS[layout])
     nudged = deepcopy(model)
     with torch.no_grad():
         for parameter in nudged.parameters():
