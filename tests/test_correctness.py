@@ -15,19 +15,7 @@ import pytest
 from hypothesis import given, note
 from tvm.s_tir import Schedule
 
-from backends import (
-    CPU,
-    CUDA,
-    H200,
-    OPENCL,
-    REPLAY,
-    Backend,
-    Guarded,
-    Run,
-    cells,
-    replay,
-    run_guarded,
-)
+from backends import H200, Backend, Guarded, Run, cells, replay, run_guarded
 from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, Strategy, reference
 from strategies import (
     EXACT_STEPS,
@@ -43,6 +31,7 @@ from strategies import (
     tiles,
 )
 
+CELL = ("backend", "strategy", "operation", "layout", "dtype")
 GPU_STRATEGIES = [strategy for strategy in STRATEGIES.values() if strategy.on_gpu]
 
 
@@ -81,9 +70,7 @@ def check(
     check_reals(shape, epilogue, run, seed)
 
 
-@pytest.mark.parametrize(
-    ("backend", "strategy", "operation", "layout", "dtype"), cells(REPLAY, CPU, OPENCL, CUDA)
-)
+@pytest.mark.parametrize(CELL, cells(turn=0))
 @given(shape=shapes(layouts=("NCHW",), dtypes=("float32",)), epilogue=epilogues(), seed=seeds)
 @named_shapes(epilogue=Epilogue(("scale_shift", "relu6", "residual")), seed=0)
 def test_the_chosen_tile(
@@ -104,9 +91,7 @@ def test_the_chosen_tile(
     check(shape, epilogue, tile, backend.compile(tile, shape, epilogue), seed)
 
 
-@pytest.mark.parametrize(
-    ("backend", "strategy", "operation", "layout", "dtype"), cells(REPLAY, CPU, OPENCL, CUDA)
-)
+@pytest.mark.parametrize(CELL, cells(turn=1))
 @given(data=st.data(), shape=shapes(layouts=("NCHW",), dtypes=("float32",), kernel=7), seed=seeds)
 def test_any_tile_that_passes_its_check(
     backend: Backend,
