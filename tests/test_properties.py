@@ -24,10 +24,9 @@ from dwtir import (
     schedules,
 )
 from dwtir import compute as tir
-from dwtir.notation import DTYPES, OPERATIONS
+from dwtir.notation import OPERATIONS
 from strategies import (
     EXACT_STEPS,
-    NAMED_SHAPES,
     Array,
     adapted,
     epilogues,
@@ -401,14 +400,3 @@ def test_the_chosen_tile_passes_its_check(shape: DepthwiseConv2dShape) -> None:
                     assert values, name
                     assert all(type(value) is int and value > 0 for value in values), name
                     assert list(values) == sorted(set(values)), name
-
-
-def test_the_named_shapes_are_what_they_are_called() -> None:
-    parsed = {name: DepthwiseConv2dShape.parse(text) for name, text in NAMED_SHAPES.items()}
-    assert parsed["one channel"].in_channels == 1
-    assert parsed["kernel = padded input"].out_shape == (1, 3, 1, 1)
-    above = parsed["stride above kernel"]
-    assert all(s > k for s, k in zip(above.stride, above.kernel, strict=True))
-    assert parsed["batch 3"].batch == 3
-    assert parsed["dilation 4"].dilation == (4, 4)
-    assert set(DTYPES) == {"float32", "float16", "bfloat16"}

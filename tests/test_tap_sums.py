@@ -149,38 +149,20 @@ def test_no_shape_is_too_odd(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", LARGE)
-def test_blocks_fill_the_device_to_their_last_round(text: str) -> None:
-    """One round of blocks, or else a last round that is not nearly empty."""
+def test_large_layers_keep_the_device_busy(text: str) -> None:
+    """The choice is the least estimate; no column, thread or multiprocessor idles for long."""
     shape = DepthwiseConv2dShape.parse(text)
     tile = TapSums.choose(shape, GPU)
-    rounds = tile.parts * float(other_blocks(tile, shape)) / (GPU.units * tile.min_blocks)
-    assert rounds > 0.7 * ceil(rounds)
-
-
-@pytest.mark.parametrize("text", LARGE)
-def test_tiles_leave_no_column_over(text: str) -> None:
-    """A column beyond the last costs a branch for each output."""
-    shape = DepthwiseConv2dShape.parse(text)
-    assert shape.out_width % TapSums.choose(shape, GPU).cols == 0
-
-
-@pytest.mark.parametrize("text", LARGE)
-def test_turns_are_even(text: str) -> None:
-    """In the last turn few threads idle."""
-    shape = DepthwiseConv2dShape.parse(text)
-    tile = TapSums.choose(shape, GPU)
+    assert shape.out_width % tile.cols == 0, "a column too many is a branch for each output"
     turns = float(tiles_of_channel(tile, shape)) / (tile.threads * tile.parts)
-    assert turns > 0.8 * ceil(turns)
-
-
-@pytest.mark.parametrize("text", LARGE)
-def test_the_choice_is_the_least_estimate(text: str) -> None:
-    shape = DepthwiseConv2dShape.parse(text)
-    tiles = Tiles(*np.array(ranked(shape, GPU), dtype=np.float64).T)
-    estimates = estimate(tiles, shape, GPU)
+    assert turns > 0.8 * ceil(turns), "threads idle in the last turn"
+    rounds = tile.parts * float(other_blocks(tile, shape)) / (GPU.units * tile.min_blocks)
+    assert rounds > 0.7 * ceil(rounds), "the last round of blocks is nearly empty"
+    best = ranked(shape, GPU)
+    estimates = estimate(Tiles(*np.array(best, dtype=np.float64).T), shape, GPU)
     assert np.isfinite(estimates).all()
     assert (np.diff(estimates) >= 0).all()
-    assert tuple(TapSums.choose(shape, GPU).parameters.values()) == ranked(shape, GPU)[0]
+    assert tuple(tile.parameters.values()) == best[0]
 
 
 def test_kernels_of_31_rows_share_their_loads_among_threads() -> None:
