@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -210,31 +209,6 @@ def test_wrong_arrays_are_refused() -> None:
         kernel(np.ones(128, np.float32)[::2], good, good, good)
     with pytest.raises(ArgumentError, match="beta must be writeable"):
         kernel(good, good, good, frozen)
-
-
-# ------------------------------------------------------------------- epilogue
-
-
-def test_epilogue_functions() -> None:
-    @T.prim_func(s_tir=True)
-    def main(x: T.Buffer((256,), "float32"), out: T.Buffer((4, 256), "float32")) -> None:
-        T.func_attr({"global_symbol": "main"})
-        for i in T.serial(256):
-            with T.sblock("functions"):
-                vi = T.axis.spatial(256, i)
-                out[0, vi] = T.exp(x[vi])
-                out[1, vi] = T.tanh(x[vi])
-                out[2, vi] = T.erf(x[vi])
-                out[3, vi] = T.min(T.max(x[vi], T.float32(0)), T.float32(6))
-
-    x = np.linspace(-8, 8, 256, dtype=np.float32)
-    out = np.empty((4, 256), np.float32)
-    compile_opencl(on_threads(main, "functions").mod)(x, out)
-    wide = x.astype(np.float64)
-    expectations = np.exp(wide), np.tanh(wide), np.array([math.erf(value) for value in wide])
-    for got, expected in zip(out, expectations, strict=False):
-        np.testing.assert_allclose(got, expected, rtol=2e-6)
-    assert np.array_equal(out[3], np.clip(x, 0, 6))
 
 
 # ----------------------------------------------------------------- what fails

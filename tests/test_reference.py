@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
+from torch.nn import functional
 
 from dwtir import DepthwiseConv2dShape, Epilogue, reference
 from dwtir.shape import DTYPES
@@ -52,21 +54,12 @@ def by_definition(shape: DepthwiseConv2dShape, data: Array, weight: Array) -> Ar
 
 
 @given(shape=tiny_shapes, seed=seeds)
+@named_shapes(seed=0)
 def test_the_oracle_is_the_definition(shape: DepthwiseConv2dShape, seed: int) -> None:
     data, weight = real_tensors(shape, Epilogue(), seed).values()
     got = reference.depthwise_conv2d(shape, data, weight)
     assert got.dtype == np.float64
     np.testing.assert_allclose(got, by_definition(shape, data, weight), rtol=1e-13, atol=1e-13)
-
-
-@given(shape=tiny_shapes, seed=seeds)
-@named_shapes(seed=0)
-def test_the_oracle_on_integers_is_exact(shape: DepthwiseConv2dShape, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    data = rng.integers(-9, 9, shape.data_shape).astype(float)
-    weight = rng.integers(-9, 9, shape.weight_shape).astype(float)
-    got = reference.depthwise_conv2d(shape, data, weight)
-    np.testing.assert_array_equal(got, by_definition(shape, data, weight))
 
 
 @given(shape=tiny_shapes, seed=seeds)
@@ -88,28 +81,23 @@ def test_the_epilogue_of_the_oracle_uses_each_channels_values(
         assert got[index] == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-if importlib.util.find_spec("torch") is not None:  # torch is no dependency of the tests
-
-    @given(shape=shapes(layouts=("NCHW",)), seed=seeds)
-    @named_shapes(seed=0)
-    def test_the_oracle_is_torchs_convolution(shape: DepthwiseConv2dShape, seed: int) -> None:
-        import torch
-        from torch.nn import functional
-
-        data, weight = (
-            torch.from_numpy(array.astype(np.float64))
-            for array in real_tensors(shape, Epilogue(), seed).values()
-        )
-        top, left, bottom, right = shape.padding
-        expected = functional.conv2d(
-            functional.pad(data, (left, right, top, bottom)),
-            weight.reshape(shape.out_channels, 1, *shape.kernel),
-            stride=shape.stride,
-            dilation=shape.dilation,
-            groups=shape.in_channels,
-        ).numpy()
-        got = reference.depthwise_conv2d(shape, data.numpy(), weight.numpy())
-        np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-11)
+@given(shape=shapes(layouts=("NCHW",)), seed=seeds)
+@named_shapes(seed=0)
+def test_the_oracle_is_torchs_convolution(shape: DepthwiseConv2dShape, seed: int) -> None:
+    data, weight = (
+        torch.from_numpy(array.astype(np.float64))
+        for array in real_tensors(shape, Epilogue(), seed).values()
+    )
+    top, left, bottom, right = shape.padding
+    expected = functional.conv2d(
+        functional.pad(data, (left, right, top, bottom)),
+        weight.reshape(shape.out_channels, 1, *shape.kernel),
+        stride=shape.stride,
+        dilation=shape.dilation,
+        groups=shape.in_channels,
+    ).numpy()
+    got = reference.depthwise_conv2d(shape, data.numpy(), weight.numpy())
+    np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-11)
 
 
 # The error bound
@@ -117,18 +105,7 @@ if importlib.util.find_spec("torch") is not None:  # torch is no dependency of t
 
 def float32_sums(shape: DepthwiseConv2dShape, data: Array, weight: Array, order: Any) -> Array:
     """Convolve in float32, rounding after every addition, the taps in the order given."""
-    one = DepthwiseConv2dShape(
-        batch=shape.batch,
-        in_channels=shape.in_channels,
-        height=shape.height,
-        width=shape.width,
-        kernel=shape.kernel,
-        stride=shape.stride,
-        padding=shape.padding,
-        dilation=shape.dilation,
-        channel_multiplier=shape.channel_multiplier,
-        layout=shape.layout,
-    )
+    one = replace(shape, dtype="float32")
     total = np.zeros(shape.out_shape, np.float32)
     taps = list(product(range(shape.kernel[0]), range(shape.kernel[1])))
     for index in order:

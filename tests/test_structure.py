@@ -359,12 +359,3 @@ def test_a_strided_gradient_multiplies_only_the_taps_that_are_there() -> None:
     tests = [line for line in source.splitlines() if "% 2) == 0" in line]
     assert tests
     assert not [line for line in tests if "Idx" in line]
-
-
-@pytest.mark.parametrize("name", ["register_window", "channel_vector"])
-def test_the_window_kernels_use_no_shared_memory(name: str) -> None:
-    layout = STRATEGIES[name].layouts[0].lower()
-    for dtype in ("float32", "float16", "bfloat16"):
-        kernel = dwtir.build(f"1x32x28x28_k3_p1_{dtype}_{layout}", name, target="nvidia-h200")
-        assert kernel.resources().shared_bytes == 0
-        assert kernel.resources().spill_bytes == 0
