@@ -1,11 +1,7 @@
 """The cache of compiled kernels: what is found in it again, and what is not trusted."""
 
-from __future__ import annotations
-
 import logging
 import stat
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +12,7 @@ from processes import python
 
 
 @pytest.fixture
-def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache_dir(tmp_path, monkeypatch):
     folder = tmp_path / "parent" / "cache"
     monkeypatch.setenv("DWTIR_CACHE_DIR", str(folder))
     return folder
@@ -30,7 +26,7 @@ assert kernel(np.ones((1, 8, 16, 16), "float32"), np.ones((8, 1, 3, 3), "float32
 """
 
 
-def test_a_kernel_of_an_earlier_process_is_there_at_once(cache_dir: Path) -> None:
+def test_a_kernel_of_an_earlier_process_is_there_at_once(cache_dir):
     assert python(BUILD, PYTHONWARNINGS="error") == "compiled"
     (file,) = cache_dir.iterdir()
     assert stat.S_IMODE(cache_dir.stat().st_mode) == 0o700
@@ -41,7 +37,7 @@ def test_a_kernel_of_an_earlier_process_is_there_at_once(cache_dir: Path) -> Non
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_what_is_built_decides_the_file(cache_dir: Path) -> None:
+def test_what_is_built_decides_the_file(cache_dir):
     texts = ["1x4x8x8_k3", "1x4x8x9_k3", "1x4x8x8_k3_float16"]
     for text in texts * 2:
         dwtir.build(text, target="cpu")
@@ -52,7 +48,7 @@ def test_what_is_built_decides_the_file(cache_dir: Path) -> None:
     assert len(list(cache_dir.iterdir())) == 6
 
 
-def test_a_cached_kernel_is_told_how_it_was_asked_for(cache_dir: Path) -> None:
+def test_a_cached_kernel_is_told_how_it_was_asked_for(cache_dir):
     manual = dwtir.build(SHAPE, target="cpu")
     named = dwtir.build(SHAPE, "cpu", target="cpu")
     assert len(list(cache_dir.iterdir())) == 1
@@ -70,9 +66,7 @@ def test_a_cached_kernel_is_told_how_it_was_asked_for(cache_dir: Path) -> None:
         lambda content: content[: content.index(b"PK\x03\x04")],
     ],
 )
-def test_a_damaged_file_is_built_again(
-    damage: Callable[[bytes], bytes], cache_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_is_built_again(damage, cache_dir, caplog):
     dwtir.build(SHAPE, target="cpu")
     (file,) = cache_dir.iterdir()
     content = file.read_bytes()
@@ -88,9 +82,7 @@ def test_a_damaged_file_is_built_again(
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o777, 0o702])
-def test_a_folder_that_others_can_write_is_not_used(
-    mode: int, cache_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_others_can_write_is_not_used(mode, cache_dir, caplog):
     cache_dir.mkdir(parents=True)
     cache_dir.chmod(mode)
     with caplog.at_level(logging.WARNING, "dwtir"):
@@ -100,9 +92,7 @@ def test_a_folder_that_others_can_write_is_not_used(
     assert "writable by nobody else" in caplog.text
 
 
-def test_a_file_that_others_can_write_is_not_loaded(
-    cache_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_others_can_write_is_not_loaded(cache_dir, caplog):
     dwtir.build(SHAPE, target="cpu")
     (file,) = cache_dir.iterdir()
     file.chmod(0o622)
@@ -114,9 +104,7 @@ def test_a_file_that_others_can_write_is_not_loaded(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_a_folder_that_cannot_be_made_costs_only_the_cache(
-    cache_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_made_costs_only_the_cache(cache_dir, caplog):
     cache_dir.parent.write_text("a file where the folder should be")
     with caplog.at_level(logging.WARNING, "dwtir"):
         check(dwtir.build(SHAPE, target="cpu"))

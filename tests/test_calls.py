@@ -1,7 +1,5 @@
 """Calling a kernel: tensors in and out, and which of them are refused in which words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,17 +13,16 @@ import tvm
 import dwtir
 from dwtir import ArgumentError, Kernel, reference
 from kernels import EPILOGUE, SHAPE, expected_of, tensors_of
-from strategies import Array
 
 
 @pytest.fixture(params=["kernel", "opencl_kernel"])
-def either(request: pytest.FixtureRequest) -> Kernel:
+def either(request):
     """A kernel of each target that takes NumPy's arrays."""
     found: Kernel = request.getfixturevalue(request.param)
     return found
 
 
-def aligned(shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Array:
+def aligned(shape, dtype, offset=0):
     """Make an array of NaN that starts `offset` bytes after a multiple of 64."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.full(size + 128, 0xFF, np.uint8)
@@ -38,7 +35,7 @@ def aligned(shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Array:
 
 @pytest.mark.parametrize("target", ["cpu", "opencl"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_numpy_arrays_in_and_out(target: str, dtype: str) -> None:
+def test_numpy_arrays_in_and_out(target, dtype):
     kernel = dwtir.build(replace(SHAPE, dtype=dtype), epilogue=EPILOGUE, target=target)
     got = kernel(*tensors_of(kernel))
     assert isinstance(got, np.ndarray)
@@ -47,7 +44,7 @@ def test_numpy_arrays_in_and_out(target: str, dtype: str) -> None:
     np.testing.assert_array_equal(got.astype(np.float64), expected_of(kernel))
 
 
-def test_out_is_written_and_returned_and_inputs_may_be_read_only(either: Kernel) -> None:
+def test_out_is_written_and_returned_and_inputs_may_be_read_only(either):
     tensors = tensors_of(either)
     for tensor in tensors:
         tensor.flags.writeable = False
@@ -56,7 +53,7 @@ def test_out_is_written_and_returned_and_inputs_may_be_read_only(either: Kernel)
     np.testing.assert_array_equal(out, expected_of(either))
 
 
-def test_any_stride_of_an_axis_of_one_is_contiguous() -> None:
+def test_any_stride_of_an_axis_of_one_is_contiguous():
     kernel = dwtir.build("1x6x9x1_k3x1", target="cpu")
     data, weight = tensors_of(kernel)
     odd = np.lib.stride_tricks.as_strided(data, strides=(12, *data.strides[1:3], 40))
@@ -64,7 +61,7 @@ def test_any_stride_of_an_axis_of_one_is_contiguous() -> None:
     np.testing.assert_array_equal(kernel(odd, weight), expected_of(kernel))
 
 
-def test_dlpack_tensors_in_and_out(kernel: Kernel) -> None:
+def test_dlpack_tensors_in_and_out(kernel):
     tensors = [tvm.runtime.tensor(array) for array in tensors_of(kernel)]
     got = kernel(*tensors)
     assert isinstance(got, tvm.runtime.Tensor)
@@ -77,17 +74,17 @@ def test_dlpack_tensors_in_and_out(kernel: Kernel) -> None:
 class Wrapped:
     """A tensor of a library that dwtir has never heard of."""
 
-    def __init__(self, array: Array) -> None:
+    def __init__(self, array):
         self.array = array
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(self, **options):
         return self.array.__dlpack__(**options)
 
-    def __dlpack_device__(self) -> tuple[int, int]:
+    def __dlpack_device__(self):
         return self.array.__dlpack_device__()
 
 
-def test_tensors_of_unknown_libraries(kernel: Kernel) -> None:
+def test_tensors_of_unknown_libraries(kernel):
     tensors = [Wrapped(array) for array in tensors_of(kernel)]
     np.testing.assert_array_equal(kernel(*tensors).numpy(), expected_of(kernel))
     with pytest.raises(ArgumentError, match=r"data must have shape \(2, 6, 9, 11\), got \(1,"):
@@ -104,12 +101,12 @@ def test_tensors_of_unknown_libraries(kernel: Kernel) -> None:
         kernel(Wrapped(data), *tensors[1:], out=Wrapped(out))
 
 
-def test_opencl_takes_numpy_arrays_only(opencl_kernel: Kernel) -> None:
+def test_opencl_takes_numpy_arrays_only(opencl_kernel):
     with pytest.raises(ArgumentError, match="OpenCL kernels take NumPy arrays, got"):
         opencl_kernel(*[tvm.runtime.tensor(array) for array in tensors_of(opencl_kernel)])
 
 
-def copied_past(array: Array, offset: int) -> Array:
+def copied_past(array, offset):
     moved = aligned(array.shape, array.dtype, offset)
     moved[...] = array
     return moved
@@ -163,7 +160,7 @@ WRONG_CALLS: dict[str, tuple[Callable[..., tuple[Any, ...]], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG_CALLS)
-def test_wrong_tensors_are_refused(case: str, either: Kernel) -> None:
+def test_wrong_tensors_are_refused(case, either):
     change, message = WRONG_CALLS[case]
     with pytest.raises(ArgumentError, match=message) as error:
         either(*change(*tensors_of(either)))
@@ -197,14 +194,14 @@ WRONG_OUTPUTS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG_OUTPUTS)
-def test_wrong_outputs_are_refused(case: str, either: Kernel) -> None:
+def test_wrong_outputs_are_refused(case, either):
     out, message = WRONG_OUTPUTS[case]
     with pytest.raises(ArgumentError, match=message):
         either(*tensors_of(either), out=out)
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_out_must_not_overlap_an_input(kernel: Kernel, index: int) -> None:
+def test_out_must_not_overlap_an_input(kernel, index):
     tensors = tensors_of(kernel)
     name = ("data", "weight", "bias")[index]
     size = int(np.prod(SHAPE.out_shape))
@@ -228,7 +225,7 @@ def test_out_must_not_overlap_an_input(kernel: Kernel, index: int) -> None:
             np.testing.assert_array_equal(kernel(*given, out=out), expected_of(kernel))
 
 
-def test_a_refused_call_writes_nothing(kernel: Kernel) -> None:
+def test_a_refused_call_writes_nothing(kernel):
     out = np.full(SHAPE.out_shape, 7, np.float32)
     data, weight, _ = tensors_of(kernel)
     with pytest.raises(ArgumentError):
@@ -236,15 +233,15 @@ def test_a_refused_call_writes_nothing(kernel: Kernel) -> None:
     assert (out == 7).all()
 
 
-def test_threads_may_share_a_kernel(either: Kernel) -> None:
-    def right(seed: int) -> bool:
+def test_threads_may_share_a_kernel(either):
+    def right(seed):
         return np.array_equal(either(*tensors_of(either, seed)), expected_of(either, seed))
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(right, range(40)))
 
 
-def test_torch_tensors_on_the_cpu(kernel: Kernel) -> None:
+def test_torch_tensors_on_the_cpu(kernel):
     data, weight, bias = (torch.from_numpy(array) for array in tensors_of(kernel))
     for shape in (SHAPE.weight_shape, (12, 1, 3, 3)):
         got = kernel(data, weight.reshape(shape), bias)
@@ -256,12 +253,12 @@ def test_torch_tensors_on_the_cpu(kernel: Kernel) -> None:
 
 
 @pytest.fixture(scope="module")
-def cuda_kernel() -> Kernel:
+def cuda_kernel():
     return dwtir.build(SHAPE, epilogue=EPILOGUE, target="cuda")
 
 
 @pytest.mark.parametrize("home", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_wrong_torch_tensors_are_refused(request: pytest.FixtureRequest, home: str) -> None:
+def test_wrong_torch_tensors_are_refused(request, home):
     kernel: Kernel = request.getfixturevalue("cuda_kernel" if home == "cuda" else "kernel")
     data, weight, bias = (torch.from_numpy(array).to(home) for array in tensors_of(kernel))
     away = "cpu" if home == "cuda" else "meta"

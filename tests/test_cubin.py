@@ -1,7 +1,5 @@
 """The chosen tiles compile to machine code without spilling, on the layers of real networks."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 
@@ -78,7 +76,7 @@ NIGHTLY = (
 )
 
 
-def check(shape: DepthwiseConv2dShape) -> str | None:
+def check(shape):
     """Compile, and say what is wrong with the machine code."""
     kernel = dwtir.build(shape, target=H200)
     resources = kernel.resources()
@@ -96,11 +94,11 @@ def check(shape: DepthwiseConv2dShape) -> str | None:
 
 
 @pytest.mark.parametrize("shape", CASES, ids=str)
-def test_the_chosen_tile_does_not_spill(shape: DepthwiseConv2dShape) -> None:
+def test_the_chosen_tile_does_not_spill(shape):
     assert check(shape) is None
 
 
-def test_the_cases_are_a_spread() -> None:
+def test_the_cases_are_a_spread():
     assert len(set(CASES)) == 2 * len(LAYERS)
     assert {shape.kernel[0] for shape in CASES} >= {1, 3, 5, 7, 9, 11, 13, 27, 29, 31}
     assert {shape.batch for shape in CASES} >= {1, 8, 32, 128}
@@ -119,9 +117,7 @@ if NIGHTLY:
     @pytest.mark.parametrize("batch", suite.BATCHES)
     @pytest.mark.parametrize("network", suite.networks())
     @pytest.mark.parametrize("operation", OPERATIONS)
-    def test_no_layer_of_the_suite_spills(
-        network: str, batch: int, dtype: str, layout: str, operation: str
-    ) -> None:
+    def test_no_layer_of_the_suite_spills(network, batch, dtype, layout, operation):
         layers = suite.network(network, batch=batch, dtype=dtype, layout=layout)
         shapes = [replace(layer.shape, operation=operation) for layer in layers]
         assert [message for shape in shapes if (message := check(shape))] == []

@@ -1,11 +1,7 @@
 """What a kernel says of itself, and what `dwtir.build` makes of a schedule's name."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,6 @@ from dwtir import (
     InvalidScheduleError,
     InvalidShapeError,
     InvalidTargetError,
-    Kernel,
     Resources,
     ToolchainError,
 )
@@ -29,7 +24,7 @@ from dwtir.target import resolve
 from kernels import EPILOGUE, SHAPE, check, tensors_of
 
 
-def test_a_kernel_of_the_cpu_can_be_looked_at(kernel: Kernel) -> None:
+def test_a_kernel_of_the_cpu_can_be_looked_at(kernel):
     assert (kernel.shape, kernel.epilogue, kernel.target) == (SHAPE, EPILOGUE, resolve("cpu"))
     assert isinstance(kernel.strategy, Cpu)
     assert repr(kernel) == f"<Kernel {SHAPE} bias+relu {kernel.strategy} for {kernel.target.name}>"
@@ -46,7 +41,7 @@ def test_a_kernel_of_the_cpu_can_be_looked_at(kernel: Kernel) -> None:
     assert any(inst[0] == "ComputeAt" for inst in load_json(kernel.trace)[0])
 
 
-def test_a_kernel_of_opencl_can_be_looked_at(opencl_kernel: Kernel) -> None:
+def test_a_kernel_of_opencl_can_be_looked_at(opencl_kernel):
     resources = opencl_kernel.resources()
     assert resources.grid is not None
     assert resources.threads is not None
@@ -55,9 +50,7 @@ def test_a_kernel_of_opencl_can_be_looked_at(opencl_kernel: Kernel) -> None:
     assert 'thread="threadIdx.x"' in opencl_kernel.script()
 
 
-def test_a_kernel_for_an_absent_gpu_can_be_looked_at_but_not_run(
-    foreign_kernel: Kernel, tmp_path: Path
-) -> None:
+def test_a_kernel_for_an_absent_gpu_can_be_looked_at_but_not_run(foreign_kernel, tmp_path):
     resources = foreign_kernel.resources()
     assert resources.registers is not None
     assert resources.registers > 0
@@ -72,14 +65,14 @@ def test_a_kernel_for_an_absent_gpu_can_be_looked_at_but_not_run(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_cpu_is_timed(kernel: Kernel) -> None:
+def test_the_cpu_is_timed(kernel):
     timing = kernel.time(repeats=5, min_repeat_ms=1)
     assert 0 < timing.p20 <= timing.median <= timing.p80
     assert timing.repeats == 5
     assert np.isfinite(timing.p80)
 
 
-def test_opencl_is_neither_timed_nor_exported(opencl_kernel: Kernel, tmp_path: Path) -> None:
+def test_opencl_is_neither_timed_nor_exported(opencl_kernel, tmp_path):
     with pytest.raises(ToolchainError, match="opencl are not timed"):
         opencl_kernel.time()
     with pytest.raises(ToolchainError, match="opencl cannot be exported"):
@@ -87,7 +80,7 @@ def test_opencl_is_neither_timed_nor_exported(opencl_kernel: Kernel, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["kernel", "opencl_kernel", "foreign_kernel"])
-def test_the_description_survives_json(name: str, request: pytest.FixtureRequest) -> None:
+def test_the_description_survives_json(name, request):
     info = request.getfixturevalue(name).info
     assert KernelInfo.from_json(json.loads(json.dumps(info.to_json()))) == info
 
@@ -95,7 +88,7 @@ def test_the_description_survives_json(name: str, request: pytest.FixtureRequest
 # Schedules
 
 
-def test_schedules_by_name_and_as_objects() -> None:
+def test_schedules_by_name_and_as_objects():
     target = resolve("opencl")
     text = "1x8x33x35_k3_psame"
     for schedule, strategy, chosen in (
@@ -129,12 +122,12 @@ def test_schedules_by_name_and_as_objects() -> None:
         (SharedTile(padding="none"), "opencl", "padding must be 'staged' or 'inline', got none"),
     ],
 )
-def test_schedules_that_do_not_fit(schedule: Any, target: str, message: str) -> None:
+def test_schedules_that_do_not_fit(schedule, target, message):
     with pytest.raises(InvalidScheduleError, match=message):
         dwtir.build(SHAPE, schedule, target=target)
 
 
-def test_a_strategy_for_the_other_layout_is_refused() -> None:
+def test_a_strategy_for_the_other_layout_is_refused():
     nhwc = replace(SHAPE, layout="NHWC")
     with pytest.raises(InvalidScheduleError, match=r"nhwc on opencl|in NCHW"):
         dwtir.build(nhwc, "register_window", target="opencl")
@@ -152,6 +145,6 @@ def test_a_strategy_for_the_other_layout_is_refused() -> None:
         ({"on_miss": "ignore"}, InvalidScheduleError),
     ],
 )
-def test_build_refuses_wrong_arguments(arguments: dict[str, Any], error: type[Exception]) -> None:
+def test_build_refuses_wrong_arguments(arguments, error):
     with pytest.raises(error):
         dwtir.build(**({"shape": "1x4x9x9_k3", "target": "cpu"} | arguments))

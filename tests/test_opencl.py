@@ -1,7 +1,5 @@
 """Generated OpenCL on a real device, PoCL on most machines: nothing is mocked."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -26,12 +24,12 @@ DTYPES = {
 }
 
 
-def small_integers(dtype: str, *shape: int, seed: int = 0) -> Array:
+def small_integers(dtype, *shape, seed=0):
     values = np.random.default_rng(seed).integers(-3, 4, shape)
     return values.astype(np.float32).astype(DTYPES[dtype])
 
 
-def on_threads(func: Any, block: str, threads: int = 64) -> s_tir.Schedule:
+def on_threads(func, block, threads=64):
     """Bind the fused loops of a block to one dimension of blocks and threads."""
     sch = s_tir.Schedule(func)
     bx, tx = sch.split(sch.fuse(*sch.get_loops(sch.get_sblock(block))), [None, threads])
@@ -40,7 +38,7 @@ def on_threads(func: Any, block: str, threads: int = 64) -> s_tir.Schedule:
     return sch
 
 
-def test_a_missing_barrier_shows() -> None:
+def test_a_missing_barrier_shows():
     @T.prim_func(s_tir=True)
     def main(a: T.Buffer((4, 64), "float32"), out: T.Buffer((4, 64), "float32")) -> None:
         T.func_attr({"global_symbol": "main"})
@@ -73,11 +71,11 @@ def test_a_missing_barrier_shows() -> None:
 # ------------------------------------------------------------------ 16 bits
 
 
-def copy_as(source: str, target: str, count: int, lanes: int) -> s_tir.Schedule:
+def copy_as(source, target, count, lanes):
     @T.prim_func(s_tir=True)
     def main(
-        a: T.Buffer((count,), source),  # type: ignore[valid-type]
-        out: T.Buffer((count,), target),  # type: ignore[valid-type]
+        a: T.Buffer((count,), source),
+        out: T.Buffer((count,), target),
     ) -> None:
         T.func_attr({"global_symbol": "main"})
         for i in T.serial(count):
@@ -96,7 +94,7 @@ def copy_as(source: str, target: str, count: int, lanes: int) -> s_tir.Schedule:
 
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_every_16_bit_value_widens_exactly(dtype: str, lanes: int) -> None:
+def test_every_16_bit_value_widens_exactly(dtype, lanes):
     every = np.arange(1 << 16, dtype=np.uint16).view(DTYPES[dtype])
     out = np.empty(every.shape, np.float32)
     kernel = compile_opencl(copy_as(dtype, "float32", every.size, lanes).mod)
@@ -107,7 +105,7 @@ def test_every_16_bit_value_widens_exactly(dtype: str, lanes: int) -> None:
 
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_casts_round_to_nearest_even(dtype: str, lanes: int) -> None:
+def test_casts_round_to_nearest_even(dtype, lanes):
     every = np.arange(1 << 16, dtype=np.uint16).view(DTYPES[dtype])
     infinity = np.float32(np.inf).astype(DTYPES[dtype]).view(np.uint16)
     finite = np.unique(every[(every.view(np.uint16) & 0x7FFF) < infinity].astype(np.float64))
@@ -134,7 +132,7 @@ def test_casts_round_to_nearest_even(dtype: str, lanes: int) -> None:
     assert lanes == 1 or f"vstore{lanes}(" in kernel.source
 
 
-def test_16_bit_constants_and_selections_move_unchanged() -> None:
+def test_16_bit_constants_and_selections_move_unchanged():
     @T.prim_func(s_tir=True)
     def main(a: T.Buffer((64,), "bfloat16"), out: T.Buffer((64,), "bfloat16")) -> None:
         T.func_attr({"global_symbol": "main"})
@@ -150,7 +148,7 @@ def test_16_bit_constants_and_selections_move_unchanged() -> None:
     assert np.array_equal(out, np.where(np.arange(64) % 2 == 0, a, rounded))
 
 
-def test_arithmetic_in_16_bits_is_refused() -> None:
+def test_arithmetic_in_16_bits_is_refused():
     @T.prim_func(s_tir=True)
     def main(a: T.Buffer((64,), "float16"), out: T.Buffer((64,), "float16")) -> None:
         T.func_attr({"global_symbol": "main"})
@@ -166,7 +164,7 @@ def test_arithmetic_in_16_bits_is_refused() -> None:
 # ------------------------------------------------------------------ arguments
 
 
-def three_operands() -> s_tir.Schedule:
+def three_operands():
     """Names whose order, sorted, is neither that of the parameters nor its reverse."""
 
     @T.prim_func(s_tir=True)
@@ -185,7 +183,7 @@ def three_operands() -> s_tir.Schedule:
     return on_threads(main, "sum", 16)
 
 
-def test_arrays_are_taken_in_the_order_of_the_function() -> None:
+def test_arrays_are_taken_in_the_order_of_the_function():
     kernel = compile_opencl(three_operands().mod)
     ones = np.ones(64, np.float32)
     out = np.full(64, -1, np.float32)
@@ -194,7 +192,7 @@ def test_arrays_are_taken_in_the_order_of_the_function() -> None:
     assert (out[48:] == -1).all()  # Not written by the kernel, so not touched.
 
 
-def test_wrong_arrays_are_refused() -> None:
+def test_wrong_arrays_are_refused():
     kernel = compile_opencl(three_operands().mod)
     good = np.ones(64, np.float32)
     frozen = good.copy()
@@ -214,7 +212,7 @@ def test_wrong_arrays_are_refused() -> None:
 # ----------------------------------------------------------------- what fails
 
 
-def two_steps(scope: str, *, bind_first: bool = False) -> s_tir.Schedule:
+def two_steps(scope, *, bind_first=False):
     @T.prim_func(s_tir=True)
     def main(a: T.Buffer((4096,), "float32"), out: T.Buffer((4096,), "float32")) -> None:
         T.func_attr({"global_symbol": "main"})
@@ -254,13 +252,13 @@ def two_steps(scope: str, *, bind_first: bool = False) -> s_tir.Schedule:
     ],
     ids=["memory between kernels", "shared.dyn", "32 lanes", "unbound"],
 )
-def test_what_opencl_cannot_express_is_named(schedule: Any, message: str) -> None:
+def test_what_opencl_cannot_express_is_named(schedule, message):
     mod = schedule().mod
     with pytest.raises(InvalidScheduleError, match=message):
         compile_opencl(mod)
 
 
-def test_limits_are_checked_before_the_launch() -> None:
+def test_limits_are_checked_before_the_launch():
     mod = copy_as("float32", "float32", 4096, 1).mod
     with pytest.raises(InvalidScheduleError, match=r"block \(64, 1, 1\) has more than 32 threads"):
         compile_opencl(mod, max_threads=32)
@@ -274,7 +272,7 @@ def test_limits_are_checked_before_the_launch() -> None:
         OpenCLKernel(Lowered("", [large], []))
 
 
-def test_a_rejected_source_shows_the_build_log() -> None:
+def test_a_rejected_source_shows_the_build_log():
     source = "__kernel void main_kernel(__global float* a) { a[0] = undeclared_thing; }"
     launch = Launch("main_kernel", (1, 1, 1), (1, 1, 1), 0, [0])
     with pytest.raises(CompileError, match="undeclared_thing") as error:
@@ -286,7 +284,7 @@ def test_a_rejected_source_shows_the_build_log() -> None:
 # --------------------------------------------------------------- availability
 
 
-def test_a_missing_pyopencl_is_reported_with_the_remedy() -> None:
+def test_a_missing_pyopencl_is_reported_with_the_remedy():
     message = python(
         "import sys; sys.modules['pyopencl'] = None\n"
         "from dwtir.opencl import available, compile_opencl\n"
@@ -299,7 +297,7 @@ def test_a_missing_pyopencl_is_reported_with_the_remedy() -> None:
     assert message.endswith("pip install 'dwtir[opencl]'")
 
 
-def test_a_missing_platform_is_reported_with_the_remedy() -> None:
+def test_a_missing_platform_is_reported_with_the_remedy():
     message = python(
         "from dwtir.opencl import available; print(available())",
         OCL_ICD_FILENAMES="/nowhere/driver.so",
@@ -309,7 +307,7 @@ def test_a_missing_platform_is_reported_with_the_remedy() -> None:
     assert message.endswith("pip install 'dwtir[opencl]'")
 
 
-def test_a_device_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_is_chosen_by_name(monkeypatch):
     name = opencl.find_device().name.strip()
     monkeypatch.setenv("DWTIR_OPENCL_DEVICE", name.upper())
     assert opencl.find_device().name.strip() == name

@@ -1,11 +1,8 @@
 """The oracle against a loop that follows the definition, and its bound against real sums."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from math import prod
-from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -17,7 +14,6 @@ from torch.nn import functional
 from dwtir import DepthwiseConv2dShape, Epilogue, reference
 from dwtir.shape import DTYPES
 from strategies import (
-    Array,
     epilogues,
     named_shapes,
     real_tensors,
@@ -28,7 +24,7 @@ from strategies import (
 tiny_shapes = shapes(batch=2, channels=3, size=9, kernel=5, multiplier=3, flop=4000)
 
 
-def by_definition(shape: DepthwiseConv2dShape, data: Array, weight: Array) -> Array:
+def by_definition(shape, data, weight):
     """Sum tap by tap, with the padding as a test and the layouts spelled out."""
     nchw = shape.layout == "NCHW"
     out = np.zeros(shape.out_shape)
@@ -55,7 +51,7 @@ def by_definition(shape: DepthwiseConv2dShape, data: Array, weight: Array) -> Ar
 
 @given(shape=tiny_shapes, seed=seeds)
 @named_shapes(seed=0)
-def test_the_oracle_is_the_definition(shape: DepthwiseConv2dShape, seed: int) -> None:
+def test_the_oracle_is_the_definition(shape, seed):
     data, weight = real_tensors(shape, Epilogue(), seed).values()
     got = reference.depthwise_conv2d(shape, data, weight)
     assert got.dtype == np.float64
@@ -63,9 +59,7 @@ def test_the_oracle_is_the_definition(shape: DepthwiseConv2dShape, seed: int) ->
 
 
 @given(shape=tiny_shapes, seed=seeds)
-def test_the_epilogue_of_the_oracle_uses_each_channels_values(
-    shape: DepthwiseConv2dShape, seed: int
-) -> None:
+def test_the_epilogue_of_the_oracle_uses_each_channels_values(shape, seed):
     epilogue = Epilogue(("scale_shift", "residual", "bias"))
     tensors = {
         name: array.astype(np.float64)
@@ -83,7 +77,7 @@ def test_the_epilogue_of_the_oracle_uses_each_channels_values(
 
 @given(shape=shapes(layouts=("NCHW",)), seed=seeds)
 @named_shapes(seed=0)
-def test_the_oracle_is_torchs_convolution(shape: DepthwiseConv2dShape, seed: int) -> None:
+def test_the_oracle_is_torchs_convolution(shape, seed):
     data, weight = (
         torch.from_numpy(array.astype(np.float64))
         for array in real_tensors(shape, Epilogue(), seed).values()
@@ -103,7 +97,7 @@ def test_the_oracle_is_torchs_convolution(shape: DepthwiseConv2dShape, seed: int
 # The error bound
 
 
-def float32_sums(shape: DepthwiseConv2dShape, data: Array, weight: Array, order: Any) -> Array:
+def float32_sums(shape, data, weight, order):
     """Convolve in float32, rounding after every addition, the taps in the order given."""
     one = replace(shape, dtype="float32")
     total = np.zeros(shape.out_shape, np.float32)
@@ -124,9 +118,7 @@ def float32_sums(shape: DepthwiseConv2dShape, data: Array, weight: Array, order:
     seed=seeds,
     data=st.data(),
 )
-def test_float32_sums_in_any_order_keep_the_bound(
-    shape: DepthwiseConv2dShape, seed: int, data: st.DataObject
-) -> None:
+def test_float32_sums_in_any_order_keep_the_bound(shape, seed, data):
     image, weight = real_tensors(shape, Epilogue(), seed).values()
     order = data.draw(st.permutations(range(prod(shape.kernel))))
     sums = float32_sums(shape, image, weight, order)
@@ -138,9 +130,7 @@ def test_float32_sums_in_any_order_keep_the_bound(
 
 
 @given(shape=tiny_shapes, epilogue=epilogues(), seed=seeds)
-def test_the_bound_grows_with_an_epilogue_and_stays_a_number(
-    shape: DepthwiseConv2dShape, epilogue: Epilogue, seed: int
-) -> None:
+def test_the_bound_grows_with_an_epilogue_and_stays_a_number(shape, epilogue, seed):
     tensors = real_tensors(shape, epilogue, seed)
     data, weight, *_ = tensors.values()
     bound = reference.error_bound(shape, data, weight, tensors, epilogue=epilogue)
@@ -150,7 +140,7 @@ def test_the_bound_grows_with_an_epilogue_and_stays_a_number(
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_bound_is_tight(dtype: str, layout: str) -> None:
+def test_the_bound_is_tight(dtype, layout):
     """A wrong tap, a 16-bit sum, or twice the roundings must not hide under the bound."""
     shape = DepthwiseConv2dShape.parse(f"1x4x20x20_k3_p1_{dtype}_{layout}")
     data, weight = real_tensors(shape, Epilogue(), 0).values()
@@ -179,7 +169,7 @@ def test_the_bound_is_tight(dtype: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "size"), DTYPES.items())
-def test_numpy_has_every_dtype(dtype: str, size: int) -> None:
+def test_numpy_has_every_dtype(dtype, size):
     found = reference.numpy_dtype(dtype)
     assert found.name == dtype
     assert found.itemsize == size

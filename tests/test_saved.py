@@ -1,7 +1,5 @@
 """Saved kernels: they run without the compiler, and damaged or foreign files are refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -12,13 +10,12 @@ from dataclasses import replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import dwtir
-from dwtir import Kernel, RecordError
+from dwtir import RecordError
 from kernels import EPILOGUE, SHAPE, check, tensors_of
 
 LOAD = """
@@ -31,7 +28,7 @@ print(open("/proc/self/maps").read())
 """
 
 
-def test_a_saved_kernel_runs_without_the_compiler(kernel: Kernel, tmp_path: Path) -> None:
+def test_a_saved_kernel_runs_without_the_compiler(kernel, tmp_path):
     kernel.export(str(tmp_path / "new folder" / "kernel.so"))
     tensors = tensors_of(kernel)
     np.savez(tmp_path / "in.npz", **{f"{i}": array for i, array in enumerate(tensors)})
@@ -54,7 +51,7 @@ def test_a_saved_kernel_runs_without_the_compiler(kernel: Kernel, tmp_path: Path
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_loaded_kernel_is_the_saved_one(dtype: str, tmp_path: Path) -> None:
+def test_a_loaded_kernel_is_the_saved_one(dtype, tmp_path):
     kernel = dwtir.build(replace(SHAPE, dtype=dtype), epilogue=EPILOGUE, target="cpu")
     path = tmp_path / "kernel.so"
     kernel.export(path)
@@ -66,20 +63,20 @@ def test_a_loaded_kernel_is_the_saved_one(dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def saved_bytes(kernel: Kernel, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def saved_bytes(kernel, tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "kernel.so"
     kernel.export(path)
     return path.read_bytes()
 
 
-def load_bytes(content: bytes, folder: Path) -> Kernel:
+def load_bytes(content, folder):
     path = folder / "kernel.so"
     path.unlink(missing_ok=True)
     path.write_bytes(content)
     return dwtir.load(path)
 
 
-def refused(content: bytes, folder: Path) -> bool:
+def refused(content, folder):
     """Load a damaged file: it is refused by name, or the damage touched nothing that counts."""
     try:
         loaded = load_bytes(content, folder)
@@ -89,7 +86,7 @@ def refused(content: bytes, folder: Path) -> bool:
     return False
 
 
-def test_flipped_bits_in_the_code_are_found(saved_bytes: bytes, tmp_path: Path) -> None:
+def test_flipped_bits_in_the_code_are_found(saved_bytes, tmp_path):
     code = saved_bytes.index(b"PK\x03\x04")
     rng = np.random.default_rng(0)
     for place in [0, 1, 7, 40, code - 1, *rng.integers(0, code, 100)]:
@@ -98,9 +95,7 @@ def test_flipped_bits_in_the_code_are_found(saved_bytes: bytes, tmp_path: Path) 
         assert refused(bytes(damaged), tmp_path)
 
 
-def test_flipped_bits_in_the_description_are_found_or_harmless(
-    saved_bytes: bytes, tmp_path: Path
-) -> None:
+def test_flipped_bits_in_the_description_are_found_or_harmless(saved_bytes, tmp_path):
     start = saved_bytes.index(b"PK\x03\x04")
     rng = np.random.default_rng(0)
     headers = [*range(start, start + 40), *range(len(saved_bytes) - 77, len(saved_bytes))]
@@ -112,13 +107,13 @@ def test_flipped_bits_in_the_description_are_found_or_harmless(
     assert found > 200
 
 
-def test_truncated_files_are_refused(saved_bytes: bytes, tmp_path: Path) -> None:
+def test_truncated_files_are_refused(saved_bytes, tmp_path):
     size = len(saved_bytes)
     for length in [0, 1, 3, 4, 64, size // 2, *range(size - 120, size, 7), size - 1]:
         assert refused(saved_bytes[:length], tmp_path)
 
 
-def test_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_foreign_files_are_refused(tmp_path):
     path = tmp_path / "kernel.so"
     with pytest.raises(RecordError, match=r"kernel\.so: no such file"):
         dwtir.load(path)
@@ -166,9 +161,7 @@ FOREIGN_DESCRIPTIONS = [
 
 
 @pytest.mark.parametrize(("place", "value", "message"), FOREIGN_DESCRIPTIONS)
-def test_foreign_descriptions_are_refused(
-    place: str, value: Any, message: str, saved_bytes: bytes, tmp_path: Path
-) -> None:
+def test_foreign_descriptions_are_refused(place, value, message, saved_bytes, tmp_path):
     """The value, or nothing for `...`, is in that place; the code and its digest stay right."""
     path = tmp_path / "kernel.so"
     path.write_bytes(saved_bytes)

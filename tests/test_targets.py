@@ -1,12 +1,9 @@
 """Targets by name, as mappings and of TVM; devices that are small, old or absent."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from typing import Any
 
 import pytest
 import tvm
@@ -20,7 +17,7 @@ from kernels import SHAPE
 from processes import python
 
 
-def test_targets_by_name() -> None:
+def test_targets_by_name():
     cpu = resolve("cpu")
     assert resolve("llvm") == cpu
     assert (cpu.kind, cpu.is_gpu, cpu.warp_size) == ("cpu", False, 1)
@@ -36,7 +33,7 @@ def test_targets_by_name() -> None:
     assert (unknown.max_threads_per_block, unknown.shared_bytes_per_block) == (1024, 49152)
 
 
-def test_targets_as_mappings_and_of_tvm() -> None:
+def test_targets_as_mappings_and_of_tvm():
     h200 = KNOWN_GPUS["nvidia-h200"]
     for given in (
         {"kind": "cuda", "arch": "sm_90"},
@@ -79,25 +76,25 @@ def test_targets_as_mappings_and_of_tvm() -> None:
         (3, "got int"),
     ],
 )
-def test_targets_that_do_not_exist(target: Any, message: str) -> None:
+def test_targets_that_do_not_exist(target, message):
     with pytest.raises(InvalidTargetError, match=message):
         resolve(target)
 
 
-def test_a_small_device_refuses_large_blocks() -> None:
+def test_a_small_device_refuses_large_blocks():
     target = resolve("opencl")
     small = replace(target, max_threads_per_block=64)
     with pytest.raises(InvalidScheduleError, match="threads per block must be at most 64"):
         dwtir.build(SHAPE, SharedTile(thread_y=8, thread_x=16), target=small)
 
 
-def test_an_architecture_that_nvrtc_does_not_know_is_refused() -> None:
+def test_an_architecture_that_nvrtc_does_not_know_is_refused():
     kernel = dwtir.build(SHAPE, target="sm_31")
     with pytest.raises(InvalidTargetError, match="does not know the architecture sm_31"):
         kernel.resources()
 
 
-def test_without_a_gpu_the_cpu_is_the_default() -> None:
+def test_without_a_gpu_the_cpu_is_the_default():
     out = python(
         "import dwtir\n"
         "from dwtir.target import resolve\n"
@@ -111,13 +108,13 @@ def test_without_a_gpu_the_cpu_is_the_default() -> None:
     assert "To fix it" in out
 
 
-def test_a_target_is_a_value() -> None:
+def test_a_target_is_a_value():
     target = resolve("cpu")
     assert Target(**asdict(target)) == target
     assert hash(target) == hash(resolve("cpu"))
 
 
-def test_the_cpu_uses_the_cores_it_may() -> None:
+def test_the_cpu_uses_the_cores_it_may():
     """In a new process, since TVM looks at the setting only once; the user's own setting stays."""
     code = (
         "import dwtir, numpy as np, tvm\n"
@@ -126,7 +123,7 @@ def test_the_cpu_uses_the_cores_it_may() -> None:
         "print(tvm.get_global_func('runtime.NumThreads')())"
     )
 
-    def threads(**environment: str) -> int:
+    def threads(**environment):
         own = {k: v for k, v in os.environ.items() if not k.endswith("NUM_THREADS")}
         return int(
             subprocess.check_output([sys.executable, "-c", code], env={**own, **environment})

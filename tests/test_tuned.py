@@ -1,18 +1,15 @@
 """Kernels by tuning records: which record is used, and what is said of one that is not."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dwtir
-from dwtir import NotTunedError, NotTunedWarning, Strategy, database
+from dwtir import NotTunedError, NotTunedWarning, database
 from dwtir.records import Record
 from dwtir.schedules import Cpu, SharedTile
 from dwtir.target import KNOWN_GPUS, resolve
@@ -20,7 +17,7 @@ from kernels import EPILOGUE, SHAPE, check
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The folder for this CPU's records, of a database that is otherwise empty."""
     monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path / "records"))
     found = tmp_path / "records" / resolve("cpu").name
@@ -31,11 +28,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 TILE = Cpu(rows=3, cols=1, lanes=2)
 
 
-def record(target: str = "cpu", tile: Strategy = TILE, **changes: Any) -> dict[str, Any]:
+def record(target="cpu", tile=TILE, **changes):
     return Record.measured(tile, SHAPE, resolve(target), [1e-6]).as_json() | changes
 
 
-def test_without_a_record_the_manual_schedule_is_built_with_one_warning(folder: Path) -> None:
+def test_without_a_record_the_manual_schedule_is_built_with_one_warning(folder):
     with pytest.warns(NotTunedWarning) as caught:
         kernel = dwtir.build(SHAPE, "tuned", target="cpu")
     (warning,) = caught
@@ -50,7 +47,7 @@ def test_without_a_record_the_manual_schedule_is_built_with_one_warning(folder: 
     assert isinstance(error.value, LookupError)
 
 
-def test_a_record_is_used(folder: Path) -> None:
+def test_a_record_is_used(folder):
     path = folder / f"{SHAPE}.json"
     path.write_text(json.dumps(record()))
     kernel = dwtir.build(SHAPE, "tuned", epilogue=EPILOGUE, target="cpu", on_miss="error")
@@ -64,9 +61,7 @@ def test_a_record_is_used(folder: Path) -> None:
         dwtir.build(other, "tuned", target="cpu", on_miss="error")
 
 
-def test_records_are_looked_for_in_order(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_are_looked_for_in_order(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     users = tmp_path / "data" / "dwtir" / "tune_db" / folder.name
     users.mkdir(parents=True)
@@ -104,7 +99,7 @@ HOSTILE_RECORDS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE_RECORDS)
-def test_a_hostile_record_is_named_and_not_used(case: str, folder: Path) -> None:
+def test_a_hostile_record_is_named_and_not_used(case, folder):
     content, message = HOSTILE_RECORDS[case]
     path = folder / f"{SHAPE}.json"
     path.write_bytes(
@@ -120,9 +115,7 @@ def test_a_hostile_record_is_named_and_not_used(case: str, folder: Path) -> None
     assert kernel.provenance["chosen"] == "manual"
 
 
-def test_a_tile_too_large_for_the_device_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tile_too_large_for_the_device_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
     path = tmp_path / "nvidia-h200" / f"{SHAPE}.json"
     path.parent.mkdir()
