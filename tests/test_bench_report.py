@@ -1,7 +1,5 @@
 """Results as files: JSON and back, pages, pictures, and what the committed ones generate."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 import struct
@@ -28,11 +26,11 @@ H200 = KNOWN_GPUS["nvidia-h200"]
 PICTURE_BYTES = 80_000
 
 
-def timing(microseconds: float) -> Timing:
+def timing(microseconds):
     return Timing(*(microseconds * part / 1e6 for part in (1, 0.99, 1.02)), 7)
 
 
-def results(*, articles: bool = True, networks: bool = True) -> Results:
+def results(*, articles=True, networks=True):
     layers = (
         ("1x32x112x112_k3_p1", "", ("mobilenet_v2", "mnasnet1_0")),
         ("1x96x56x56_k7_p3", "bias+relu", ("mobilenet_v2",)),
@@ -58,7 +56,7 @@ def results(*, articles: bool = True, networks: bool = True) -> Results:
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.json.xz"])
-def test_results_come_back_as_they_were(tmp_path: Path, name: str) -> None:
+def test_results_come_back_as_they_were(tmp_path, name):
     written = results()
     written.write(tmp_path / name)
     read = Results.read(tmp_path / name)
@@ -86,7 +84,7 @@ def test_results_come_back_as_they_were(tmp_path: Path, name: str) -> None:
         ('"rows": [', '"rows": [[', "not readable as JSON"),
     ],
 )
-def test_damaged_results_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_damaged_results_are_refused(tmp_path, old, new, message):
     path = tmp_path / "rows.json"
     results().write(path)
     content = path.read_text()
@@ -97,14 +95,14 @@ def test_damaged_results_are_refused(tmp_path: Path, old: str, new: str, message
     assert str(path) in str(caught.value)
 
 
-def png_size(path: Path) -> tuple[int, int]:
+def png_size(path):
     head = path.read_bytes()[:24]
     assert head.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", head[16:])
     return width, height
 
 
-def test_pictures_in_a_folder_and_in_a_file(tmp_path: Path) -> None:
+def test_pictures_in_a_folder_and_in_a_file(tmp_path):
     found = results()
     lines = plot(found, tmp_path / "plots", prefix="h200-", source="made from this")
     names = [f"h200-{name}.png" for name in ("speedup", "roofline", "ladder")]
@@ -119,7 +117,7 @@ def test_pictures_in_a_folder_and_in_a_file(tmp_path: Path) -> None:
     assert "<svg" in picture
 
 
-def test_pictures_that_cannot_be_drawn_say_why(tmp_path: Path) -> None:
+def test_pictures_that_cannot_be_drawn_say_why(tmp_path):
     found = results(articles=False)
     found = replace(found, rows=[replace(row, timings={"dwtir": timing(3)}) for row in found.rows])
     assert panels(found) == ["roofline"]
@@ -136,12 +134,12 @@ def test_pictures_that_cannot_be_drawn_say_why(tmp_path: Path) -> None:
         plot(found, tmp_path / "all.txt")
 
 
-def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments, cwd):
     command = [sys.executable, "-m", "dwtir.bench", *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
 
 
-def test_plots_without_matplotlib_are_an_error_before_any_work(tmp_path: Path) -> None:
+def test_plots_without_matplotlib_are_an_error_before_any_work(tmp_path):
     code = (
         "import sys; sys.modules['matplotlib'] = None;"
         "from dwtir.bench.__main__ import main;"
@@ -155,7 +153,7 @@ def test_plots_without_matplotlib_are_an_error_before_any_work(tmp_path: Path) -
     assert child.stdout == ""
 
 
-def test_the_report(tmp_path: Path) -> None:
+def test_the_report(tmp_path):
     results().write(tmp_path / "rows.json")
     child = run(
         *("report", "rows.json", "--markdown", "page.md", "--csv", "rows.csv", "--plot", "plots"),
@@ -182,7 +180,7 @@ def test_the_report(tmp_path: Path) -> None:
     assert "RecordError: missing.json: not a file" in child.stderr
 
 
-def test_the_readme_command(tmp_path: Path) -> None:
+def test_the_readme_command(tmp_path):
     folder = tmp_path / "bench" / "results"
     folder.mkdir(parents=True)
     page = tmp_path / "README.md"
@@ -207,7 +205,7 @@ def test_the_readme_command(tmp_path: Path) -> None:
         readme.pages(page)
 
 
-def assert_current(page: Path) -> None:
+def assert_current(page):
     """Fail where a generated file is not what the results beside it make."""
     for path, content in readme.pages(page).items():
         assert path.read_text(encoding="utf-8") == content, path
@@ -219,11 +217,11 @@ def assert_current(page: Path) -> None:
     assert made <= generated
 
 
-def test_what_is_generated_from_the_committed_results_is_current() -> None:
+def test_what_is_generated_from_the_committed_results_is_current():
     assert_current(ROOT / "README.md")
 
 
-def test_the_load_of_others_is_seen() -> None:
+def test_the_load_of_others_is_seen():
     others = OtherLoad()
     spin = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
     subprocess.run([sys.executable, "-c", spin], check=True)
@@ -232,7 +230,7 @@ def test_the_load_of_others_is_seen() -> None:
     assert elapsed > 0.3
 
 
-def test_the_machine_is_described() -> None:
+def test_the_machine_is_described():
     target = resolve("cpu")
     found = machine.about(target)
     assert found["device"] == target.name
@@ -250,7 +248,7 @@ def test_the_machine_is_described() -> None:
     assert machine.limits(unknown) == "not known for sm_90"
 
 
-def test_clocks_that_cannot_be_read_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_that_cannot_be_read_say_why(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert machine.gpu_clocks("0") == ({}, "nvidia-smi is not on the PATH")
     clocks = machine.Clocks(resolve("cpu"))
@@ -259,7 +257,7 @@ def test_clocks_that_cannot_be_read_say_why(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.gpu
-def test_the_clocks_of_a_gpu() -> None:
+def test_the_clocks_of_a_gpu():
     clocks = machine.Clocks(resolve("cuda"))
     clocks.sample()
     found = clocks.about()

@@ -1,7 +1,5 @@
 """The articles' tables: their numbers, what they compare, and what a machine without a GPU says."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -15,7 +13,7 @@ from dwtir.kernel import Timing
 from dwtir.target import resolve
 
 
-def ratios(title: str, column: int) -> list[float]:
+def ratios(title, column):
     """Return what a table's lines gain over their bases, as published."""
     (table,) = (table for table in TABLES if table.title == title)
     return [
@@ -25,7 +23,7 @@ def ratios(title: str, column: int) -> list[float]:
     ]
 
 
-def test_every_number_is_in_a_table_and_every_way_can_be_built() -> None:
+def test_every_number_is_in_a_table_and_every_way_can_be_built():
     shown = {
         case
         for table in TABLES
@@ -40,7 +38,7 @@ def test_every_number_is_in_a_table_and_every_way_can_be_built() -> None:
         assert all(len(bases) == len(table.against) for bases in table.lines.values())
 
 
-def test_the_numbers_are_those_of_the_suite() -> None:
+def test_the_numbers_are_those_of_the_suite():
     published = {shape: set(times.values()) for shape, times, _ in suite.seed_rows()}
     found: dict[DepthwiseConv2dShape, set[float]] = {}
     for case, microseconds in PUBLISHED_US.items():
@@ -58,13 +56,11 @@ def test_the_numbers_are_those_of_the_suite() -> None:
         ("From naive to tuned", 1, [4.3, 10.1, 7.5, 1.3, 2.3]),
     ],
 )
-def test_ratios_are_those_that_the_articles_print(
-    title: str, column: int, printed: list[float]
-) -> None:
+def test_ratios_are_those_that_the_articles_print(title, column, printed):
     assert [round(ratio, 1) for ratio in ratios(title, column)] == printed
 
 
-def test_a_table_sets_both_ratios_side_by_side() -> None:
+def test_a_table_sets_both_ratios_side_by_side():
     times = {case: Timing(us * 2e-6, us * 2e-6, us * 2e-6, 7) for case, us in PUBLISHED_US.items()}
     found: dict[Case, seeds.Found] = {**times}
     ladder = TABLES[-1]
@@ -80,12 +76,12 @@ def test_a_table_sets_both_ratios_side_by_side() -> None:
     assert library[1] == "PyTorch, here PyTorch"
 
 
-def test_without_a_gpu_nothing_is_pretended() -> None:
+def test_without_a_gpu_nothing_is_pretended():
     found = seeds.measure(resolve("cpu"), baselines=False, rounds=1)
     assert found == dict.fromkeys(PUBLISHED_US, "needs a GPU")
 
 
-def test_the_command_shows_every_table() -> None:
+def test_the_command_shows_every_table():
     command = [sys.executable, "-m", "dwtir.bench", "--target", "cpu", "--baselines", "none"]
     child = subprocess.run(
         [*command, "--warm", "--rounds", "1", "seeds"], capture_output=True, text=True
@@ -100,7 +96,7 @@ def test_the_command_shows_every_table() -> None:
 
 
 @pytest.mark.gpu
-def test_all_cases_are_measured_on_a_gpu() -> None:
+def test_all_cases_are_measured_on_a_gpu():
     found = seeds.measure(resolve("cuda"), baselines=True, rounds=2)
     missing = {case: why for case, why in found.items() if isinstance(why, str)}
     assert {case.way for case in missing} <= {TUNED}

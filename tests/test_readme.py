@@ -1,7 +1,5 @@
 """README's examples run as they stand there, in their order, and its commands are what CI runs."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -14,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def run_examples(folder: Path, monkeypatch: pytest.MonkeyPatch, *, gpu: bool) -> None:
+def run_examples(folder, monkeypatch, *, gpu):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("DWTIR_CACHE_DIR", str(folder / "cache"))
     blocks = re.findall(r"^```python( gpu)?\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
@@ -25,31 +23,31 @@ def run_examples(folder: Path, monkeypatch: pytest.MonkeyPatch, *, gpu: bool) ->
             exec(compile(code, "README.md", "exec"), names)
 
 
-def test_the_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples(tmp_path, monkeypatch):
     run_examples(tmp_path, monkeypatch, gpu=False)
 
 
 @pytest.mark.gpu
-def test_the_examples_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_for_a_gpu(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     run_examples(tmp_path, monkeypatch, gpu=True)
 
 
-def test_the_two_commands() -> None:
+def test_the_two_commands():
     blocks = re.findall(r"^```sh\n(.*?)\n```$", README, re.MULTILINE | re.DOTALL)
     assert blocks == ["pip install . && python -m dwtir", "pip install .[test] && pytest"]
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert all(f"readme '{block}'\n" in script for block in blocks)
 
 
-def test_what_it_links_to_is_there() -> None:
+def test_what_it_links_to_is_there():
     links = re.findall(r"\]\(([^)]+)\)", README)
     assert links
     for link in links:
         assert (ROOT / link).exists(), link
 
 
-def test_the_example_of_a_record_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_a_record_is_one(tmp_path, monkeypatch):
     text = (ROOT / "tune_db" / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```json\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     record = json.loads(example)
