@@ -25,6 +25,10 @@ through twice: best is no cut. Rows of padding take no time.
 In NCHW a thread has one channel, neighbours have neighbouring strips, and `vector` columns
 are loaded together, as `Strip` says: ``threadIdx.y = n * c    threadIdx.x = strip``.
 
+A dilation parts an image into as many each way, of every other row and column and so on, and
+each part is a convolution without: segments and strips are of one part. In NCHW columns stay
+together, and a strip's window is wider by the dilation.
+
 Registers: channels * (KH * KW weights + KH * cols sums + the window). No shared memory.
 """
 
