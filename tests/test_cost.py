@@ -139,15 +139,24 @@ def test_channels_are_divided_where_they_can_be():
     assert 336 % (tile.thread_x * tile.vector) == 0
 
 
+@pytest.mark.parametrize("images", ["64x251x56x56_k5_p2_float16", "128x90x56x56_k5_p2"])
+def test_blocks_share_no_sectors_of_odd_pixels(images: str) -> None:
+    shape = DepthwiseConv2dShape.parse(f"{images}_nhwc")
+    tile = RowStream.choose(shape, H200)
+    assert tile.thread_x * tile.vector == shape.in_channels
+
+
 @pytest.mark.parametrize(
     ("text", "strategy"),
     [
         ("128x96x56x56_k7_p3_float16_nhwc", "row_stream"),
         ("128x96x56x56_k5_p2_float16_nhwc_dgrad", "row_stream"),
+        ("128x96x56x56_k7_p6_d2_float16_nhwc", "row_stream"),
         ("1x96x56x56_k7_p3_float16_nhwc", "channel_vector"),
         ("128x816x7x7_k7_p3_float16_nhwc", "whole_image"),
         ("64x256x56x56_k3_p1_nhwc", "channel_vector"),
         ("128x96x56x56_k7_p3", "row_stream"),
+        ("128x96x56x56_k7_p6_d2", "row_stream"),
         ("128x384x14x14_k7_p3_dgrad", "row_stream"),
         ("1x96x56x56_k7_p3", "register_window"),
         ("128x768x7x7_k7_p3", "whole_image"),
