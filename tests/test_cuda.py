@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +23,7 @@ from dwtir.nvrtc import Cubin, KernelResources, compile_cubin, nvrtc_version
 from dwtir.schedules import ChannelVector, RegisterWindow
 from dwtir.search_limits import Limit, SlowCompileError, SpillError, for_search
 from dwtir.target import resolve
+from processes import run
 
 H200 = resolve("nvidia-h200")
 SITE = Path(sysconfig.get_path("purelib"))
@@ -36,14 +36,7 @@ def run_python(code, *, path=None, **environment):
             (path / "dwtir").symlink_to(Path(cuda.__file__).parent)
             site_with(path, *(entry.name for entry in SITE.glob("numpy*")))
         environment["PYTHONPATH"] = str(path)
-    child = subprocess.run(
-        [sys.executable, *(["-S"] if path else []), "-c", code],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-    )
-    assert child.returncode == 0, child.stderr
-    return child.stdout
+    return run(*(["-S"] if path else []), "-c", code, **environment).stdout
 
 
 def site_with(folder, *links):

@@ -105,12 +105,6 @@ def test_both_formats_are_read_without_a_copy(form):
     assert as_layout(image, form).data_ptr() == image.data_ptr()
 
 
-def test_an_image_without_a_batch():
-    image, weight = torch.randn(4, 9, 11), torch.randn(8, 1, 3, 3)
-    got = depthwise_conv2d(image, weight, stride=2, padding=1)
-    torch.testing.assert_close(got, F.conv2d(image, weight, None, 2, 1, groups=4))
-
-
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
 def test_an_empty_batch(form):
     image = torch.empty(0, 4, 9, 11, requires_grad=True).contiguous(memory_format=form)
