@@ -12,12 +12,11 @@ import processes
 from dwtir import ArgumentError, DepthwiseConv2dShape, Epilogue, RecordError
 from dwtir.bench import Row, machine, readme
 from dwtir.bench.__main__ import main
-from dwtir.bench.articles import PUBLISHED_US, TUNED, Case
+from dwtir.bench.articles import PUBLISHED_US, TUNED
 from dwtir.bench.plots import panels, plot
 from dwtir.bench.processor import OtherLoad
 from dwtir.bench.report import markdown, text
 from dwtir.bench.results import Results
-from dwtir.bench.seeds import Found
 from dwtir.kernel import Timing
 from dwtir.target import KNOWN_GPUS, resolve
 from processes import command
@@ -50,7 +49,7 @@ def results(*, articles=True, networks=True):
         for layout in ("nchw", "nhwc")
         for layer, steps, names in layers
     ]
-    cases: dict[Case, Found] = {case: timing(us / 4) for case, us in PUBLISHED_US.items()}
+    cases = {case: timing(us / 4) for case, us in PUBLISHED_US.items()}
     cases |= {case: "no tuning record" for case in cases if case.way == TUNED}
     about = {"device": H200.name, "GPU": "NVIDIA H200", "dwtir": "0.1.0", "torch": "2.11"}
     return Results(rows[0].target, about, rows, cases if articles else {})

@@ -5,7 +5,6 @@ import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-import dwtir.nn
 from dwtir import ArgumentError, DepthwiseConv2dShape, Epilogue, InvalidShapeError, reference
 from dwtir.nn import DepthwiseConv2d
 from dwtir.nn.functional import depthwise_conv2d
@@ -355,7 +353,7 @@ def test_gradients_under_autocast(form):
 # The module
 
 
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
+CONFIGURATIONS = {
     "plain": {},
     "stride, no bias": {"stride": (2, 1), "padding": (1, 0), "bias": False},
     "multiplier": {"out_channels": 12, "padding": 2, "dilation": 2},
@@ -449,7 +447,3 @@ def test_threads_may_share_a_module():
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(right, range(24)))
-
-
-def test_its_names():
-    assert set(dwtir.nn.__all__) <= set(dir(dwtir.nn))

@@ -127,7 +127,7 @@ def test_files_are_short():
 def imports(path):
     """Find the absolute names that a file imports, wherever in it."""
     package = ["dwtir", *path.relative_to(PACKAGE).parts[:-1]]
-    found: set[str] = set()
+    found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import asdict
-from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -14,7 +13,7 @@ from strategies import invalid_shapes, shapes
 
 
 def make(**parameters):
-    base: dict[str, Any] = {"batch": 1, "in_channels": 4, "height": 9, "width": 9, "kernel": 3}
+    base = {"batch": 1, "in_channels": 4, "height": 9, "width": 9, "kernel": 3}
     return DepthwiseConv2dShape(**(base | parameters))
 
 
