@@ -24,9 +24,8 @@ INSTRUCTION = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "ending"), [("float16", ""), ("bfloat16", "_dgrad")])
 @pytest.mark.parametrize("about", ["8x32x56x56_k7_p3", "2x16x40x40_k13_p6", "2x8x56x56_k31_p15"])
-@pytest.mark.parametrize("ending", ["", "_dgrad"])
 def test_each_product_is_one_instruction(about, dtype, ending):
     shape = DepthwiseConv2dShape.parse(f"{about}_{dtype}_nchw{ending}")
     kernel = dwtir.build(shape, target="nvidia-h200")

@@ -2,8 +2,6 @@
 
 import csv
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 
@@ -15,6 +13,7 @@ from dwtir.bench.report import row_cells, summary, text
 from dwtir.bench.results import Results
 from dwtir.kernel import Timing
 from dwtir.target import KNOWN_GPUS, resolve
+from processes import run
 
 LAYER = "1x8x15x17_k3_psame"
 H200 = KNOWN_GPUS["nvidia-h200"]
@@ -132,15 +131,10 @@ def test_what_the_command_refuses(arguments, message, capsys):
 
 
 def test_the_command(tmp_path):
-    command = [sys.executable, "-m", "dwtir.bench", "--target", "cpu", "--baselines", "none"]
+    command = ["-m", "dwtir.bench", "--target", "cpu", "--baselines", "none"]
     files = ["--csv", str(tmp_path / "rows.csv"), "--json", str(tmp_path / "rows.json")]
     files += ["--plot", str(tmp_path / "all.png")]
-    child = subprocess.run(
-        [*command, "--rounds", "2", *files, LAYER, "2x4x8x8_k3_s2_psame_bfloat16_nhwc_wgrad"],
-        capture_output=True,
-        text=True,
-    )
-    assert child.returncode == 0, child.stderr
+    child = run(*command, "--rounds", "2", *files, LAYER, "2x4x8x8_k3_s2_psame_bfloat16_nhwc_wgrad")
     with (tmp_path / "rows.csv").open(newline="") as stream:
         lines = list(csv.DictReader(stream))
     assert lines[0]["shape"] == str(DepthwiseConv2dShape.parse(LAYER))

@@ -5,19 +5,12 @@ import json
 import sys
 from copy import deepcopy
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
 import dwtir
-from dwtir import (
-    ArgumentError,
-    CompileError,
-    InvalidShapeError,
-    InvalidTargetError,
-    ToolchainError,
-)
+from dwtir import ArgumentError, CompileError, InvalidShapeError, InvalidTargetError, ToolchainError
 from dwtir.bench.__main__ import main
 from dwtir.bench.inference import infer
 from dwtir.bench.network_row import NUDGED, NetworkRow, cells, fields
@@ -300,7 +293,7 @@ def library(monkeypatch):
         assert (name, pretrained) == ("small", False)
         return Model(*module())
 
-    timm: Any = ModuleType("timm")
+    timm = ModuleType("timm")
     timm.is_model, timm.create_model = "small".__eq__, create_model
     monkeypatch.setitem(sys.modules, "timm", timm)
     monkeypatch.setitem(sys.modules, "torchvision", None)

@@ -3,23 +3,23 @@
 import csv
 import shutil
 import struct
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import processes
 from dwtir import ArgumentError, DepthwiseConv2dShape, Epilogue, RecordError
 from dwtir.bench import Row, machine, readme
-from dwtir.bench.articles import PUBLISHED_US, TUNED, Case
+from dwtir.bench.__main__ import main
+from dwtir.bench.articles import PUBLISHED_US, TUNED
 from dwtir.bench.plots import panels, plot
 from dwtir.bench.processor import OtherLoad
 from dwtir.bench.report import markdown, text
 from dwtir.bench.results import Results
-from dwtir.bench.seeds import Found
 from dwtir.kernel import Timing
 from dwtir.target import KNOWN_GPUS, resolve
+from processes import command
 
 ROOT = Path(__file__).parents[1]
 H200 = KNOWN_GPUS["nvidia-h200"]
@@ -49,7 +49,7 @@ def results(*, articles=True, networks=True):
         for layout in ("nchw", "nhwc")
         for layer, steps, names in layers
     ]
-    cases: dict[Case, Found] = {case: timing(us / 4) for case, us in PUBLISHED_US.items()}
+    cases = {case: timing(us / 4) for case, us in PUBLISHED_US.items()}
     cases |= {case: "no tuning record" for case in cases if case.way == TUNED}
     about = {"device": H200.name, "GPU": "NVIDIA H200", "dwtir": "0.1.0", "torch": "2.11"}
     return Results(rows[0].target, about, rows, cases if articles else {})
@@ -134,9 +134,11 @@ def test_pictures_that_cannot_be_drawn_say_why(tmp_path):
         plot(found, tmp_path / "all.txt")
 
 
-def run(*arguments, cwd):
-    command = [sys.executable, "-m", "dwtir.bench", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """The command, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return command(main, capsys)
 
 
 def test_plots_without_matplotlib_are_an_error_before_any_work(tmp_path):
@@ -145,22 +147,16 @@ def test_plots_without_matplotlib_are_an_error_before_any_work(tmp_path):
         "from dwtir.bench.__main__ import main;"
         "sys.exit(main(['1x8x9x9_k3', '--target', 'cpu', '--plot', 'all.png']))"
     )
-    child = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert child.returncode == 1
+    child = processes.run("-c", code, cwd=tmp_path, status=1)
     assert child.stderr.startswith("ToolchainError: plots need matplotlib; pip install")
     assert child.stdout == ""
 
 
-def test_the_report(tmp_path):
+def test_the_report(tmp_path, run):
     results().write(tmp_path / "rows.json")
-    child = run(
-        *("report", "rows.json", "--markdown", "page.md", "--csv", "rows.csv", "--plot", "plots"),
-        cwd=tmp_path,
-    )
-    assert child.returncode == 0, child.stderr
-    assert child.stdout.splitlines() == text(results())
+    files = ("--markdown", "page.md", "--csv", "rows.csv", "--plot", "plots")
+    out, _ = run("report", "rows.json", *files)
+    assert out.splitlines() == text(results())
     assert (tmp_path / "page.md").read_text().splitlines() == markdown(results())
     with (tmp_path / "rows.csv").open(newline="") as stream:
         assert [line["shape"] for line in csv.DictReader(stream)] == [
@@ -172,25 +168,21 @@ def test_the_report(tmp_path):
         "rows-speedup.png",
     ]
     shutil.copy(tmp_path / "rows.json", tmp_path / "other.json")
-    child = run("report", "rows.json", "other.json", "--plot", "all.png", cwd=tmp_path)
-    assert child.returncode == 1
-    assert "plots of 2 results go to a folder, got all.png" in child.stderr
-    child = run("report", "missing.json", cwd=tmp_path)
-    assert child.returncode == 1
-    assert "RecordError: missing.json: not a file" in child.stderr
+    _, errors = run("report", "rows.json", "other.json", "--plot", "all.png", status=1)
+    assert "plots of 2 results go to a folder, got all.png" in errors
+    _, errors = run("report", "missing.json", status=1)
+    assert "RecordError: missing.json: not a file" in errors
 
 
-def test_the_readme_command(tmp_path):
+def test_the_readme_command(tmp_path, run):
     folder = tmp_path / "bench" / "results"
     folder.mkdir(parents=True)
     page = tmp_path / "README.md"
     page.write_text(f"before\n\n{readme.BEGIN}\nformer text\n{readme.END}\n\nafter\n")
-    child = run("readme", cwd=tmp_path)
-    assert child.returncode == 1
-    assert "no results" in child.stderr
+    _, errors = run("readme", status=1)
+    assert "no results" in errors
     results().write(folder / "bench-h200.json.xz")
-    child = run("readme", cwd=tmp_path)
-    assert child.returncode == 0, child.stderr
+    run("readme")
     assert page.read_text() == readme.pages(page)[page]
     assert page.read_text().startswith("before\n")
     assert page.read_text().endswith("\nafter\n")
@@ -224,7 +216,7 @@ def test_what_is_generated_from_the_committed_results_is_current():
 def test_the_load_of_others_is_seen():
     others = OtherLoad()
     spin = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
-    subprocess.run([sys.executable, "-c", spin], check=True)
+    processes.run("-c", spin)
     used, elapsed = others.seconds()
     assert used > 0.3
     assert elapsed > 0.3

@@ -1,9 +1,7 @@
 """Calling a kernel: tensors in and out, and which of them are refused in which words."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -112,7 +110,7 @@ def copied_past(array, offset):
     return moved
 
 
-WRONG_CALLS: dict[str, tuple[Callable[..., tuple[Any, ...]], str]] = {
+WRONG_CALLS = {
     "no operand": (
         lambda d, w, b: (d, w),
         r"takes 3 tensors \(data, weight, bias\) and out=, got 2",
@@ -138,20 +136,14 @@ WRONG_CALLS: dict[str, tuple[Callable[..., tuple[Any, ...]], str]] = {
         r"weight must have shape \(6, 2, 3, 3\), got \(12, 1, 3, 3\)",
     ),
     "bias of the inputs": (lambda d, w, b: (d, w, b[:6]), r"bias must have shape \(12,\)"),
-    "float64": (
-        lambda d, w, b: (d.astype(np.float64), w, b),
-        "data must be float32, got float64",
-    ),
+    "float64": (lambda d, w, b: (d.astype(np.float64), w, b), "data must be float32, got float64"),
     "int32": (lambda d, w, b: (d, w.view(np.int32), b), "weight must be float32, got int32"),
     "bytes swapped": (lambda d, w, b: (d, w.astype(">f4"), b), "weight must be float32, got >f4"),
     "transposed": (
         lambda d, w, b: (np.asfortranarray(d), w, b),
         "data must be contiguous; make a contiguous copy",
     ),
-    "broadcast": (
-        lambda d, w, b: (d, w, np.broadcast_to(b[:1], (12,))),
-        "bias must be contiguous",
-    ),
+    "broadcast": (lambda d, w, b: (d, w, np.broadcast_to(b[:1], (12,))), "bias must be contiguous"),
     "misaligned": (
         lambda d, w, b: (copied_past(d, 8), w, b),
         "data must start at a multiple of 16 bytes, got one 8 bytes past it",
@@ -168,7 +160,7 @@ def test_wrong_tensors_are_refused(case, either):
     assert isinstance(error.value, TypeError)
 
 
-WRONG_OUTPUTS: dict[str, tuple[Any, str]] = {
+WRONG_OUTPUTS = {
     "shape": (
         np.empty((2, 12, 5, 12), np.float32),
         r"out must have shape \(2, 12, 5, 11\), got \(2, 12, 5, 12\)",
@@ -186,10 +178,7 @@ WRONG_OUTPUTS: dict[str, tuple[Any, str]] = {
         aligned(SHAPE.out_shape, np.float32, 4),
         "out must start at a multiple of 16 bytes",
     ),
-    "not contiguous": (
-        np.empty((2, 12, 5, 22), np.float32)[..., ::2],
-        "out must be contiguous",
-    ),
+    "not contiguous": (np.empty((2, 12, 5, 22), np.float32)[..., ::2], "out must be contiguous"),
 }
 
 

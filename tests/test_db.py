@@ -1,8 +1,6 @@
 """The tuning database as MetaSchedule sees it, and ``python -m dwtir.db`` as a process."""
 
 import json
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -12,13 +10,16 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 import dwtir
+import processes
 from dwtir import DepthwiseConv2dShape, Epilogue, compute, database, traces
 from dwtir.build import schedule_for
 from dwtir.database import TuneDB
+from dwtir.db import main
 from dwtir.records import Record
 from dwtir.schedules import Cpu, Ladder
 from dwtir.target import KNOWN_GPUS, resolve
 from dwtir.verify import verify_record
+from processes import command
 
 SHAPE = DepthwiseConv2dShape.parse("2x6x9x11_k3_s2x1_psame_m2")
 NHWC = DepthwiseConv2dShape.parse("1x32x14x14_k5_psame_float16_nhwc")
@@ -180,20 +181,14 @@ def test_build_takes_good_records_and_names_bad_ones(folder, monkeypatch):
 # As a command
 
 
-def run(*arguments, status=0):
-    child = subprocess.run(
-        [sys.executable, "-m", "dwtir.db", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert child.returncode == status, child.stderr
-    assert "Traceback" not in child.stderr
-    return child.stdout, child.stderr
+@pytest.fixture
+def run(capsys):
+    return command(main, capsys)
 
 
-def test_list_and_show(folder):
-    out, _ = run("list", "--db", folder)
+def test_list_and_show(folder, run):
+    out = processes.run("-m", "dwtir.db", "list", "--db", folder).stdout
+    assert out == run("list", "--db", folder)[0]
     head, *rows = out.splitlines()
     assert head.split()[:4] == ["device", "shape", "epilogue", "strategy"]
     assert len(rows) == 3
@@ -219,7 +214,7 @@ def test_list_and_show(folder):
     run("list", "--what", status=2)
 
 
-def test_verify_and_prune(folder):
+def test_verify_and_prune(folder, run):
     out, _ = run("verify", "--db", folder)
     assert "3 good, 0 bad" in out
     assert out.count("built and right on") == 2
@@ -247,7 +242,7 @@ def test_verify_notices_wrong_results(monkeypatch):
         verify_record(record)
 
 
-def test_metaschedule_exchange(folder, tmp_path):
+def test_metaschedule_exchange(folder, tmp_path, run):
     out, _ = run("export", "--db", folder, "--device", CPU.name, tmp_path / "ms")
     assert out.startswith("2 records")
     theirs = ms.database.JSONDatabase(work_dir=str(tmp_path / "ms"))
@@ -262,7 +257,7 @@ def test_metaschedule_exchange(folder, tmp_path):
     assert "2 not better" in out
 
 
-def test_an_index_map_survives_the_exchange(tmp_path):
+def test_an_index_map_survives_the_exchange(tmp_path, run):
     """MetaSchedule writes the one of a strided layer's trace in another form than TVM's traces."""
     shape = DepthwiseConv2dShape.parse("1x8x15x17_k3_s2_psame")
     record = Record.measured(Cpu.choose(shape, CPU), shape, CPU, [2e-6])
@@ -274,7 +269,7 @@ def test_an_index_map_survives_the_exchange(tmp_path):
     assert Record.read(record.path_in(tmp_path / "new")).strategy == record.strategy
 
 
-def test_damaged_exports_are_refused_line_by_line(folder, tmp_path):
+def test_damaged_exports_are_refused_line_by_line(folder, tmp_path, run):
     run("export", "--db", folder, "--device", CPU.name, tmp_path / "ms")
     path = tmp_path / "ms" / "database_tuning_record.json"
     first, second = path.read_text().splitlines()

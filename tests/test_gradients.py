@@ -1,7 +1,6 @@
 """The gradients: adjoints of the convolution, reproducible, and kernels like any other."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +93,7 @@ def test_a_gradient_is_built_and_called_like_a_convolution(target, layout, endin
     kernel = dwtir.build(shape, target=target)
     arrays = list(integer_tensors(shape, Epilogue(), 0).values())
     expected = reference.depthwise_conv2d(shape, *arrays)
-    tensors: list[Any] = [*arrays]
+    tensors = [*arrays]
     if target == "cuda":
         import torch
 

@@ -5,7 +5,6 @@ import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-import dwtir.nn
 from dwtir import ArgumentError, DepthwiseConv2dShape, Epilogue, InvalidShapeError, reference
 from dwtir.nn import DepthwiseConv2d
 from dwtir.nn.functional import depthwise_conv2d
@@ -103,12 +101,6 @@ def test_both_formats_are_read_without_a_copy(form):
     assert arranged(image, form) is image
     assert as_layout(image, form).is_contiguous()
     assert as_layout(image, form).data_ptr() == image.data_ptr()
-
-
-def test_an_image_without_a_batch():
-    image, weight = torch.randn(4, 9, 11), torch.randn(8, 1, 3, 3)
-    got = depthwise_conv2d(image, weight, stride=2, padding=1)
-    torch.testing.assert_close(got, F.conv2d(image, weight, None, 2, 1, groups=4))
 
 
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
@@ -378,7 +370,7 @@ def test_gradients_under_autocast(form):
 # The module
 
 
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
+CONFIGURATIONS = {
     "plain": {},
     "stride, no bias": {"stride": (2, 1), "padding": (1, 0), "bias": False},
     "multiplier": {"out_channels": 12, "padding": 2, "dilation": 2},
@@ -472,7 +464,3 @@ def test_threads_may_share_a_module():
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(right, range(24)))
-
-
-def test_its_names():
-    assert set(dwtir.nn.__all__) <= set(dir(dwtir.nn))

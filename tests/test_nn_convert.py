@@ -117,6 +117,14 @@ def assert_close(got, expected):
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6 * largest)
 
 
+def converted(model, image):
+    """Convert a model of one convolution, which computes the same; return the report's layer."""
+    expected = model(image)
+    (layer,) = always(model, image).layers
+    assert_close(model(image), expected)
+    return layer
+
+
 # Networks
 
 
@@ -169,19 +177,13 @@ def test_what_follows_is_folded(activation, norm, bias, form):
     followers = [nn.BatchNorm2d(6)] if norm else []
     followers += [activation()] if activation else []
     model = chain(depthwise(bias=bias), *followers, nn.Conv2d(6, 2, 1))
-    image = image_of(2, 6, 9, 7, form=form)
-    expected = model(image)
-    (layer,) = always(model, image).layers
+    layer = converted(model, image_of(2, 6, 9, 7, form=form))
     assert layer.note == ", ".join(str(1 + index) for index in range(len(followers)))
-    assert_close(model(image), expected)
 
 
 def test_a_normalisation_without_parameters_is_folded():
     model = chain(depthwise(), nn.BatchNorm2d(6, affine=False))
-    image = image_of(1, 6, 9, 7)
-    expected = model(image)
-    assert always(model, image).layers[0].note == "1"
-    assert_close(model(image), expected)
+    assert converted(model, image_of(1, 6, 9, 7)).note == "1"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -260,11 +262,8 @@ def test_what_somebody_else_uses_is_not_folded(use, folded):
     ],
 )
 def test_what_is_no_step_is_not_folded(follower):
-    model, image = chain(depthwise(), follower), image_of(2, 6, 9, 7)
-    expected = model(image)
-    (layer,) = always(model, image).layers
+    layer = converted(chain(depthwise(), follower), image_of(2, 6, 9, 7))
     assert (layer.replaced, layer.note) == (True, "")
-    assert_close(model(image), expected)
 
 
 def test_what_somebody_looks_at_is_not_folded():
@@ -280,11 +279,8 @@ def test_what_somebody_looks_at_is_not_folded():
 
 def test_a_convolution_that_runs_twice_is_not_fused():
     conv = depthwise()
-    model, image = chain(conv, nn.ReLU(), conv, nn.ReLU()), image_of(1, 6, 9, 7)
-    expected = model(image)
-    (layer,) = always(model, image).layers
+    layer = converted(chain(conv, nn.ReLU(), conv, nn.ReLU()), image_of(1, 6, 9, 7))
     assert (layer.name, layer.replaced, layer.note) == ("0", True, "")
-    assert_close(model(image), expected)
 
 
 @pytest.mark.parametrize(
@@ -297,10 +293,7 @@ def test_a_convolution_that_runs_twice_is_not_fused():
     ],
 )
 def test_images_of_any_strides(strange):
-    model, image = chain(depthwise(), nn.ReLU()), strange(image_of(2, 6, 9, 9))
-    expected = model(image)
-    assert always(model, image).replaced == ["0"]
-    assert_close(model(image), expected)
+    assert converted(chain(depthwise(), nn.ReLU()), strange(image_of(2, 6, 9, 9))).replaced
 
 
 def test_an_example_without_images_is_left():
@@ -339,11 +332,8 @@ class BatchNormAct2d(nn.BatchNorm2d):
 
 
 def test_tensorflows_padding():
-    model, image = chain(Conv2dSame(6, 6, 3, 2, groups=6)), image_of(2, 6, 9, 8)
-    expected = model(image)
-    (layer,) = always(model, image).layers
+    layer = converted(chain(Conv2dSame(6, 6, 3, 2, groups=6)), image_of(2, 6, 9, 8))
     assert layer.shape == str(DepthwiseConv2dShape.parse("2x6x9x8_k3_s2_psame"))
-    assert_close(model(image), expected)
 
 
 @pytest.mark.parametrize(
@@ -357,10 +347,7 @@ def test_tensorflows_padding():
 )
 def test_a_normalisation_with_an_activation(drop, act, folded):
     model = chain(depthwise(), BatchNormAct2d(6, drop, act), nn.ReLU())
-    image = image_of(2, 6, 9, 8)
-    expected = model(image)
-    assert always(model, image).layers[0].note == folded
-    assert_close(model(image), expected)
+    assert converted(model, image_of(2, 6, 9, 8)).note == folded
 
 
 # What is left
@@ -524,10 +511,7 @@ def test_modules_may_be_called_by_keyword():
         def forward(self, image):
             return self.norm(input=self.conv(input=image))
 
-    model, image = Named().eval(), image_of(2, 6, 9, 8)
-    expected = model(image)
-    assert always(model, image).layers[0].note == "norm"
-    assert_close(model(image), expected)
+    assert converted(Named().eval(), image_of(2, 6, 9, 8)).note == "norm"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -629,10 +613,7 @@ def test_a_model_in_training_stays_so_and_as_it_is():
 
 def test_our_own_modules_are_fused():
     model = chain(DepthwiseConv2d(6, 12, 3, 2, "SAME"), nn.BatchNorm2d(12), nn.SiLU())
-    image = image_of(2, 6, 9, 8)
-    expected = model(image)
-    assert always(model, image).layers[0].note == "1, 2"
-    assert_close(model(image), expected)
+    assert converted(model, image_of(2, 6, 9, 8)).note == "1, 2"
 
 
 def test_what_is_not_faster_is_left():

@@ -1,7 +1,5 @@
 """The operators inside torch: compiled, exported, batched and traced; and what imports what."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -134,7 +132,7 @@ def test_plain_tensors_give_what_the_operators_give(form):
     values = [torch.randn(2, 6, 9, 11).to(memory_format=form)]
     values += [torch.randn(12, 1, 3, 3), torch.randn(12)]
     found = []
-    ways: list[Any] = [ops.depthwise_conv2d, depthwise_conv2d]
+    ways = [ops.depthwise_conv2d, depthwise_conv2d]
     for compute in ways:
         tensors = [value.clone().requires_grad_() for value in values]
         out = compute(*tensors, *GEOMETRY)

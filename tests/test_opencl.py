@@ -68,15 +68,12 @@ def test_a_missing_barrier_shows():
     assert not np.array_equal(out, a[:, ::-1])
 
 
-# ------------------------------------------------------------------ 16 bits
+# 16 bits
 
 
 def copy_as(source, target, count, lanes):
     @T.prim_func(s_tir=True)
-    def main(
-        a: T.Buffer((count,), source),
-        out: T.Buffer((count,), target),
-    ) -> None:
+    def main(a: T.Buffer((count,), source), out: T.Buffer((count,), target)) -> None:
         T.func_attr({"global_symbol": "main"})
         for i in T.serial(count):
             with T.sblock("copy"):
@@ -161,7 +158,7 @@ def test_arithmetic_in_16_bits_is_refused():
         compile_opencl(on_threads(main, "double").mod)
 
 
-# ------------------------------------------------------------------ arguments
+# Arguments
 
 
 def three_operands():
@@ -209,7 +206,7 @@ def test_wrong_arrays_are_refused():
         kernel(good, good, good, frozen)
 
 
-# ----------------------------------------------------------------- what fails
+# What fails
 
 
 def two_steps(scope, *, bind_first=False):
@@ -281,7 +278,7 @@ def test_a_rejected_source_shows_the_build_log():
     assert source in str(error.value)
 
 
-# --------------------------------------------------------------- availability
+# Availability
 
 
 def test_a_missing_pyopencl_is_reported_with_the_remedy():

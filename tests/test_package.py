@@ -2,10 +2,7 @@
 
 import ast
 import email
-import os
 import re
-import subprocess
-import sys
 import zipfile
 from functools import cache
 from pathlib import Path
@@ -14,23 +11,12 @@ import pytest
 
 import dwtir
 from dwtir import checks
+from processes import run
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(dwtir.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 EXTRAS = {"cuda", "opencl", "tune", "torch", "bench", "test", "dev"}
-
-
-def run(*command, cwd, **environment):
-    child = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=cwd,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-    )
-    assert child.returncode == 0, child.stdout + child.stderr
-    return child.stdout
 
 
 def build(folder, function):
@@ -64,7 +50,7 @@ sys.path = []
 site.addsitedir({str(site)!r})
 sys.path += others
 """
-    return run("-c", paths + code, cwd=cwd, PYTHONPATH="").strip()
+    return run("-c", paths + code, cwd=cwd, PYTHONPATH="").stdout.strip()
 
 
 def installed(wheel, folder):
@@ -141,7 +127,7 @@ def test_files_are_short():
 def imports(path):
     """Find the absolute names that a file imports, wherever in it."""
     package = ["dwtir", *path.relative_to(PACKAGE).parts[:-1]]
-    found: set[str] = set()
+    found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}

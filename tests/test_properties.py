@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -11,14 +10,7 @@ import tvm
 from hypothesis import given, note, settings
 
 from backends import CPU, CUDA, H200, REPLAY, llvm, run_guarded
-from dwtir import (
-    ARTICLE_STEPS,
-    STRATEGIES,
-    DepthwiseConv2dShape,
-    Epilogue,
-    reference,
-    schedules,
-)
+from dwtir import ARTICLE_STEPS, STRATEGIES, DepthwiseConv2dShape, Epilogue, reference, schedules
 from dwtir import compute as tir
 from dwtir.notation import OPERATIONS
 from strategies import (
@@ -171,10 +163,7 @@ def test_padding_is_zeros_around_the_input(backend, strategy, shape, seed):
     shape = in_layout(shape, strategy)
     top, left, bottom, right = shape.padding
     unpadded = replace(
-        shape,
-        height=shape.height + top + bottom,
-        width=shape.width + left + right,
-        padding=0,
+        shape, height=shape.height + top + bottom, width=shape.width + left + right, padding=0
     )
     tensors = integer_tensors(shape, Epilogue(), seed)
     around = ((0, 0), (0, 0), (top, bottom), (left, right))
@@ -312,7 +301,7 @@ def test_a_nan_reaches_only_the_outputs_that_see_it(backend, strategy, shape, se
     as_nchw(shape, pixel)[n, c, h, w] = np.inf
     weight = tensors["weight"].copy()
     taps_first(shape, weight)[:, :, c] = np.nan
-    cases: list[dict[str, Any]] = [{"data": image}, {"data": pixel}, {"weight": weight}]
+    cases = [{"data": image}, {"data": pixel}, {"weight": weight}]
     results = convolve(backend, strategy, shape, *[tensors | case for case in cases])
     ones = (np.ones(shape.data_shape), np.ones(shape.weight_shape))
     sees_input = reference.depthwise_conv2d(shape, *ones) > 0

@@ -17,7 +17,7 @@ def run_examples(folder, monkeypatch, *, gpu):
     monkeypatch.setenv("DWTIR_CACHE_DIR", str(folder / "cache"))
     blocks = re.findall(r"^```python( gpu)?\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     assert README.count("```python") == len(blocks) > 5
-    names: dict[str, object] = {}
+    names = {}
     for marked, code in blocks:
         if bool(marked) == gpu:
             exec(compile(code, "README.md", "exec"), names)
@@ -29,7 +29,6 @@ def test_the_examples(tmp_path, monkeypatch):
 
 @pytest.mark.gpu
 def test_the_examples_for_a_gpu(tmp_path, monkeypatch):
-    pytest.importorskip("torch")
     run_examples(tmp_path, monkeypatch, gpu=True)
 
 

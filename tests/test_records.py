@@ -5,8 +5,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from dataclasses import replace
@@ -17,19 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dwtir
-from dwtir import (
-    STRATEGIES,
-    DepthwiseConv2dShape,
-    Epilogue,
-    RecordError,
-    Target,
-    database,
-    traces,
-)
+from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, RecordError, Target, database, traces
 from dwtir.build import schedule_for
 from dwtir.records import MAX_BYTES, Record
 from dwtir.schedules import Cpu, Ladder
 from dwtir.target import KNOWN_GPUS, resolve
+from processes import run
 from record_corpus import corpus, hostile_names
 
 SHAPE = DepthwiseConv2dShape.parse("2x6x9x11_k3_s2x1_psame_m2")
@@ -170,13 +161,7 @@ def test_no_mutation_is_accepted_or_crashes(tmp_path):
     listing = tmp_path / "list"
     listing.write_text("\n".join(paths))
     program = Path(__file__).with_name("record_corpus.py")
-    child = subprocess.run(
-        [sys.executable, "-X", "faulthandler", str(program), str(listing)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert child.returncode == 0, child.stderr[-3000:]
+    child = run("-X", "faulthandler", program, listing)
     results = dict(json.loads(line) for line in child.stdout.splitlines())
     assert results.keys() == paths.keys()
     for path, error in results.items():
@@ -263,7 +248,7 @@ def test_eight_writers_that_are_killed_lose_nothing(tmp_path):
         writer.kill()
         writer.join()
 
-    finished: dict[str, float] = {}
+    finished = {}
     for log in tmp_path.glob("done-*"):
         for line in log.read_text().splitlines(keepends=True):
             if line.endswith("\n"):

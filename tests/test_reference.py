@@ -13,13 +13,7 @@ from torch.nn import functional
 
 from dwtir import DepthwiseConv2dShape, Epilogue, reference
 from dwtir.shape import DTYPES
-from strategies import (
-    epilogues,
-    named_shapes,
-    real_tensors,
-    seeds,
-    shapes,
-)
+from strategies import epilogues, named_shapes, real_tensors, seeds, shapes
 
 tiny_shapes = shapes(batch=2, channels=3, size=9, kernel=5, multiplier=3, flop=4000)
 
@@ -114,9 +108,7 @@ def float32_sums(shape, data, weight, order):
 
 
 @given(
-    shape=shapes(batch=2, channels=3, size=12, kernel=5, flop=20_000),
-    seed=seeds,
-    data=st.data(),
+    shape=shapes(batch=2, channels=3, size=12, kernel=5, flop=20_000), seed=seeds, data=st.data()
 )
 def test_float32_sums_in_any_order_keep_the_bound(shape, seed, data):
     image, weight = real_tensors(shape, Epilogue(), seed).values()

@@ -1,9 +1,7 @@
 """Saved kernels: they run without the compiler, and damaged or foreign files are refused."""
 
 import json
-import os
 import stat
-import subprocess
 import sys
 import zipfile
 from dataclasses import replace
@@ -17,6 +15,7 @@ import pytest
 import dwtir
 from dwtir import RecordError
 from kernels import EPILOGUE, SHAPE, check, tensors_of
+from processes import run
 
 LOAD = """
 import sys, numpy as np, dwtir
@@ -32,18 +31,8 @@ def test_a_saved_kernel_runs_without_the_compiler(kernel, tmp_path):
     kernel.export(str(tmp_path / "new folder" / "kernel.so"))
     tensors = tensors_of(kernel)
     np.savez(tmp_path / "in.npz", **{f"{i}": array for i, array in enumerate(tensors)})
-    child = subprocess.run(
-        [
-            *(sys.executable, "-W", "error", "-c", LOAD),
-            *(str(tmp_path / "new folder" / "kernel.so"), str(tmp_path / "in.npz")),
-            str(tmp_path / "out.npy"),
-        ],
-        env=os.environ | {"TVM_USE_RUNTIME_LIB": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr
+    files = (tmp_path / name for name in ("new folder/kernel.so", "in.npz", "out.npy"))
+    child = run("-W", "error", "-c", LOAD, *files, TVM_USE_RUNTIME_LIB="1")
     assert child.stdout.startswith(repr(kernel))
     assert "libtvm_runtime.so" in child.stdout
     assert "libtvm_compiler" not in child.stdout

@@ -14,13 +14,7 @@ from tvm.s_tir.schedule import Trace
 
 import dwtir
 from backends import H200, OPENCL, REPLAY
-from dwtir import (
-    ARTICLE_STEPS,
-    STRATEGIES,
-    DepthwiseConv2dShape,
-    Epilogue,
-    reference,
-)
+from dwtir import ARTICLE_STEPS, STRATEGIES, DepthwiseConv2dShape, Epilogue, reference
 from dwtir.build import schedule_for
 from dwtir.images import Images
 from dwtir.schedules import (
@@ -41,15 +35,11 @@ ARTICLE_2025 = DepthwiseConv2dShape.parse("3x4x16x32_k7_p3")
 ARTICLE_2017 = DepthwiseConv2dShape.parse("1x256x96x96_k3_p1")
 
 
-def steps_of(article):
-    return list(ARTICLE_STEPS[article])
-
-
 def scopes_and_bindings(shape, step):
     """Read the memory scopes and the extents of the thread axes off a schedule."""
     sch = schedule_for(shape, Epilogue(), named(step, shape, H200))
-    scopes: set[str] = set()
-    extents: dict[str, int] = {}
+    scopes = set()
+    extents = {}
 
     def visit_block(block):
         scopes.update(buffer.scope() for buffer in block.alloc_buffers)
@@ -63,35 +53,19 @@ def scopes_and_bindings(shape, step):
     return scopes, extents
 
 
-def test_the_articles_have_their_steps():
-    assert steps_of("2025") == ["naive", "v1", "v2", "v3", "v4"]
-    assert tuple(steps_of("2025")) == LADDER_STEPS
-    assert steps_of("2017") == [
-        "one_channel",
-        "blocks_32x32",
-        "threads_32x1",
-        "threads_1x32",
-        "threads_8x32",
-        "threads_4x32",
-        "vthreads_1x4",
-        "vthreads_2x2",
-        "vthreads_1x2",
-    ]
-
-
 # 2025: 3x4x16x32 with a 7x7 kernel, blocks of 16x16 threads
 
 
-@pytest.mark.parametrize(
-    ("step", "grid", "block"),
-    [
-        ("naive", (3, 1, 1), (1, 1, 1)),
-        ("v1", (3, 4, 1), (1, 1, 1)),
-        ("v2", (12, 16, 1), (1, 1, 1)),
-        ("v3", (12, 1, 1), (16, 16, 1)),
-        ("v4", (12, 2, 1), (16, 16, 1)),
-    ],
-)
+LADDER_GRIDS = [
+    ("naive", (3, 1, 1), (1, 1, 1)),
+    ("v1", (3, 4, 1), (1, 1, 1)),
+    ("v2", (12, 16, 1), (1, 1, 1)),
+    ("v3", (12, 1, 1), (16, 16, 1)),
+    ("v4", (12, 2, 1), (16, 16, 1)),
+]
+
+
+@pytest.mark.parametrize(("step", "grid", "block"), LADDER_GRIDS)
 def test_the_ladder_has_the_articles_grids(step, grid, block):
     kernel = dwtir.build(ARTICLE_2025, step, target="nvidia-h200")
     resources = kernel.resources()
@@ -108,20 +82,20 @@ def test_the_ladder_has_the_articles_grids(step, grid, block):
 # 2017: 1x256x96x96 with a 3x3 kernel, tiles of 32x32 outputs
 
 
-@pytest.mark.parametrize(
-    ("step", "threads", "vthreads"),
-    [
-        ("one_channel", (8, 8), (1, 1)),
-        ("blocks_32x32", (8, 8), (1, 1)),
-        ("threads_32x1", (32, 1), (1, 1)),
-        ("threads_1x32", (1, 32), (1, 1)),
-        ("threads_8x32", (8, 32), (1, 1)),
-        ("threads_4x32", (4, 32), (1, 1)),
-        ("vthreads_1x4", (8, 8), (1, 4)),
-        ("vthreads_2x2", (8, 8), (2, 2)),
-        ("vthreads_1x2", (8, 16), (1, 2)),
-    ],
-)
+SHARED_GRIDS = [
+    ("one_channel", (8, 8), (1, 1)),
+    ("blocks_32x32", (8, 8), (1, 1)),
+    ("threads_32x1", (32, 1), (1, 1)),
+    ("threads_1x32", (1, 32), (1, 1)),
+    ("threads_8x32", (8, 32), (1, 1)),
+    ("threads_4x32", (4, 32), (1, 1)),
+    ("vthreads_1x4", (8, 8), (1, 4)),
+    ("vthreads_2x2", (8, 8), (2, 2)),
+    ("vthreads_1x2", (8, 16), (1, 2)),
+]
+
+
+@pytest.mark.parametrize(("step", "threads", "vthreads"), SHARED_GRIDS)
 def test_shared_tiles_have_the_articles_grids(step, threads, vthreads):
     kernel = dwtir.build(ARTICLE_2017, step, target="nvidia-h200")
     resources = kernel.resources()
@@ -139,6 +113,12 @@ def test_shared_tiles_have_the_articles_grids(step, threads, vthreads):
     assert scopes == {"shared", "local"}
     assert (extents["vthread.y"], extents["vthread.x"]) == vthreads
     assert "__shared__" in kernel.source()
+
+
+def test_these_are_the_articles_steps():
+    for article, grids in (("2025", LADDER_GRIDS), ("2017", SHARED_GRIDS)):
+        assert list(ARTICLE_STEPS[article]) == [step for step, *_ in grids]
+    assert LADDER_STEPS == tuple(ARTICLE_STEPS["2025"])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from math import ceil
 
 import numpy as np
 import pytest
-from hypothesis import given
 
 import dwtir
 from dwtir import DepthwiseConv2dShape, InvalidScheduleError
@@ -15,7 +14,6 @@ from dwtir.schedules import TapSums
 from dwtir.schedules.tap_cost import Tiles, estimate, other_blocks, tiles_of_channel
 from dwtir.schedules.tap_tiles import ranked
 from dwtir.target import resolve
-from strategies import named_shapes, shapes
 
 GPU = resolve("nvidia-h200")
 NCHW = DepthwiseConv2dShape.parse("8x32x56x56_k3_p1_float32_nchw_wgrad")
@@ -110,16 +108,6 @@ def test_min_blocks_bounds_only_the_first_kernel(shape):
     registers = kernel.resources().registers
     assert registers is not None
     assert registers <= 65536 // (6 * 64)
-
-
-@given(shape=shapes())
-@named_shapes()
-def test_the_choice_is_valid(shape):
-    shape = replace(shape, operation="grad_weight")
-    tile = TapSums.choose(shape, GPU)
-    tile.check(shape, GPU)
-    assert tile.is_promising(shape)
-    assert tile == TapSums.choose(shape, GPU)
 
 
 @pytest.mark.parametrize(

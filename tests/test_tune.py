@@ -225,7 +225,7 @@ def test_builds_that_take_too_long_cost_no_session(tmp_path, monkeypatch):
 
     monkeypatch.setattr(worker, "compile_kernel", compile_slowly)
     monkeypatch.setattr(worker, "_BUILD_SECONDS", 0.2)
-    channels: list[Channel] = []
+    channels = []
 
     def connect():
         channels.append(_WorkerHere())

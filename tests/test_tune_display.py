@@ -2,8 +2,6 @@
 
 import io
 import json
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from dwtir.target import KNOWN_GPUS
 from dwtir.tune.display import JsonDisplay, LiveDisplay, PlainDisplay, open_display
 from dwtir.tune.outcome import Outcome, Task, Trial, floor_seconds
 from dwtir.tune.plot import plot
+from processes import run
 
 H200 = KNOWN_GPUS["nvidia-h200"]
 UNKNOWN = KNOWN_GPUS["tesla-t4"]
@@ -355,10 +354,7 @@ except ToolchainError as error:
 
 def test_what_happens_without_the_extras(tmp_path):
     path = tmp_path / "best.png"
-    run = subprocess.run(
-        [sys.executable, "-c", MISSING, str(path)], capture_output=True, text=True, check=True
-    )
-    assert run.stdout.splitlines() == [
+    assert run("-c", MISSING, path).stdout.splitlines() == [
         "PlainDisplay",
         "plots need matplotlib; pip install 'dwtir[bench]'",
     ]

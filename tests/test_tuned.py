@@ -4,7 +4,6 @@ import json
 import re
 import warnings
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -74,12 +73,9 @@ def test_records_are_looked_for_in_order(folder, tmp_path, monkeypatch):
 
 
 # `test_records` has many more that `Record.read` refuses.
-HOSTILE_RECORDS: dict[str, tuple[Any, str]] = {
+HOSTILE_RECORDS = {
     "schema": ({"schema": 1}, "schema must be 2, got 1"),
-    "device": (
-        {"device": "nvidia-h200"},
-        "device must be 'cpu-.*', got 'nvidia-h200'",
-    ),
+    "device": ({"device": "nvidia-h200"}, "device must be 'cpu-.*', got 'nvidia-h200'"),
     "shape": ({"shape": "1x1x9x9_k3"}, "shape must be written"),
     "strategy": ({"strategy": "magic"}, "unknown strategy 'magic'"),
     "another device's": (
