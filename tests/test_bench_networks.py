@@ -15,9 +15,9 @@ from dwtir.bench.__main__ import main
 from dwtir.bench.inference import infer
 from dwtir.bench.network_row import NUDGED, NetworkRow, cells, fields
 from dwtir.bench.networks import Network, find, seeded
-from dwtir.bench.training import PRECISIONS, swap, train
+from dwtir.bench.training import PRECISIONS, train
 from dwtir.kernel import Timing
-from dwtir.nn import DepthwiseConv2d
+from dwtir.nn import DepthwiseConv2d, replace
 from dwtir.target import resolve
 
 CPU = resolve("cpu")
@@ -169,14 +169,14 @@ def test_wrong_results_are_found():
 # Training
 
 
-def test_swapped_layers_keep_their_parameters():
+def test_replaced_layers_keep_their_parameters():
     class Own(torch.nn.Conv2d):
         pass
 
     shared = torch.nn.Conv2d(4, 8, 3, stride=2, padding="valid", groups=4, padding_mode="reflect")
     inner = torch.nn.Sequential(shared, torch.nn.Conv2d(8, 8, 1))
     model = torch.nn.Sequential(shared, inner, Own(8, 8, 3, groups=8)).eval()
-    assert swap(model) == 1
+    assert replace(model) == 1
     assert isinstance(model[0], DepthwiseConv2d)
     assert model[0] is inner[0]
     assert model[0].weight is shared.weight
