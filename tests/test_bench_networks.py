@@ -73,7 +73,6 @@ def check_inference(found, ways):
     assert set(found.timings) == ways
     assert all(t.p20 <= t.median <= t.p80 for t in found.timings.values())
     assert (found.replaced, found.layers) == (2, 2)
-    assert found.share is not None
     assert 0 < found.share < 1
     assert (found.losses, found.loss_difference()) == ({}, None)
 
@@ -195,7 +194,6 @@ def check_training(found, steps):
     assert found.losses["dwtir"][-1] < found.losses["dwtir"][0]
     for way in ("dwtir", NUDGED):
         difference = found.loss_difference(way)
-        assert difference is not None
         assert difference < 0.05
     assert (found.replaced, found.layers, found.share) == (2, 2, None)
 

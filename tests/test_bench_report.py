@@ -230,8 +230,6 @@ def test_the_machine_is_described():
     assert found["cores"].split()[0].isdecimal()
     assert {"python", "dwtir", "apache-tvm", "torch"} <= found.keys()
     rated = machine.with_rates(target)
-    assert rated.bandwidth is not None
-    assert rated.fp32_rate is not None
     assert machine.limits(rated).startswith(f"{rated.bandwidth / 1e9:.0f} GB/s and ")
     assert machine.limits(rated).endswith("measured by copies and by NumPy's product of matrices")
     assert machine.with_rates(H200) == H200

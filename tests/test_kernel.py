@@ -43,7 +43,6 @@ def test_a_kernel_of_the_cpu_can_be_looked_at(kernel):
 def test_a_kernel_of_opencl_can_be_looked_at(opencl_kernel):
     resources = opencl_kernel.resources()
     assert resources.grid is not None
-    assert resources.threads is not None
     assert resources.threads > 1
     assert "__kernel" in opencl_kernel.source()
     assert 'thread="threadIdx.x"' in opencl_kernel.script()
@@ -51,7 +50,6 @@ def test_a_kernel_of_opencl_can_be_looked_at(opencl_kernel):
 
 def test_a_kernel_for_an_absent_gpu_can_be_looked_at_but_not_run(foreign_kernel, tmp_path):
     resources = foreign_kernel.resources()
-    assert resources.registers is not None
     assert resources.registers > 0
     assert resources.spill_bytes == 0
     assert "__global__" in foreign_kernel.source()

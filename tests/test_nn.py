@@ -110,7 +110,6 @@ def test_an_empty_batch(form):
     got = depthwise_conv2d(image, weight, stride=2)
     assert got.shape == F.conv2d(image, weight, None, 2, groups=4).shape
     got.sum().backward()
-    assert weight.grad is not None
     assert torch.equal(weight.grad, torch.zeros_like(weight))
 
 

@@ -467,7 +467,6 @@ def test_gradients_are_those_of_the_original_modules():
             model(image).sum().backward()
         original(image).sum().backward()
     for ours, theirs in zip(model.parameters(), original.parameters(), strict=True):
-        assert ours.grad is not None
         assert torch.equal(ours.grad, theirs.grad)
 
 
@@ -624,8 +623,6 @@ def test_what_is_not_faster_is_left():
     report = convert(model, image)
     assert len(report.layers) == 2
     for layer in report.layers:
-        assert layer.before is not None
-        assert layer.after is not None
         assert layer.replaced == (layer.after < layer.before)
         assert layer.note == ({"0": "1", "2": ""}[layer.name] if layer.replaced else "slower")
         assert ("forward" in model[int(layer.name)].__dict__) == layer.replaced

@@ -32,6 +32,7 @@ def cpu_record(seconds=1e-06, **about):
     return Record.measured(TILE, SHAPE, resolve("cpu"), [seconds, seconds * 2], **about)
 
 
+@pytest.fixture(scope="module")
 def all_records():
     found = []
     for text in (
@@ -52,10 +53,9 @@ def all_records():
     return found
 
 
-def test_what_is_written_is_read(tmp_path):
-    records = all_records()
-    assert {record.strategy.name for record in records} == set(STRATEGIES)
-    for number, record in enumerate(records):
+def test_what_is_written_is_read(tmp_path, all_records):
+    assert {record.strategy.name for record in all_records} == set(STRATEGIES)
+    for number, record in enumerate(all_records):
         assert record.write(tmp_path / str(number))
         path = record.path_in(tmp_path / str(number))
         assert Record.read(path) == record
@@ -81,10 +81,8 @@ def test_the_trace_is_the_one_of_drawn_values():
     assert sch.mod.script() == schedule_for(SHAPE, Epilogue(), TILE).mod.script()
 
 
-def test_strategies_use_only_the_allowed_instructions():
-    used = {inst[0] for record in all_records() for inst in record.trace[0]}
-    assert used <= traces._INSTRUCTIONS
-    for record in all_records():
+def test_strategies_use_only_the_allowed_instructions(all_records):
+    for record in all_records:
         traces.check_trace(record.trace)
 
 
@@ -287,5 +285,4 @@ def test_the_shipped_records_are_good():
     for path in paths:
         record = Record.read(path)
         assert record.trials >= 32
-        assert record.gain is not None
         assert record.gain >= 1

@@ -226,7 +226,6 @@ def test_local_servers_end_with_us():
         "with gpus_fleet(['a', 'b'], kind='cpu'): print('up', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
         try:
             assert child.stdout.readline() == b"up\n"
             started = psutil.Process(child.pid).children(recursive=True)
@@ -297,7 +296,6 @@ def test_a_server_elsewhere_is_refused_by_the_client(tracker):
     command += ["--custom-addr", "10.0.0.1", "--allow-remote"]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        assert child.stderr is not None
         assert "full remote code execution" in child.stderr.readline()
         await_servers(tracker, 1)
         with pytest.raises(

@@ -135,7 +135,6 @@ class Conv2dSame(SimpleNamespace):
 )
 def test_a_depthwise_layer_becomes_a_shape(layer, text):
     parameters = tasks.depthwise_parameters(layer, 10, 11)
-    assert parameters is not None
     assert DepthwiseConv2dShape(batch=1, **parameters) == shape(text)
 
 
