@@ -16,10 +16,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Stream", "seconds"]
+__all__ = ["STORE_BANDWIDTH", "Stream", "seconds"]
 
 _CLOCK = 1.755e9
 _LAUNCH = 2.64e-6
+
+STORE_BANDWIDTH = 5.3e12
+"""Of the second cache, for stores: whole sectors, however little of one is written at a time."""
 
 
 class _Constants(NamedTuple):
