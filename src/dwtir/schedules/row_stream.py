@@ -38,7 +38,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from math import gcd, prod
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from ..epilogue import Epilogue
@@ -49,7 +49,7 @@ from .base import Strategy, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import LINE, SECTOR, touched
 from .register_window import RegisterWindow
-from .stream_cost import STORE_BANDWIDTH, Stream, seconds
+from .stream_cost import STORE_BANDWIDTH, Stream, seconds, torn
 from .tiles import (
     BLOCK_COUNTS,
     MAX_SIDE,
@@ -84,10 +84,6 @@ have no more than twelve, but ptxas, which shares out all, gives them some with 
 
 _MARGINS = {"NHWC": 0.96, "NCHW": 1.0}
 """Share of the time of a window in registers that it may be expected to take, for models err."""
-
-_PER_TORN, _PER_SHARED = 3.5, 2.0
-"""What a byte in a sector that warps share costs, in bytes that are moved once: they go down the
-rows each at its own pace, and write their parts at different times. And more if blocks share it."""
 
 _LEAST_TAPS = {"NHWC": (1, 1), "NCHW": (49, 25)}
 """From which on, without a dilation and with: in NCHW, 5x5 kernels take as long either way, but
@@ -272,8 +268,7 @@ class RowStream(Strategy):
     def _pieces(self, shape: DepthwiseConv2dShape) -> float:
         """Count the pieces of memory of a warp's access: in NCHW, lines that it does not fill.
 
-        Single columns fill those of the strip together, one after another, for the L1 cache
-        keeps them as long.
+        Single columns fill those of the strip together, for the L1 cache keeps them as long.
         """
         if shape.layout == "NHWC":
             return max(1.0, 32 / self.thread_x)
@@ -287,14 +282,9 @@ class RowStream(Strategy):
         """Count bytes that take as long as the results' sectors do that warps and blocks share."""
         if shape.layout == "NCHW":
             return 0.0
-        bytes_each = self.vector * shape.itemsize
+        results = prod(shape.result_shape) * shape.itemsize
         pixel = shape.result_channels * shape.itemsize
-        share = 0.0
-        for threads, cost in ((min(32, self.thread_x), _PER_TORN), (self.thread_x, _PER_SHARED)):
-            piece = threads * bytes_each
-            if piece < pixel:
-                share += cost * (SECTOR - gcd(SECTOR, piece, pixel)) / piece
-        return share * prod(shape.result_shape) * shape.itemsize
+        return results * torn(self.thread_x, self.vector * shape.itemsize, pixel)
 
     def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
         """Estimate the time of the kernel."""
@@ -324,11 +314,9 @@ class RowStream(Strategy):
 
     def _stored_bytes(self, shape: DepthwiseConv2dShape) -> float:
         """Count the bytes of sectors that stores write, in NCHW some more than once."""
-        results = prod(shape.result_shape) * shape.itemsize
-        if shape.layout == "NHWC":
-            return results
         store = self._strip(shape).store_step
-        return results * min(self.cols, max(store, SECTOR // shape.itemsize)) / store
+        often = min(self.cols, max(store, SECTOR // shape.itemsize)) / store
+        return prod(shape.result_shape) * shape.itemsize * (often if shape.layout == "NCHW" else 1)
 
     def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import streamed_rows
