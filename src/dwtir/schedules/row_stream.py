@@ -38,7 +38,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from math import gcd, prod
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from ..epilogue import Epilogue
@@ -47,9 +47,9 @@ from ..strips import Strip, apart, part_sizes
 from ..target import Target
 from .base import Strategy, varied, with_guesses
 from .channel_vector import ChannelVector
-from .cost import LINE, SECTOR, registers_for, touched
+from .cost import LINE, SECTOR, touched
 from .register_window import RegisterWindow
-from .stream_cost import Stream, seconds
+from .stream_cost import STORE_BANDWIDTH, Stream, seconds, torn
 from .tiles import (
     BLOCK_COUNTS,
     MAX_SIDE,
@@ -71,23 +71,23 @@ _MAX_TAPS = 128
 _OTHERS = 12
 """Registers for addresses, tests and the loop."""
 
-_SLACK = 14
-"""Registers by which ptxas may do with less than are counted."""
+_SLACK, _SLACK_OF_FEW = 14, 2
+"""Registers by which ptxas may do with less than are counted; of 128 and fewer it spills, unless
+halves are counted, which are not all there twice, as they were loaded and as float32."""
 
 _PLANES_SLACK, _PLANES_SLACK_OF_LARGE, _HANGING = 10, 8, 12
 """The same in NCHW, up to 7x7 and above, and registers more where strips hang over the image."""
 
-_WARPS = (8, 9, 12, 15, 16, 18, 20, 24)
-"""Warps of an SM at a time that are worth comparing."""
+_WARPS = (8, 12, 15, 16, 20, 24)
+"""Warps of an SM at a time that are worth comparing. A scheduler has registers of its own: nine
+have no more than twelve, but ptxas, which shares out all, gives them some with which six run."""
 
 _MARGINS = {"NHWC": 0.96, "NCHW": 1.0}
 """Share of the time of a window in registers that it may be expected to take, for models err."""
 
-_PER_SHARED = 5.0
-"""What a byte in a sector that blocks share costs, in bytes that are moved once."""
-
-_LEAST_TAPS = {"NHWC": 1, "NCHW": 49}
-"""From which on: in NCHW, 5x5 kernels take as long either way."""
+_LEAST_TAPS = {"NHWC": (1, 1), "NCHW": (49, 25)}
+"""From which on, without a dilation and with: in NCHW, 5x5 kernels take as long either way, but
+windows in registers hold what lies between the taps too."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class RowStream(Strategy):
         planes = shape.layout == "NCHW"
         if (
             part_sizes(shape)[1] <= shape.kernel[1]
-            or shape.kernel[0] * shape.kernel[1] < _LEAST_TAPS[shape.layout]
+            or prod(shape.kernel) < _LEAST_TAPS[shape.layout][shape.dilation[0] > 1]
             or (planes and shape.itemsize == 2)
         ):
             return False
@@ -203,12 +203,12 @@ class RowStream(Strategy):
     def _most_registers(self, shape: DepthwiseConv2dShape) -> int:
         """Return the registers that a thread may count on, and by which ptxas may do with less."""
         threads = self.thread_x * self.thread_y * self.thread_z
-        if shape.layout == "NHWC":
-            return registers_for(threads, self.min_blocks) + _SLACK
         warps = -(-threads // 32) * self.min_blocks
-        is_large = shape.kernel[0] * shape.kernel[1] > 49
-        slack = _PLANES_SLACK_OF_LARGE if is_large else _PLANES_SLACK
-        return min(255, 64 // -(-warps // 4) * 8) + slack
+        registers = min(255, 64 // -(-warps // 4) * 8)
+        slack = _SLACK if registers > 128 or shape.itemsize == 2 else _SLACK_OF_FEW
+        if shape.layout == "NCHW":
+            slack = _PLANES_SLACK_OF_LARGE if prod(shape.kernel) > 49 else _PLANES_SLACK
+        return registers + slack
 
     def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> RowStream:
         """Load fewer rows of inputs ahead where a residual's need the registers."""
@@ -252,7 +252,7 @@ class RowStream(Strategy):
         held = kernel_h * (kernel_w + self.cols) * strip.channels
         loaded = self.depth * strip.loads * max(1, self.vector * shape.itemsize // 4)
         wide = strip.reach * strip.channels if shape.itemsize == 2 else 0
-        hangs = shape.layout == "NCHW" and shape.result_width % self.cols
+        hangs = part_sizes(shape)[1] % self.cols
         return held + loaded + wide + _OTHERS + (_HANGING if hangs else 0)
 
     def _split(self, shape: DepthwiseConv2dShape) -> tuple[tuple[int, int], ...]:
@@ -266,23 +266,25 @@ class RowStream(Strategy):
         return segments, (strips, self.thread_y), (channels // self.vector, self.thread_x)
 
     def _pieces(self, shape: DepthwiseConv2dShape) -> float:
-        """Count the pieces of memory of a warp's access: in NCHW, lines that it does not fill."""
+        """Count the pieces of memory of a warp's access: in NCHW, lines that it does not fill.
+
+        Single columns fill those of the strip together, for the L1 cache keeps them as long.
+        """
         if shape.layout == "NHWC":
             return max(1.0, 32 / self.thread_x)
         x, size = min(32, self.thread_x), shape.itemsize
         plane = shape.result_height * shape.result_width * size
-        lines = touched(LINE, self.vector * size, ((x, self.cols * size), (32 / x, plane)))
-        return 1 + max(0.0, lines - 32 * self.vector * size / LINE)
+        piece = (self.cols if self.vector == 1 else self.vector) * size
+        lines = touched(LINE, piece, ((x, self.cols * size), (32 / x, plane)))
+        return 1 + max(0.0, lines - 32 * piece / LINE)
 
     def _shared_bytes(self, shape: DepthwiseConv2dShape) -> float:
-        """Count bytes that take as long as the sectors which blocks share in the results do."""
-        piece, pixel = (
-            n * shape.itemsize for n in (self.thread_x * self.vector, shape.result_channels)
-        )
-        if shape.layout == "NCHW" or piece >= pixel:
+        """Count bytes that take as long as the results' sectors do that warps and blocks share."""
+        if shape.layout == "NCHW":
             return 0.0
-        share = (SECTOR - gcd(SECTOR, piece, pixel)) / piece
-        return _PER_SHARED * share * prod(shape.result_shape) * shape.itemsize
+        results = prod(shape.result_shape) * shape.itemsize
+        pixel = shape.result_channels * shape.itemsize
+        return results * torn(self.thread_x, self.vector * shape.itemsize, pixel)
 
     def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
         """Estimate the time of the kernel."""
@@ -307,7 +309,14 @@ class RowStream(Strategy):
             blocks=blocks,
             min_blocks=self.min_blocks,
         )
-        return seconds(work, shape.layout, shape.least_bytes + self._shared_bytes(shape))
+        expected = seconds(work, shape.layout, shape.least_bytes + self._shared_bytes(shape))
+        return max(expected, self._stored_bytes(shape) / STORE_BANDWIDTH)
+
+    def _stored_bytes(self, shape: DepthwiseConv2dShape) -> float:
+        """Count the bytes of sectors that stores write, in NCHW some more than once."""
+        store = self._strip(shape).store_step
+        often = min(self.cols, max(store, SECTOR // shape.itemsize)) / store
+        return prod(shape.result_shape) * shape.itemsize * (often if shape.layout == "NCHW" else 1)
 
     def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import streamed_rows

@@ -14,12 +14,22 @@ more than the instructions do.
 
 from __future__ import annotations
 
+from math import gcd
 from typing import NamedTuple
 
-__all__ = ["Stream", "seconds"]
+from .cost import SECTOR
+
+__all__ = ["STORE_BANDWIDTH", "Stream", "seconds", "torn"]
 
 _CLOCK = 1.755e9
 _LAUNCH = 2.64e-6
+
+_PER_TORN, _PER_SHARED = 3.5, 2.0
+"""What a byte in a sector that warps share costs, in bytes that are moved once: they go down the
+rows each at its own pace, and write their parts at different times. And more if blocks share it."""
+
+STORE_BANDWIDTH = 5.3e12
+"""Of the second cache, for stores: whole sectors, however little of one is written at a time."""
 
 
 class _Constants(NamedTuple):
@@ -116,3 +126,19 @@ def seconds(work: Stream, layout: str, moved: float) -> float:
         cycles += instructions * max(1.0, rest) * work.warps / 4 + wait
     busy, memory = cycles / _CLOCK, moved / by.bandwidth
     return _LAUNCH + float((busy**by.longer + memory**by.longer) ** (1 / by.longer))
+
+
+def torn(threads: int, size: int, pixel: int) -> float:
+    """Tell what the sectors cost that warps and blocks share, by the bytes of all results.
+
+    Parameters
+    ----------
+    threads, size, pixel : int
+        Threads of a block along a pixel, and bytes of a thread's store and of the pixel.
+    """
+    pieces = (min(32, threads) * size, _PER_TORN), (threads * size, _PER_SHARED)
+    return sum(
+        cost * (SECTOR - gcd(SECTOR, piece, pixel)) / piece
+        for piece, cost in pieces
+        if piece < pixel
+    )
