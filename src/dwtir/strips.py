@@ -7,7 +7,7 @@ from math import gcd
 
 from .shape import DepthwiseConv2dShape
 
-__all__ = ["Strip", "apart", "part_sizes"]
+__all__ = ["Strip", "apart", "has_parts", "part_sizes"]
 
 _RESIDUAL = 8
 """Registers that more than one row of a residual may take."""
@@ -22,6 +22,15 @@ def apart(shape: DepthwiseConv2dShape) -> tuple[int, int]:
     """
     down, right = shape.dilation
     return down, 1 if shape.layout == "NCHW" else right
+
+
+def has_parts(shape: DepthwiseConv2dShape) -> bool:
+    """Tell whether the parts of an image are convolutions: none empty, all padded alike."""
+    sizes = min(shape.height, shape.out_height), min(shape.width, shape.out_width)
+    return all(
+        padding % distance == 0 and distance <= size
+        for padding, distance, size in zip(shape.padding, 2 * apart(shape), 2 * sizes, strict=True)
+    )
 
 
 def part_sizes(shape: DepthwiseConv2dShape) -> tuple[int, int]:

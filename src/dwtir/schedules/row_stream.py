@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape
-from ..strips import Strip, apart, part_sizes
+from ..strips import Strip, apart, has_parts, part_sizes
 from ..target import Target
 from .base import Strategy, varied, with_guesses
 from .channel_vector import ChannelVector
@@ -115,7 +115,7 @@ class RowStream(Strategy):
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
     device: ClassVar[str] = (
         f"a GPU (with stride and channel_multiplier 1, at most {_MAX_TAPS} taps, and less padding "
-        "than the kernel's rows; a dilation that divides the padding)"
+        "than the kernel's rows; a dilation that divides the padding, of no more than the image)"
     )
 
     rows: int
@@ -135,10 +135,7 @@ class RowStream(Strategy):
             and shape.channel_multiplier == 1
             and shape.kernel[0] * shape.kernel[1] <= _MAX_TAPS
             and max(shape.padding[0], shape.padding[2]) < shape.kernel[0] * shape.dilation[0]
-            and all(
-                padding % distance == 0
-                for padding, distance in zip(shape.padding, 2 * apart(shape), strict=True)
-            )
+            and has_parts(shape)
         )
 
     @classmethod
