@@ -87,6 +87,8 @@ class WholeImage(Strategy):
         and used at once; with fewer the first results are ready sooner.
     min_blocks : int
         Blocks that an SM shall have room for at a time.
+    turns : int
+        Images of a thread, one after the other. The next one is loaded while one is computed.
     """
 
     name: ClassVar[str] = "whole_image"
@@ -100,6 +102,7 @@ class WholeImage(Strategy):
     thread_y: int
     rows: int
     min_blocks: int = 1
+    turns: int = 1
 
     @classmethod
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
@@ -199,7 +202,7 @@ class WholeImage(Strategy):
         return count + 2 * taps / self.thread_y
 
     def _images(self, shape: DepthwiseConv2dShape) -> Images:
-        return Images(shape, self.thread_x, self.thread_y, self.rows)
+        return Images(shape, self.thread_x, self.thread_y, self.rows, self.turns)
 
     def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import whole_images
@@ -217,7 +220,7 @@ class WholeImage(Strategy):
             sch.bind(tc, "threadIdx.x")
             return
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("images"))), "blockIdx.x")
-        for name in ("gather", "filters", "depthwise_conv2d", "epilogue", "store"):
+        for name in ("gather", "filters", "planes", "depthwise_conv2d", "epilogue", "store"):
             *_, y, x = sch.get_loops(sch.get_sblock(name))
             sch.bind(y, "threadIdx.y")
             sch.bind(x, "threadIdx.x")
