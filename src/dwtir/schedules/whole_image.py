@@ -141,11 +141,11 @@ class WholeImage(Strategy):
     @classmethod
     def tiles(cls, shape: DepthwiseConv2dShape) -> Iterator[WholeImage]:
         """List the tiles worth comparing: a few warps, whose registers suffice."""
-        sizes = _WARPS, _channels(shape), _batches(shape), _heights(shape)
-        for together, x, y, rows in product(*sizes):
+        sizes = _WARPS, _channels(shape), _batches(shape), _heights(shape), _turns(shape)
+        for together, x, y, rows, turns in product(*sizes):
             warps = -(-x * y // 32)
-            tile = cls(x, y, rows, together // warps)
-            if together % warps == 0 and tile.is_promising(shape):
+            tile = cls(x, y, rows, together // warps, turns)
+            if together % warps == 0 and tile._sums_all(shape) and tile.is_promising(shape):
                 yield tile
 
     @classmethod
@@ -155,19 +155,28 @@ class WholeImage(Strategy):
             "thread_y": _batches(shape),
             "rows": _heights(shape),
             "min_blocks": BLOCK_COUNTS,
+            "turns": _turns(shape),
         }
         return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
         """Tell whether registers suffice; weights are held if they are used again."""
-        rows, cols = self.rows, shape.result_width
-        held = prod(shape.kernel) if rows < shape.result_height else 0
-        needed = prod(self._images(shape).source) + rows * cols + held + _OTHERS
+        images, in_turn = self._images(shape), self.turns > 1
+        is_nhwc = shape.layout == "NHWC"
+        rows, cols = images.source
+        held = prod(shape.kernel) if self.rows < shape.result_height or in_turn and is_nhwc else 0
+        if in_turn and is_nhwc:
+            rows = images.ahead + 1
+        elif in_turn:
+            held += rows * cols * shape.itemsize // 4
+        needed = rows * cols + self.rows * shape.result_width + held + _OTHERS
         return needed <= registers_for(self.thread_x * self.thread_y, self.min_blocks)
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         height = shape.result_height
         self._require(self.rows <= height, "rows", self.rows, f"at most {height}")
+        self._require(self.turns <= shape.batch, "turns", self.turns, f"at most {shape.batch}")
+        self._require(self._sums_all(shape), "rows", self.rows, f"{height} in NHWC with turns")
         # TVM confuses the loops of a block whose threads are all of one channel.
         self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
         self._require_launch(
@@ -177,9 +186,12 @@ class WholeImage(Strategy):
         )
 
     def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
-        """Estimate the time of the kernel, by the instructions that it issues and its bytes."""
+        """Estimate the time of the kernel, by the instructions that it issues and its bytes.
+
+        An image that is loaded ahead is worth as much as another block.
+        """
         x, y = self.thread_x, self.thread_y
-        blocks = -(-shape.batch // y) * -(-shape.result_channels // x)
+        blocks = -(-shape.batch // (y * self.turns)) * -(-shape.result_channels // x)
         on_each = blocks / target.units
         warps = max(_LEAST_WARPS, ceil(on_each) * -(-x * y // 32))
         busy = self._instructions(shape) * _CYCLES[shape.layout] * warps / 4 / _CLOCK
@@ -187,19 +199,25 @@ class WholeImage(Strategy):
         memory = shape.least_bytes / _BANDWIDTH + again / _WEIGHT_BANDWIDTH
         memory /= min(1.0, 2 * on_each)  # an SM alone draws about two shares
         one, twice = _LONGER[shape.layout]
-        longer = one + twice * log2(min(self.min_blocks, ceil(on_each)))
+        together = min(self.min_blocks, ceil(on_each)) * min(2, self.turns)
+        longer = one + twice * log2(together)
         return _LAUNCH + float((busy**longer + memory**longer) ** (1 / longer))
 
     def _instructions(self, shape: DepthwiseConv2dShape) -> float:
         """Count the instructions of a thread."""
         images, taps, is_half = self._images(shape), prod(shape.kernel), shape.itemsize == 2
         read, written = prod(images.source), prod(images.result)
-        count = float(images.multiply_adds + taps + is_half * (read + written))
+        count = float(images.multiply_adds + is_half * (read + written))
         if shape.layout == "NHWC":
-            return count + read + written + is_half * taps
+            return self.turns * (count + read + written) + taps + is_half * taps
         for pixels in (read, written):
             count += pixels / images.vector(pixels) + 2 * pixels / images.lanes(pixels)
-        return count + 2 * taps / self.thread_y
+        return self.turns * (count + taps) + 2 * taps / self.thread_y
+
+    def _sums_all(self, shape: DepthwiseConv2dShape) -> bool:
+        """Tell whether all rows are summed together, where they have to be."""
+        is_free = self.turns == 1 or shape.layout == "NCHW"
+        return is_free or self.rows == shape.result_height
 
     def _images(self, shape: DepthwiseConv2dShape) -> Images:
         return Images(shape, self.thread_x, self.thread_y, self.rows, self.turns)
@@ -231,7 +249,7 @@ def _ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[WholeImage, ..
     most = target.shared_bytes_per_block
     tiles = [tile for tile in WholeImage.tiles(shape) if tile._images(shape).shared_bytes <= most]
     tiles.sort(key=lambda tile: tile.expected_seconds(shape, target))
-    found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y))
+    found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y, tile.turns))
     return found or (WholeImage(2, 1, shape.result_height),)
 
 
@@ -253,3 +271,8 @@ def _batches(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
 def _heights(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
     """List the rows of a result that are summed together."""
     return tuple(dict.fromkeys(even_split(shape.result_height, n) for n in (8, 4, 2, 1)))
+
+
+def _turns(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    """List the images of a thread."""
+    return tuple(n for n in (1, 2, 3, 4) if n <= shape.batch)
