@@ -6,7 +6,9 @@ of 49 are left.
 
 The blocks are those of `dwtir.compute`. In NCHW, where a thread's image lies apart from its
 neighbour's, those of a block come and go through shared memory, by ``gather`` and ``store``;
-so do the weights, by ``filters``.
+so do the weights, by ``filters``. Where a thread has several images, one after the other,
+``gather`` loads the first one into registers, and ``planes`` writes what is there to shared
+memory and loads the next.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                     with T.sblock("turn"):
                         vd = T.axis.spatial(D, d)
                         T.reads()
-                        T.writes(out[vb * (Y * D) : vb * (Y * D) + Y * D, vc * X : vc * X + X, :, :])
+                        T.writes(
+                            out[vb * (Y * D) : vb * (Y * D) + Y * D, vc * X : vc * X + X, :, :]
+                        )
                         for y, x in T.grid(Y, X):
                             with T.sblock("planes"):
                                 vy, vx = T.axis.remap("SS", [y, x])

@@ -1,27 +1,31 @@
 """Every thread computes one channel of one small image, all of which it has in registers.
 
-Loop nest in NCHW, for blocks of `thread_y` images x `thread_x` channels::
+Loop nest in NCHW, for blocks of `thread_y` images x `thread_x` channels, `turns` times over::
 
-    blockIdx.x = (n / thread_y) * (c / thread_x)
-      planes[thread_y, thread_x planes] = data                     (all threads)
+    blockIdx.x = (n / (turns * thread_y)) * (c / thread_x)
+      ahead = data                                                 (all threads)
       filters[thread_x, KH * KW] = weight as float32
-      threadIdx.y = n    threadIdx.x = c
-        window[H, W] = planes as float32
-        for some of the result's rows:
-          for kh, kw: for those oh, ow of the rows whose input is not padding:
-            acc[oh, ow] += window[oh * SH + kh * DH - top, ...] * filters[kh, kw]
-        results = epilogue(acc)
-      out = results                                                (all threads)
+      for turn:
+        planes[thread_y, thread_x planes] = ahead;  ahead = data of the next turn
+        threadIdx.y = n    threadIdx.x = c
+          window[H, W] = planes as float32
+          for some of the result's rows:
+            for kh, kw: for those oh, ow of the rows whose input is not padding:
+              acc[oh, ow] += window[oh * SH + kh * DH - top, ...] * filters[kh, kw]
+          results = epilogue(acc)
+        out = results                                              (all threads)
 
 All loops of a thread are written out, for each tap over the results that it has an input
 for: of 13x13 taps on 7x7 inputs 71 % lie in the padding. The others cost one instruction each.
 
 Planes lie apart in shared memory by an odd number of vectors, so that a warp reads all
 banks, and are copied as one piece. In NHWC neighbouring threads have neighbouring channels: loads,
-weights and stores are a thread's own.
+weights and stores are a thread's own. With several turns it goes through the image row by row
+there, and loads each row half an image ahead.
 
 Registers: the image, its results and a few more; with fewer `rows` than the result has,
-those of `rows` and all weights. Shared bytes: thread_x * (thread_y * H * W elements + 4 * KH * KW).
+those of `rows` and all weights. With several turns also `ahead`; in NHWC all weights, and
+half of the image. Shared bytes: thread_x * (thread_y * H * W elements + 4 * KH * KW).
 """
 
 from __future__ import annotations
@@ -161,13 +165,12 @@ class WholeImage(Strategy):
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
         """Tell whether registers suffice; weights are held if they are used again."""
-        images, in_turn = self._images(shape), self.turns > 1
-        is_nhwc = shape.layout == "NHWC"
+        images = self._images(shape)
         rows, cols = images.source
-        held = prod(shape.kernel) if self.rows < shape.result_height or in_turn and is_nhwc else 0
-        if in_turn and is_nhwc:
-            rows = images.ahead + 1
-        elif in_turn:
+        held = prod(shape.kernel) if self.rows < shape.result_height else 0
+        if self.turns > 1 and shape.layout == "NHWC":
+            rows, held = images.ahead + 1, prod(shape.kernel)
+        elif self.turns > 1:
             held += rows * cols * shape.itemsize // 4
         needed = rows * cols + self.rows * shape.result_width + held + _OTHERS
         return needed <= registers_for(self.thread_x * self.thread_y, self.min_blocks)
