@@ -24,9 +24,9 @@ from ..images import Images
 from . import script
 from .forward import epilogue_parts
 
-__all__ = ["nchw", "nhwc"]
+__all__ = ["UNROLLED", "Part", "copy", "nchw", "nhwc"]
 
-_UNROLLED = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
+UNROLLED = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
 
 
 def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
@@ -62,15 +62,15 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                     with T.sblock("gather"):
                         vy, vx = T.axis.remap("SS", [y, x])
                         if vb * Y + vy < N:
-                            whole = T.meta_var(_Part(data, vb * Y + vy, 0, 0, vc * X * READ))
+                            whole = T.meta_var(Part(data, vb * Y + vy, 0, 0, vc * X * READ))
                             sizes = T.meta_var((READ, FROM, images.lanes(READ)))
-                            _copy(some, whole, _Part(planes, vy, 0), sizes, (X, vx))
+                            copy(some, whole, Part(planes, vy, 0), sizes, (X, vx))
                 for y, x in T.grid(Y, X):
                     with T.sblock("filters"):
                         vy, vx = T.axis.remap("SS", [y, x])
-                        whole = T.meta_var(_Part(weight, 0, 0, 0, vc * X * TAPS))
+                        whole = T.meta_var(Part(weight, 0, 0, 0, vc * X * TAPS))
                         sizes = T.meta_var((TAPS, APART, TOGETHER))
-                        _copy(some, whole, _Part(filters, 0), sizes, (X * Y, vy * X + vx))
+                        copy(some, whole, Part(filters, 0), sizes, (X * Y, vy * X + vx))
                 for y, x in T.grid(Y, X):
                     with T.sblock("depthwise_conv2d"):
                         vy, vx = T.axis.remap("SS", [y, x])
@@ -79,29 +79,29 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                         raw = T.sblock_alloc_buffer((READ,), dtype, scope="local")
                         window = T.sblock_alloc_buffer((READ,), "float32", scope="local")
                         taps = T.sblock_alloc_buffer((TAPS,), "float32", scope="local")
-                        _move(_Part(planes, vy, vx * FROM), _Part(raw, 0), READ, images)
-                        for place in T.serial(READ, annotations=_UNROLLED):
+                        _move(Part(planes, vy, vx * FROM), Part(raw, 0), READ, images)
+                        for place in T.serial(READ, annotations=UNROLLED):
                             window[place] = T.cast(raw[place], "float32")
-                        own = T.meta_var(_Part(filters, vx * APART))
-                        _sum(images, _Part(acc, vy, vx, 0), window, taps, own.__getitem__)
+                        own = T.meta_var(Part(filters, vx * APART))
+                        _sum(images, Part(acc, vy, vx, 0), window, taps, own.__getitem__)
                 for y, x in T.grid(Y, X):
                     with T.sblock("epilogue"):
                         vy, vx = T.axis.remap("SS", [y, x])
                         result = T.sblock_alloc_buffer((WRITTEN,), dtype, scope="local")
                         n = T.meta_var(T.min(vb * Y + vy, N - 1))
                         channel = T.meta_var(T.min(vc * X + vx, C - 1))
-                        for place in T.serial(WRITTEN, annotations=_UNROLLED):
+                        for place in T.serial(WRITTEN, annotations=UNROLLED):
                             element = T.meta_var((n, channel, place // RW, place % RW))
                             result[place] = finish(acc[vy, vx, place], operands, channel, element)
-                        _move(_Part(result, 0), _Part(results, vy, vx * TO), WRITTEN, images)
+                        _move(Part(result, 0), Part(results, vy, vx * TO), WRITTEN, images)
                 for y, x in T.grid(Y, X):
                     with T.sblock("store"):
                         vy, vx = T.axis.remap("SS", [y, x])
                         if vb * Y + vy < N:
-                            whole = T.meta_var(_Part(out, vb * Y + vy, 0, 0, vc * X * WRITTEN))
+                            whole = T.meta_var(Part(out, vb * Y + vy, 0, 0, vc * X * WRITTEN))
                             sizes = T.meta_var((WRITTEN, TO, images.lanes(WRITTEN)))
-                            own = T.meta_var(_Part(results, vy, 0))
-                            _copy(some, whole, own, sizes, (X, vx), is_load=False)
+                            own = T.meta_var(Part(results, vy, 0))
+                            copy(some, whole, own, sizes, (X, vx), is_load=False)
 
     return whole_nchw
 
@@ -117,7 +117,7 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def loading(data: tirx.Buffer, window: tirx.Buffer, n: Any, c: Any) -> Callable[[int], None]:
         def load(row: int) -> None:
-            with T.serial(W, annotations=_UNROLLED) as w:
+            with T.serial(W, annotations=UNROLLED) as w:
                 T.buffer_store(window, T.cast(data[n, row, w, c], "float32"), [row * W + w])
 
         return load
@@ -129,7 +129,7 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
         acc: tirx.Buffer, operands: Any, out: tirx.Buffer, n: Any, c: Any
     ) -> Callable[[int], None]:
         def store(row: int) -> None:
-            with T.serial(RW, annotations=_UNROLLED) as w:
+            with T.serial(RW, annotations=UNROLLED) as w:
                 place = (n, row, w, c)
                 T.buffer_store(out, finish(acc[row * RW + w], operands, c, place), place)
 
@@ -152,7 +152,7 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                 acc = T.sblock_alloc_buffer((RH * RW,), "float32", scope="local")
                 _sum(
                     images,
-                    _Part(acc, 0),
+                    Part(acc, 0),
                     window,
                     taps,
                     weighing(weight, vc),
@@ -163,7 +163,7 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     return whole_nhwc
 
 
-class _Part:
+class Part:
     """A stretch of a buffer, indexed from 0 on. A copy may go on past the ends of rows."""
 
     def __init__(self, buffer: tirx.Buffer, *first: Any) -> None:
@@ -182,7 +182,7 @@ class _Part:
 
 def _sum(
     images: Images,
-    acc: _Part,
+    acc: Part,
     window: tirx.Buffer,
     taps: tirx.Buffer,
     weight: Callable[[int], Any],
@@ -200,7 +200,7 @@ def _sum(
     rows_held, taps_held = set[int](), set[int]()
     for first in range(0, height, images.rows):
         until = min(first + images.rows, height)
-        with T.serial(first * width, until * width, annotations=_UNROLLED) as place:
+        with T.serial(first * width, until * width, annotations=UNROLLED) as place:
             T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
         for tap in range(count):
             kh, kw = divmod(tap, shape.kernel[1])
@@ -218,7 +218,7 @@ def _sum(
                 T.buffer_store(taps, weight(turned), [tap])
             at = above * columns + kw * beside - images.before(1)
             with (
-                T.serial(rows.start, rows.stop, annotations=_UNROLLED) as h,
+                T.serial(rows.start, rows.stop, annotations=UNROLLED) as h,
                 T.serial(cols.start, cols.stop) as w,
             ):
                 value = window[h * (down * columns) + w * right + at]
@@ -229,18 +229,18 @@ def _sum(
                 store(row)
 
 
-def _move(source: _Part, target: _Part, count: int, images: Images) -> None:
+def _move(source: Part, target: Part, count: int, images: Images) -> None:
     """Move a thread's plane between shared memory and registers, in vectors."""
     lanes = images.vector(count)
-    with T.serial(count // lanes, annotations=_UNROLLED) as place, T.vectorized(lanes) as lane:
+    with T.serial(count // lanes, annotations=UNROLLED) as place, T.vectorized(lanes) as lane:
         index = place * lanes + lane
         T.buffer_store(target.buffer, source[index], target.at(index))
 
 
-def _copy(
+def copy(
     channels: tuple[int, Any],
-    whole: _Part,
-    shared: _Part,
+    whole: Part,
+    shared: Part,
     sizes: tuple[int, int, int],
     threads: tuple[int, Any],
     *,
