@@ -99,13 +99,17 @@ def whole_images(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 
 
 @lru_cache(maxsize=64)
-def split_images(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
+def split_images(
+    images: Images, epilogue: Epilogue, bands: int, turns: int, ahead: int
+) -> tirx.PrimFunc:
     """Define the operation by bands of an image's rows, without the taps that lie in the padding."""
     shape = images.shape
     epilogue.check_for(shape)
     with _parsing:
-        define = split.nchw if shape.layout == "NCHW" else split.nhwc
-        func = define(images, epilogue, bands)
+        if shape.layout == "NCHW":
+            func = split.nchw(images, epilogue, bands, turns)
+        else:
+            func = split.nhwc(images, epilogue, bands, turns, ahead)
     return _named(func, shape, epilogue)
 
 

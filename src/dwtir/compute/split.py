@@ -35,7 +35,7 @@ class _Band(NamedTuple):
     step: Any
 
 
-def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
+def nchw(images: Images, epilogue: Epilogue, bands: int, turns: int) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient, of planes."""
     shape = images.shape
     (image_name, source), (_, weights) = shape.input_shapes.items()
@@ -48,7 +48,8 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     declare, finish = epilogue_parts(shape, epilogue)
     ways = courses(images, bands)
     ROWS = max(way.results for way in ways)
-    kernel_w = shape.kernel[1]
+    D, sizes_in = turns, (READ, FROM, images.lanes(READ))
+    AHEAD = -(-X * READ // (sizes_in[2] * X * Z)) * sizes_in[2]
     lanes_in, lanes_out = (gcd(images.lanes_of_row, width) for width in (SW, RW))
 
     def loading(planes: tirx.Buffer, window: tirx.Buffer, y: Any, x: Any) -> Callable[..., None]:
@@ -70,23 +71,14 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
         weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
         operands = T.meta_var(declare())
         out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
-        for b, c in T.grid(-(-N // Y), -(-C // X)):
+        for b, c in T.grid(-(-N // (Y * D)), -(-C // X)):
             with T.sblock("images"):
                 vb, vc = T.axis.remap("SS", [b, c])
                 T.reads()
-                T.writes(out[vb * Y : vb * Y + Y, vc * X : vc * X + X, :, :])
-                planes = T.sblock_alloc_buffer((Y, X * FROM), dtype, scope="shared")
+                T.writes(out[vb * Y * D : vb * Y * D + Y * D, vc * X : vc * X + X, :, :])
                 filters = T.sblock_alloc_buffer((X * APART,), "float32", scope="shared")
-                results = T.sblock_alloc_buffer((Y, X * TO), dtype, scope="shared")
-                acc = T.sblock_alloc_buffer((Z, Y, X, ROWS * RW), "float32", scope="local")
+                ahead = T.sblock_alloc_buffer((Z, Y, X, AHEAD), dtype, scope="local")
                 some = T.meta_var((X, X if C % X == 0 else T.min(X, C - vc * X)))
-                for z, y, x in T.grid(Z, Y, X):
-                    with T.sblock("gather"):
-                        vz, vy, vx = T.axis.remap("SSS", [z, y, x])
-                        if vb * Y + vy < N:
-                            whole = T.meta_var(Part(data, vb * Y + vy, 0, 0, vc * X * READ))
-                            sizes = T.meta_var((READ, FROM, images.lanes(READ)))
-                            copy(some, whole, Part(planes, vy, 0), sizes, (X * Z, vz * X + vx))
                 for z, y, x in T.grid(Z, Y, X):
                     with T.sblock("filters"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
@@ -95,57 +87,86 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
                         thread = T.meta_var((vz * Y + vy) * X + vx)
                         copy(some, whole, Part(filters, 0), sizes, (X * Y * Z, thread))
                 for z, y, x in T.grid(Z, Y, X):
-                    with T.sblock("depthwise_conv2d"):
+                    with T.sblock("first"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
-                        T.reads(planes[vy, :], filters[:])
-                        T.writes(acc[vz, vy, vx, :])
-                        window = T.sblock_alloc_buffer((READ,), "float32", scope="local")
-                        taps = T.sblock_alloc_buffer((TAPS,), "float32", scope="local")
-                        load = T.meta_var(loading(planes, window, vy, vx))
-                        weigh = T.meta_var(weighing(filters, vx))
-                        own = T.meta_var(Part(acc, vz, vy, vx, 0))
-                        _branches(images, ways, vz, own, window, taps, weigh, load)
-                for z, y, x in T.grid(Z, Y, X):
-                    with T.sblock("epilogue"):
-                        vz, vy, vx = T.axis.remap("SSS", [z, y, x])
-                        T.reads(acc[vz, vy, vx, :])
-                        T.writes(results[vy, vx * TO : vx * TO + WRITTEN])
-                        band = T.meta_var(_find(ways, vz))
-                        n = T.meta_var(T.min(vb * Y + vy, N - 1))
-                        channel = T.meta_var(T.min(vc * X + vx, C - 1))
-                        result = T.sblock_alloc_buffer((ROWS * RW,), dtype, scope="local")
-                        for row in T.unroll(ROWS):
-                            if row < _rows(ways, vz):
-                                for w in T.serial(RW, annotations=UNROLLED):
-                                    element = T.meta_var(
-                                        (n, channel, band.result + row * band.step, w)
-                                    )
-                                    result[row * RW + w] = finish(
-                                        acc[vz, vy, vx, row * RW + w], operands, channel, element
-                                    )
-                                for w in T.serial(RW // lanes_out, annotations=UNROLLED):
-                                    for lane in T.vectorized(lanes_out):
-                                        results[
-                                            vy,
-                                            vx * TO
-                                            + (band.result + row * band.step) * RW
-                                            + w * lanes_out
-                                            + lane,
-                                        ] = result[row * RW + w * lanes_out + lane]
-                for z, y, x in T.grid(Z, Y, X):
-                    with T.sblock("store"):
-                        vz, vy, vx = T.axis.remap("SSS", [z, y, x])
-                        if vb * Y + vy < N:
-                            whole = T.meta_var(Part(out, vb * Y + vy, 0, 0, vc * X * WRITTEN))
-                            sizes = T.meta_var((WRITTEN, TO, images.lanes(WRITTEN)))
-                            own = T.meta_var(Part(results, vy, 0))
-                            threads = T.meta_var((X * Z, vz * X + vx))
-                            copy(some, whole, own, sizes, threads, is_load=False)
+                        if vb * Y * D + vy < N:
+                            whole = T.meta_var(Part(data, vb * Y * D + vy, 0, 0, vc * X * READ))
+                            held = T.meta_var(Part(ahead, vz, vy, vx, 0))
+                            _fetch(some, whole, held, sizes_in, (X * Z, vz * X + vx))
+                for d in T.serial(D):
+                    with T.sblock("image"):
+                        vd = T.axis.spatial(D, d)
+                        T.reads()
+                        T.writes(out[vb * Y * D : vb * Y * D + Y * D, vc * X : vc * X + X, :, :])
+                        planes = T.sblock_alloc_buffer((Y, X * FROM), dtype, scope="shared")
+                        results = T.sblock_alloc_buffer((Y, X * TO), dtype, scope="shared")
+                        acc = T.sblock_alloc_buffer((Z, Y, X, ROWS * RW), "float32", scope="local")
+                        for z, y, x in T.grid(Z, Y, X):
+                            with T.sblock("gather"):
+                                vz, vy, vx = T.axis.remap("SSS", [z, y, x])
+                                T.reads(ahead[vz, vy, vx, :])
+                                T.writes(planes[vy, :])
+                                held = T.meta_var(Part(ahead, vz, vy, vx, 0))
+                                threads = T.meta_var((X * Z, vz * X + vx))
+                                _put(some, held, Part(planes, vy, 0), sizes_in, threads)
+                        for z, y, x in T.grid(Z, Y, X):
+                            with T.sblock("ahead"):
+                                vz, vy, vx = T.axis.remap("SSS", [z, y, x])
+                                n = T.meta_var((vb * D + vd + 1) * Y + vy)
+                                if vd + 1 < D and n < N:
+                                    whole = T.meta_var(Part(data, n, 0, 0, vc * X * READ))
+                                    held = T.meta_var(Part(ahead, vz, vy, vx, 0))
+                                    _fetch(some, whole, held, sizes_in, (X * Z, vz * X + vx))
+                        for z, y, x in T.grid(Z, Y, X):
+                            with T.sblock("depthwise_conv2d"):
+                                vz, vy, vx = T.axis.remap("SSS", [z, y, x])
+                                T.reads(planes[vy, :], filters[:])
+                                T.writes(acc[vz, vy, vx, :])
+                                window = T.sblock_alloc_buffer((READ,), "float32", scope="local")
+                                taps = T.sblock_alloc_buffer((TAPS,), "float32", scope="local")
+                                load = T.meta_var(loading(planes, window, vy, vx))
+                                weigh = T.meta_var(weighing(filters, vx))
+                                own = T.meta_var(Part(acc, vz, vy, vx, 0))
+                                _branches(images, ways, vz, own, window, taps, weigh, load)
+                        for z, y, x in T.grid(Z, Y, X):
+                            with T.sblock("epilogue"):
+                                vz, vy, vx = T.axis.remap("SSS", [z, y, x])
+                                T.reads(acc[vz, vy, vx, :])
+                                T.writes(results[vy, vx * TO : vx * TO + WRITTEN])
+                                band = T.meta_var(_find(ways, vz))
+                                n = T.meta_var(T.min((vb * D + vd) * Y + vy, N - 1))
+                                channel = T.meta_var(T.min(vc * X + vx, C - 1))
+                                result = T.sblock_alloc_buffer((ROWS * RW,), dtype, scope="local")
+                                for row in T.unroll(ROWS):
+                                    if row < _rows(ways, vz):
+                                        h = T.meta_var(band.result + row * band.step)
+                                        for w in T.serial(RW, annotations=UNROLLED):
+                                            result[row * RW + w] = finish(
+                                                acc[vz, vy, vx, row * RW + w],
+                                                operands,
+                                                channel,
+                                                (n, channel, h, w),
+                                            )
+                                        own = T.meta_var(Part(result, row * RW))
+                                        to = T.meta_var(Part(results, vy, vx * TO + h * RW))
+                                        _move(own, to, RW, lanes_out)
+                        for z, y, x in T.grid(Z, Y, X):
+                            with T.sblock("store"):
+                                vz, vy, vx = T.axis.remap("SSS", [z, y, x])
+                                n = T.meta_var((vb * D + vd) * Y + vy)
+                                if n < N:
+                                    whole = T.meta_var(Part(out, n, 0, 0, vc * X * WRITTEN))
+                                    sizes = T.meta_var((WRITTEN, TO, images.lanes(WRITTEN)))
+                                    own = T.meta_var(Part(results, vy, 0))
+                                    threads = T.meta_var((X * Z, vz * X + vx))
+                                    copy(some, whole, own, sizes, threads, is_load=False)
 
     return split_nchw
 
 
-def nhwc(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
+def nhwc(
+    images: Images, epilogue: Epilogue, bands: int, turns: int, ahead: int
+) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient, where channels lie side by side."""
     shape = images.shape
     (image_name, source), (_, weights) = shape.input_shapes.items()
@@ -157,9 +178,10 @@ def nhwc(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     ROWS = max(way.results for way in ways)
 
     def loading(data: tirx.Buffer, window: tirx.Buffer, n: Any, c: Any) -> Callable[..., None]:
-        def load(row: int, place: Any) -> None:
+        def load(row: int, place: Any, turn: Any = 0) -> None:
+            image = tirx.min(n * turns + turn, N - 1)
             with T.serial(W, annotations=UNROLLED) as w:
-                T.buffer_store(window, T.cast(data[n, place, w, c], "float32"), [row * W + w])
+                T.buffer_store(window, T.cast(data[image, place, w, c], "float32"), [row * W + w])
 
         return load
 
@@ -170,10 +192,11 @@ def nhwc(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     def storing(
         acc: tirx.Buffer, operands: Any, out: tirx.Buffer, n: Any, c: Any
     ) -> Callable[..., None]:
-        def store(row: int, place: Any) -> None:
-            with T.serial(RW, annotations=UNROLLED) as w:
-                element = (n, place, w, c)
-                T.buffer_store(out, finish(acc[row * RW + w], operands, c, element), element)
+        def store(row: int, place: Any, turn: Any = 0) -> None:
+            with T.If(n * turns + turn < N), T.Then():
+                with T.serial(RW, annotations=UNROLLED) as w:
+                    element = (n * turns + turn, place, w, c)
+                    T.buffer_store(out, finish(acc[row * RW + w], operands, c, element), element)
 
         return store
 
@@ -184,35 +207,127 @@ def nhwc(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
         weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
         operands = T.meta_var(declare())
         out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
-        for n, c, band in T.grid(N, C, bands):
+        for n, c, band in T.grid(-(-N // turns), C, bands):
             with T.sblock("depthwise_conv2d"):
                 vn, vc, vz = T.axis.remap("SSS", [n, c, band])
                 T.reads()
-                T.writes(out[vn, :, :, vc])
+                T.writes(out[vn * turns : vn * turns + turns, :, :, vc])
                 window = T.sblock_alloc_buffer((H * W,), "float32", scope="local")
                 taps = T.sblock_alloc_buffer((TAPS,), "float32", scope="local")
                 acc = T.sblock_alloc_buffer((ROWS * RW,), "float32", scope="local")
                 load = T.meta_var(loading(data, window, vn, vc))
                 store = T.meta_var(storing(acc, operands, out, vn, vc))
                 weigh = T.meta_var(weighing(weight, vc))
-                _branches(images, ways, vz, Part(acc, 0), window, taps, weigh, load, store)
+                parts = T.meta_var((Part(acc, 0), window, taps, weigh, load, store))
+                _branches(images, ways, vz, *parts, turns=turns, ahead=ahead)
 
     return split_nhwc
 
 
+def _fetch(
+    channels: tuple[int, Any],
+    whole: Part,
+    held: Part,
+    sizes: tuple[int, int, int],
+    threads: tuple[int, Any],
+) -> None:
+    """Load a thread's share of what lies side by side into registers."""
+    (most, count), (size, _, lanes), (all_threads, thread) = channels, sizes, threads
+    for turn in range(-(-most * size // (lanes * all_threads))):
+        place = (thread + turn * all_threads) * lanes
+        with T.If(place < count * size), T.Then(), T.vectorized(lanes) as lane:
+            T.buffer_store(held.buffer, whole[place + lane], held.at(turn * lanes + lane))
+
+
+def _put(
+    channels: tuple[int, Any],
+    held: Part,
+    shared: Part,
+    sizes: tuple[int, int, int],
+    threads: tuple[int, Any],
+) -> None:
+    """Put it to shared memory."""
+    (most, count), (size, stride, lanes), (all_threads, thread) = channels, sizes, threads
+    for turn in range(-(-most * size // (lanes * all_threads))):
+        place = (thread + turn * all_threads) * lanes
+        apart = place if stride == size else place // size * stride + place % size
+        with T.If(place < count * size), T.Then(), T.vectorized(lanes) as lane:
+            T.buffer_store(shared.buffer, held[turn * lanes + lane], shared.at(apart + lane))
+
+
+def _move(source: Part, target: Part, count: int, lanes: int) -> None:
+    """Move neighbouring elements in vectors."""
+    with T.serial(count // lanes, annotations=UNROLLED) as place, T.vectorized(lanes) as lane:
+        index = place * lanes + lane
+        T.buffer_store(target.buffer, source[index], target.at(index))
+
+
 def _branches(
-    images: Images, ways: Sequence[Course], number: Any, acc: Part, *others: Any
+    images: Images, ways: Sequence[Course], number: Any, *parts: Any, **turns: int
 ) -> None:
     """Write the code of all courses, of which a thread takes that of its band."""
     way, *rest = ways
     if not rest:
-        _sum(images, way, _place(way, number), acc, *others)
+        _go(images, way, _place(way, number), *parts, **turns)
         return
     with T.If(_is_one_of([stretch.band for stretch in way.stretches], number)):
         with T.Then():
-            _sum(images, way, _place(way, number), acc, *others)
+            _go(images, way, _place(way, number), *parts, **turns)
         with T.Else():
-            _branches(images, rest, number, acc, *others)
+            _branches(images, rest, number, *parts, **turns)
+
+
+def _go(
+    images: Images,
+    way: Course,
+    band: _Band,
+    acc: Part,
+    window: tirx.Buffer,
+    taps: tirx.Buffer,
+    weight: Callable[[Any], Any],
+    load: Callable[..., None],
+    store: Callable[..., None] | None = None,
+    turns: int = 1,
+    ahead: int = 1,
+) -> None:
+    """Sum the products of a band, in one image after the other.
+
+    Of several images all weights are loaded first, and rows `ahead` of those in use.
+    """
+    shape = images.shape
+    used = sorted(
+        kh * shape.kernel[1] + kw
+        for kh in {kh for _, _, kh in way.products}
+        for kw in range(shape.kernel[1])
+        if images.meets(1, kw, 0, images.result[1])
+    )
+
+    def weigh(tap: int) -> None:
+        kh, kw = divmod(tap, shape.kernel[1])
+        index = (band.tap + kh * band.step) * shape.kernel[1] + kw
+        if shape.operation != "forward":
+            index = prod(shape.kernel) - 1 - index
+        T.buffer_store(taps, weight(index), [tap])
+
+    if turns == 1:
+        _sum(images, way, band, acc, window, taps, load, store, set(used), weigh)
+        return
+    ahead = min(ahead, way.sources)
+    for row in range(ahead):
+        load(row, band.source + row * band.step, 0)
+    for tap in used:
+        weigh(tap)
+    with T.serial(turns) as turn:
+
+        def load_ahead(row: int, _place: Any) -> None:
+            further, row = divmod(row + ahead, way.sources)
+            last = turns - 1
+            load(row, band.source + row * band.step, tirx.min(turn + further, last))
+
+        def store_now(row: int, place: Any) -> None:
+            store(row, place, turn)
+
+        _sum(images, way, band, acc, window, taps, load_ahead, store_now)
 
 
 def _sum(
@@ -222,48 +337,47 @@ def _sum(
     acc: Part,
     window: tirx.Buffer,
     taps: tirx.Buffer,
-    weight: Callable[[Any], Any],
     load: Callable[[int, Any], None],
     store: Callable[[int, Any], None] | None = None,
+    awaited: set[int] = frozenset(),
+    weigh: Callable[[int], None] | None = None,
 ) -> None:
     """Sum the products of a band, row after row of the image that is read.
 
-    Weights are loaded when they are first used, and then held. Rows of the result that are
-    ready go to `store`.
+    Weights that are awaited are loaded when they are first used, and then held. Rows of the
+    result that are ready go to `store`.
     """
     shape, columns, width = images.shape, images.source[1], images.result[1]
-    kernel_h, kernel_w = shape.kernel
-    held = set[int]()
+    kernel_w = shape.kernel[1]
+    awaited = set(awaited)
+    is_ahead = weigh is None
     with T.serial(way.results * width, annotations=UNROLLED) as place:
         T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
-    last = {h: max(row for row, other, _ in way.products if other == h)
-            for h in {h for _, h, _ in way.products}}
+    left = {h: sum(other == h for _, other, _ in way.products) for h in range(way.results)}
     for h in range(way.results):
-        if store and h not in last:
+        if store and not left[h]:
             store(h, band.result + h * band.step)
     for row in range(way.sources):
-        load(row, band.source + row * band.step)
+        if not is_ahead:
+            load(row, band.source + row * band.step)
         for _, h, kh in sorted(product for product in way.products if product[0] == row):
             for kw in range(kernel_w):
-                cols = images.meets(1, kw, 0, width)
+                cols, tap = images.meets(1, kw, 0, width), kh * kernel_w + kw
                 if not cols:
                     continue
-                tap = kh * kernel_w + kw
-                if tap not in held:
-                    held.add(tap)
-                    index = (band.tap + kh * band.step) * kernel_w + kw
-                    if shape.operation != "forward":
-                        index = kernel_h * kernel_w - 1 - index
-                    T.buffer_store(taps, weight(index), [tap])
+                if tap in awaited:
+                    awaited.remove(tap)
+                    weigh(tap)
                 at = row * columns + kw * shape.dilation[1] - images.before(1)
                 with T.serial(cols.start, cols.stop, annotations=UNROLLED) as w:
                     place = acc.at(h * width + w)
                     value = window[w * shape.stride[1] + at]
                     T.buffer_store(acc.buffer, acc.buffer[place] + value * taps[tap], place)
-            if store and last[h] == row and kh == max(
-                k for r, other, k in way.products if (r, other) == (row, h)
-            ):
+            left[h] -= 1
+            if store and not left[h]:
                 store(h, band.result + h * band.step)
+        if is_ahead:
+            load(row, band.source + row * band.step)
 
 
 def _find(ways: Sequence[Course], number: Any) -> _Band:

@@ -33,6 +33,8 @@ class SplitImage(Strategy):
     thread_y: int
     bands: int
     min_blocks: int = 1
+    turns: int = 1
+    ahead: int = 1
 
     @classmethod
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
@@ -71,7 +73,7 @@ class SplitImage(Strategy):
     def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import split_images
 
-        return split_images(self._images(shape), epilogue, self.bands)
+        return split_images(self._images(shape), epilogue, self.bands, self.turns, self.ahead)
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
         if shape.layout == "NHWC":
@@ -85,7 +87,7 @@ class SplitImage(Strategy):
             sch.bind(tc, "threadIdx.x")
             return
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("images"))), "blockIdx.x")
-        for name in ("gather", "filters", "depthwise_conv2d", "epilogue", "store"):
+        for name in ("first", "gather", "ahead", "filters", "depthwise_conv2d", "epilogue", "store"):
             *_, z, y, x = sch.get_loops(sch.get_sblock(name))
             sch.bind(z, "threadIdx.z")
             sch.bind(y, "threadIdx.y")
