@@ -102,7 +102,7 @@ def whole_images(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 def split_images(
     images: Images, epilogue: Epilogue, bands: int, turns: int, ahead: int
 ) -> tirx.PrimFunc:
-    """Define the operation by bands of an image's rows, without the taps that lie in the padding."""
+    """Define the operation by bands of rows, without the taps that lie in the padding."""
     shape = images.shape
     epilogue.check_for(shape)
     with _parsing:

@@ -9,7 +9,10 @@ The blocks are those of `whole`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -21,7 +24,7 @@ from ..epilogue import Epilogue
 from ..images import Course, Images, courses
 from . import script
 from .forward import epilogue_parts
-from .whole import UNROLLED, Part, copy
+from .whole import UNROLLED, Part, copy, move, share
 
 __all__ = ["nchw", "nhwc"]
 
@@ -40,7 +43,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int, turns: int) -> tirx.Pri
     shape = images.shape
     (image_name, source), (_, weights) = shape.input_shapes.items()
     N, C = source[:2]
-    X, Y, Z, (RH, RW), SW = images.channels, images.images, bands, images.result, images.source[1]
+    X, Y, Z, RW, SW = images.channels, images.images, bands, images.result[1], images.source[1]
     READ, WRITTEN, TAPS = prod(images.source), prod(images.result), prod(shape.kernel)
     FROM, TO, APART = images.stride(READ), images.stride(WRITTEN), images.taps
     TOGETHER = gcd(4, X * TAPS, C * TAPS) if APART == TAPS else 1
@@ -52,12 +55,20 @@ def nchw(images: Images, epilogue: Epilogue, bands: int, turns: int) -> tirx.Pri
     AHEAD = -(-X * READ // (sizes_in[2] * X * Z)) * sizes_in[2]
     lanes_in, lanes_out = (gcd(images.lanes_of_row, width) for width in (SW, RW))
 
+    def fetch(some: Any, whole: Part, held: Part, threads: Any) -> None:
+        for place, _, own in share(some, sizes_in, threads):
+            T.buffer_store(held.buffer, whole[place], held.at(own))
+
+    def put(some: Any, held: Part, shared: Part, threads: Any) -> None:
+        for _, apart, own in share(some, sizes_in, threads):
+            T.buffer_store(shared.buffer, held[own], shared.at(apart))
+
     def loading(planes: tirx.Buffer, window: tirx.Buffer, y: Any, x: Any) -> Callable[..., None]:
         def load(row: int, place: Any) -> None:
-            with T.serial(SW // lanes_in, annotations=UNROLLED) as w, T.vectorized(lanes_in) as l:
-                value = planes[y, x * FROM + place * SW + w * lanes_in + l]
-                index = [row * SW + w * lanes_in + l]
-                T.buffer_store(window, T.cast(value, "float32"), index)
+            with T.serial(SW // lanes_in, annotations=UNROLLED) as w, T.vectorized(lanes_in) as v:
+                index = w * lanes_in + v
+                value = T.cast(planes[y, x * FROM + place * SW + index], "float32")
+                T.buffer_store(window, value, [row * SW + index])
 
         return load
 
@@ -92,7 +103,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int, turns: int) -> tirx.Pri
                         if vb * Y * D + vy < N:
                             whole = T.meta_var(Part(data, vb * Y * D + vy, 0, 0, vc * X * READ))
                             held = T.meta_var(Part(ahead, vz, vy, vx, 0))
-                            _fetch(some, whole, held, sizes_in, (X * Z, vz * X + vx))
+                            fetch(some, whole, held, (X * Z, vz * X + vx))
                 for d in T.serial(D):
                     with T.sblock("image"):
                         vd = T.axis.spatial(D, d)
@@ -108,7 +119,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int, turns: int) -> tirx.Pri
                                 T.writes(planes[vy, :])
                                 held = T.meta_var(Part(ahead, vz, vy, vx, 0))
                                 threads = T.meta_var((X * Z, vz * X + vx))
-                                _put(some, held, Part(planes, vy, 0), sizes_in, threads)
+                                put(some, held, Part(planes, vy, 0), threads)
                         for z, y, x in T.grid(Z, Y, X):
                             with T.sblock("ahead"):
                                 vz, vy, vx = T.axis.remap("SSS", [z, y, x])
@@ -116,7 +127,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int, turns: int) -> tirx.Pri
                                 if vd + 1 < D and n < N:
                                     whole = T.meta_var(Part(data, n, 0, 0, vc * X * READ))
                                     held = T.meta_var(Part(ahead, vz, vy, vx, 0))
-                                    _fetch(some, whole, held, sizes_in, (X * Z, vz * X + vx))
+                                    fetch(some, whole, held, (X * Z, vz * X + vx))
                         for z, y, x in T.grid(Z, Y, X):
                             with T.sblock("depthwise_conv2d"):
                                 vz, vy, vx = T.axis.remap("SSS", [z, y, x])
@@ -127,7 +138,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int, turns: int) -> tirx.Pri
                                 load = T.meta_var(loading(planes, window, vy, vx))
                                 weigh = T.meta_var(weighing(filters, vx))
                                 own = T.meta_var(Part(acc, vz, vy, vx, 0))
-                                _branches(images, ways, vz, own, window, taps, weigh, load)
+                                _branches(ways, vz, _one(images, own, window, taps, weigh, load))
                         for z, y, x in T.grid(Z, Y, X):
                             with T.sblock("epilogue"):
                                 vz, vy, vx = T.axis.remap("SSS", [z, y, x])
@@ -149,7 +160,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int, turns: int) -> tirx.Pri
                                             )
                                         own = T.meta_var(Part(result, row * RW))
                                         to = T.meta_var(Part(results, vy, vx * TO + h * RW))
-                                        _move(own, to, RW, lanes_out)
+                                        move(own, to, RW, lanes_out)
                         for z, y, x in T.grid(Z, Y, X):
                             with T.sblock("store"):
                                 vz, vy, vx = T.axis.remap("SSS", [z, y, x])
@@ -164,18 +175,17 @@ def nchw(images: Images, epilogue: Epilogue, bands: int, turns: int) -> tirx.Pri
     return split_nchw
 
 
-def nhwc(
-    images: Images, epilogue: Epilogue, bands: int, turns: int, ahead: int
-) -> tirx.PrimFunc:
+def nhwc(images: Images, epilogue: Epilogue, bands: int, turns: int, ahead: int) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient, where channels lie side by side."""
     shape = images.shape
     (image_name, source), (_, weights) = shape.input_shapes.items()
     N, H, W, C = source
-    (RH, RW), KW, TAPS = images.result, shape.kernel[1], prod(shape.kernel)
+    RW, KW, TAPS = images.result[1], shape.kernel[1], prod(shape.kernel)
     dtype = shape.dtype
     declare, finish = epilogue_parts(shape, epilogue)
     ways = courses(images, bands)
     ROWS = max(way.results for way in ways)
+    go = _one if turns == 1 else partial(_several, turns=turns, ahead=ahead)
 
     def loading(data: tirx.Buffer, window: tirx.Buffer, n: Any, c: Any) -> Callable[..., None]:
         def load(row: int, place: Any, turn: Any = 0) -> None:
@@ -186,17 +196,16 @@ def nhwc(
         return load
 
     def weighing(weight: tirx.Buffer, c: Any) -> Callable[..., Any]:
-        # A tap beyond the first row of the kernel, as its last rows are, is still one of its own.
         return lambda tap: T.cast(weight[tap // KW, tap % KW, c, 0], "float32")
 
     def storing(
         acc: tirx.Buffer, operands: Any, out: tirx.Buffer, n: Any, c: Any
     ) -> Callable[..., None]:
         def store(row: int, place: Any, turn: Any = 0) -> None:
-            with T.If(n * turns + turn < N), T.Then():
-                with T.serial(RW, annotations=UNROLLED) as w:
-                    element = (n * turns + turn, place, w, c)
-                    T.buffer_store(out, finish(acc[row * RW + w], operands, c, element), element)
+            image = n * turns + turn
+            with T.If(image < N), T.Then(), T.serial(RW, annotations=UNROLLED) as w:
+                element = (image, place, w, c)
+                T.buffer_store(out, finish(acc[row * RW + w], operands, c, element), element)
 
         return store
 
@@ -218,116 +227,97 @@ def nhwc(
                 load = T.meta_var(loading(data, window, vn, vc))
                 store = T.meta_var(storing(acc, operands, out, vn, vc))
                 weigh = T.meta_var(weighing(weight, vc))
-                parts = T.meta_var((Part(acc, 0), window, taps, weigh, load, store))
-                _branches(images, ways, vz, *parts, turns=turns, ahead=ahead)
+                write = T.meta_var(go(images, Part(acc, 0), window, taps, weigh, load, store))
+                _branches(ways, vz, write)
 
     return split_nhwc
 
 
-def _fetch(
-    channels: tuple[int, Any],
-    whole: Part,
-    held: Part,
-    sizes: tuple[int, int, int],
-    threads: tuple[int, Any],
-) -> None:
-    """Load a thread's share of what lies side by side into registers."""
-    (most, count), (size, _, lanes), (all_threads, thread) = channels, sizes, threads
-    for turn in range(-(-most * size // (lanes * all_threads))):
-        place = (thread + turn * all_threads) * lanes
-        with T.If(place < count * size), T.Then(), T.vectorized(lanes) as lane:
-            T.buffer_store(held.buffer, whole[place + lane], held.at(turn * lanes + lane))
+def _nothing(*_: Any) -> None:
+    """Do nothing at a place where others do something."""
 
 
-def _put(
-    channels: tuple[int, Any],
-    held: Part,
-    shared: Part,
-    sizes: tuple[int, int, int],
-    threads: tuple[int, Any],
-) -> None:
-    """Put it to shared memory."""
-    (most, count), (size, stride, lanes), (all_threads, thread) = channels, sizes, threads
-    for turn in range(-(-most * size // (lanes * all_threads))):
-        place = (thread + turn * all_threads) * lanes
-        apart = place if stride == size else place // size * stride + place % size
-        with T.If(place < count * size), T.Then(), T.vectorized(lanes) as lane:
-            T.buffer_store(shared.buffer, held[turn * lanes + lane], shared.at(apart + lane))
-
-
-def _move(source: Part, target: Part, count: int, lanes: int) -> None:
-    """Move neighbouring elements in vectors."""
-    with T.serial(count // lanes, annotations=UNROLLED) as place, T.vectorized(lanes) as lane:
-        index = place * lanes + lane
-        T.buffer_store(target.buffer, source[index], target.at(index))
-
-
-def _branches(
-    images: Images, ways: Sequence[Course], number: Any, *parts: Any, **turns: int
-) -> None:
+def _branches(ways: Sequence[Course], number: Any, write: Callable[[Course, _Band], None]) -> None:
     """Write the code of all courses, of which a thread takes that of its band."""
     way, *rest = ways
     if not rest:
-        _go(images, way, _place(way, number), *parts, **turns)
+        write(way, _chosen(way.stretches, number))
         return
     with T.If(_is_one_of([stretch.band for stretch in way.stretches], number)):
         with T.Then():
-            _go(images, way, _place(way, number), *parts, **turns)
+            write(way, _chosen(way.stretches, number))
         with T.Else():
-            _branches(images, rest, number, *parts, **turns)
+            _branches(rest, number, write)
 
 
-def _go(
+def _one(
     images: Images,
-    way: Course,
-    band: _Band,
     acc: Part,
     window: tirx.Buffer,
     taps: tirx.Buffer,
     weight: Callable[[Any], Any],
-    load: Callable[..., None],
-    store: Callable[..., None] | None = None,
-    turns: int = 1,
-    ahead: int = 1,
-) -> None:
-    """Sum the products of a band, in one image after the other.
+    load: Callable[[int, Any], None],
+    store: Callable[[int, Any], None] = _nothing,
+) -> Callable[[Course, _Band], None]:
+    """Sum a band of one image, with rows and weights loaded when they are first used."""
 
-    Of several images all weights are loaded first, and rows `ahead` of those in use.
-    """
-    shape = images.shape
-    used = sorted(
-        kh * shape.kernel[1] + kw
-        for kh in {kh for _, _, kh in way.products}
-        for kw in range(shape.kernel[1])
-        if images.meets(1, kw, 0, images.result[1])
-    )
+    def write(way: Course, band: _Band) -> None:
+        held = set[int]()
 
-    def weigh(tap: int) -> None:
-        kh, kw = divmod(tap, shape.kernel[1])
-        index = (band.tap + kh * band.step) * shape.kernel[1] + kw
-        if shape.operation != "forward":
-            index = prod(shape.kernel) - 1 - index
-        T.buffer_store(taps, weight(index), [tap])
+        def weigh(tap: int) -> None:
+            if tap not in held:
+                held.add(tap)
+                T.buffer_store(taps, weight(_turned(images, band, tap)), [tap])
 
-    if turns == 1:
-        _sum(images, way, band, acc, window, taps, load, store, set(used), weigh)
-        return
-    ahead = min(ahead, way.sources)
-    for row in range(ahead):
-        load(row, band.source + row * band.step, 0)
-    for tap in used:
-        weigh(tap)
-    with T.serial(turns) as turn:
+        _sum(images, way, band, acc, window, taps, store, begin=load, weigh=weigh)
 
-        def load_ahead(row: int, _place: Any) -> None:
-            further, row = divmod(row + ahead, way.sources)
-            last = turns - 1
-            load(row, band.source + row * band.step, tirx.min(turn + further, last))
+    return write
 
-        def store_now(row: int, place: Any) -> None:
-            store(row, place, turn)
 
-        _sum(images, way, band, acc, window, taps, load_ahead, store_now)
+def _several(
+    images: Images,
+    acc: Part,
+    window: tirx.Buffer,
+    taps: tirx.Buffer,
+    weight: Callable[[Any], Any],
+    load: Callable[[int, Any, Any], None],
+    store: Callable[[int, Any, Any], None],
+    turns: int,
+    ahead: int,
+) -> Callable[[Course, _Band], None]:
+    """Sum a band of one image after the other, with all weights held and rows loaded ahead."""
+
+    def write(way: Course, band: _Band) -> None:
+        first = min(ahead, way.sources)
+        for row in range(first):
+            load(row, band.source + row * band.step, 0)
+        kernel_h, kernel_w = images.shape.kernel
+        for kh, kw in product(range(kernel_h), range(kernel_w)):
+            used = any(kh == other for _, _, other in way.products)
+            if used and images.meets(1, kw, 0, images.result[1]):
+                tap = kh * kernel_w + kw
+                T.buffer_store(taps, weight(_turned(images, band, tap)), [tap])
+        with T.serial(turns) as turn:
+
+            def load_ahead(row: int, _: Any) -> None:
+                further, row = divmod(row + first, way.sources)
+                image = tirx.min(turn + further, turns - 1)
+                load(row, band.source + row * band.step, image)
+
+            def store_now(row: int, place: Any) -> None:
+                store(row, place, turn)
+
+            _sum(images, way, band, acc, window, taps, store_now, end=load_ahead)
+
+    return write
+
+
+def _turned(images: Images, band: _Band, tap: int) -> Any:
+    """Find the weight of a tap, where a band is upside down or the kernel turned round."""
+    kernel_h, kernel_w = images.shape.kernel
+    kh, kw = divmod(tap, kernel_w)
+    index = (band.tap + kh * band.step) * kernel_w + kw
+    return index if images.shape.operation == "forward" else kernel_h * kernel_w - 1 - index
 
 
 def _sum(
@@ -337,56 +327,45 @@ def _sum(
     acc: Part,
     window: tirx.Buffer,
     taps: tirx.Buffer,
-    load: Callable[[int, Any], None],
-    store: Callable[[int, Any], None] | None = None,
-    awaited: set[int] = frozenset(),
-    weigh: Callable[[int], None] | None = None,
+    store: Callable[[int, Any], None],
+    begin: Callable[[int, Any], None] = _nothing,
+    end: Callable[[int, Any], None] = _nothing,
+    weigh: Callable[[int], None] = _nothing,
 ) -> None:
     """Sum the products of a band, row after row of the image that is read.
 
-    Weights that are awaited are loaded when they are first used, and then held. Rows of the
-    result that are ready go to `store`.
+    What there is to do before and after a row, and before a weight is used, is called with
+    its number. Rows of the result that are ready go to `store`.
     """
     shape, columns, width = images.shape, images.source[1], images.result[1]
-    kernel_w = shape.kernel[1]
-    awaited = set(awaited)
-    is_ahead = weigh is None
     with T.serial(way.results * width, annotations=UNROLLED) as place:
         T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
-    left = {h: sum(other == h for _, other, _ in way.products) for h in range(way.results)}
+    left = Counter(h for _, h, _ in way.products)
     for h in range(way.results):
-        if store and not left[h]:
+        if not left[h]:
             store(h, band.result + h * band.step)
     for row in range(way.sources):
-        if not is_ahead:
-            load(row, band.source + row * band.step)
-        for _, h, kh in sorted(product for product in way.products if product[0] == row):
-            for kw in range(kernel_w):
-                cols, tap = images.meets(1, kw, 0, width), kh * kernel_w + kw
+        begin(row, band.source + row * band.step)
+        for _, h, kh in sorted(met for met in way.products if met[0] == row):
+            for kw in range(shape.kernel[1]):
+                cols, tap = images.meets(1, kw, 0, width), kh * shape.kernel[1] + kw
                 if not cols:
                     continue
-                if tap in awaited:
-                    awaited.remove(tap)
-                    weigh(tap)
+                weigh(tap)
                 at = row * columns + kw * shape.dilation[1] - images.before(1)
                 with T.serial(cols.start, cols.stop, annotations=UNROLLED) as w:
                     place = acc.at(h * width + w)
                     value = window[w * shape.stride[1] + at]
                     T.buffer_store(acc.buffer, acc.buffer[place] + value * taps[tap], place)
             left[h] -= 1
-            if store and not left[h]:
+            if not left[h]:
                 store(h, band.result + h * band.step)
-        if is_ahead:
-            load(row, band.source + row * band.step)
+        end(row, band.source + row * band.step)
 
 
 def _find(ways: Sequence[Course], number: Any) -> _Band:
     """Find where a band is, whatever its course."""
     return _chosen([stretch for way in ways for stretch in way.stretches], number)
-
-
-def _place(way: Course, number: Any) -> _Band:
-    return _chosen(way.stretches, number)
 
 
 def _rows(ways: Sequence[Course], number: Any) -> Any:

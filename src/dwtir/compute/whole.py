@@ -11,7 +11,7 @@ so do the weights, by ``filters``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import gcd, prod
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..images import Images
 from . import script
 from .forward import epilogue_parts
 
-__all__ = ["UNROLLED", "Part", "copy", "nchw", "nhwc"]
+__all__ = ["UNROLLED", "Part", "copy", "move", "nchw", "nhwc", "share"]
 
 UNROLLED = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
 
@@ -79,7 +79,7 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                         raw = T.sblock_alloc_buffer((READ,), dtype, scope="local")
                         window = T.sblock_alloc_buffer((READ,), "float32", scope="local")
                         taps = T.sblock_alloc_buffer((TAPS,), "float32", scope="local")
-                        _move(Part(planes, vy, vx * FROM), Part(raw, 0), READ, images)
+                        move(Part(planes, vy, vx * FROM), Part(raw, 0), READ, images.vector(READ))
                         for place in T.serial(READ, annotations=UNROLLED):
                             window[place] = T.cast(raw[place], "float32")
                         own = T.meta_var(Part(filters, vx * APART))
@@ -93,7 +93,8 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                         for place in T.serial(WRITTEN, annotations=UNROLLED):
                             element = T.meta_var((n, channel, place // RW, place % RW))
                             result[place] = finish(acc[vy, vx, place], operands, channel, element)
-                        _move(Part(result, 0), Part(results, vy, vx * TO), WRITTEN, images)
+                        to = T.meta_var(Part(results, vy, vx * TO))
+                        move(Part(result, 0), to, WRITTEN, images.vector(WRITTEN))
                 for y, x in T.grid(Y, X):
                     with T.sblock("store"):
                         vy, vx = T.axis.remap("SS", [y, x])
@@ -229,9 +230,8 @@ def _sum(
                 store(row)
 
 
-def _move(source: Part, target: Part, count: int, images: Images) -> None:
-    """Move a thread's plane between shared memory and registers, in vectors."""
-    lanes = images.vector(count)
+def move(source: Part, target: Part, count: int, lanes: int) -> None:
+    """Move what lies side by side between shared memory and registers, in vectors."""
     with T.serial(count // lanes, annotations=UNROLLED) as place, T.vectorized(lanes) as lane:
         index = place * lanes + lane
         T.buffer_store(target.buffer, source[index], target.at(index))
@@ -246,7 +246,19 @@ def copy(
     *,
     is_load: bool = True,
 ) -> None:
-    """Copy a thread's share of what lies side by side to shared memory, or back.
+    """Copy a thread's share of what lies side by side to shared memory, or back; see `share`."""
+    for place, apart, _ in share(channels, sizes, threads):
+        source, target, first, to = whole, shared, place, apart
+        if not is_load:
+            source, target, first, to = shared, whole, apart, place
+        value = T.cast(source[first], target.buffer.dtype)
+        T.buffer_store(target.buffer, value, target.at(to))
+
+
+def share(
+    channels: tuple[int, Any], sizes: tuple[int, int, int], threads: tuple[int, Any]
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Deal what lies side by side out to threads, and go through a thread's share in vectors.
 
     Parameters
     ----------
@@ -255,15 +267,16 @@ def copy(
     sizes : (int, int, int)
         Elements of a channel, from one to the next in shared memory, and of a vector.
     threads : (int, PrimExpr)
-        All that copy, and the number of this one.
+        All that share, and the number of this one.
+
+    Yields
+    ------
+    (PrimExpr, PrimExpr, PrimExpr)
+        The place of an element side by side, in shared memory, and among the thread's own.
     """
     (most, count), (size, stride, lanes), (all_threads, thread) = channels, sizes, threads
     for turn in range(-(-most * size // (lanes * all_threads))):
         place = (thread + turn * all_threads) * lanes
         apart = place if stride == size else place // size * stride + place % size
-        source, target, first, to = whole, shared, place, apart
-        if not is_load:
-            source, target, first, to = shared, whole, apart, place
         with T.If(place < count * size), T.Then(), T.vectorized(lanes) as lane:
-            value = T.cast(source[first + lane], target.buffer.dtype)
-            T.buffer_store(target.buffer, value, target.at(to + lane))
+            yield place + lane, apart + lane, turn * lanes + lane
