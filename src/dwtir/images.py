@@ -147,7 +147,7 @@ class Course:
 
 
 @lru_cache(maxsize=256)
-def courses(images: Images, bands: int) -> tuple[Course, ...]:
+def courses(images: Images, bands: int, may_turn: bool = True) -> tuple[Course, ...]:
     """Cut the rows of the result into bands, and list what their threads have to do.
 
     The outermost are the higher ones, for padding spares them taps. Bands with the same
@@ -172,7 +172,11 @@ def courses(images: Images, bands: int) -> tuple[Course, ...]:
         turned = frozenset(
             (sources - 1 - row, results - 1 - h, kernel_h - 1 - kh) for row, h, kh in products
         )
-        if (sources, results, turned) in found and (sources, results, products) not in found:
+        if (
+            may_turn
+            and (sources, results, turned) in found
+            and (sources, results, products) not in found
+        ):
             stretch = Stretch(band, top + sources - 1, end - 1, kernel_h - 1, -1)
             found[sources, results, turned].append(stretch)
         else:

@@ -100,14 +100,14 @@ def whole_images(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 
 @lru_cache(maxsize=64)
 def split_images(
-    images: Images, epilogue: Epilogue, bands: int, turns: int, ahead: int
+    images: Images, epilogue: Epilogue, bands: int, turns: int, ahead: int, form: str
 ) -> tirx.PrimFunc:
     """Define the operation by bands of rows, without the taps that lie in the padding."""
     shape = images.shape
     epilogue.check_for(shape)
     with _parsing:
         if shape.layout == "NCHW":
-            func = split.nchw(images, epilogue, bands, turns)
+            func = split.nchw(images, epilogue, bands, turns, form)
         else:
             func = split.nhwc(images, epilogue, bands, turns, ahead)
     return _named(func, shape, epilogue)

@@ -38,7 +38,7 @@ class _Band(NamedTuple):
     step: Any
 
 
-def nchw(images: Images, epilogue: Epilogue, bands: int, turns: int) -> tirx.PrimFunc:
+def nchw(images: Images, epilogue: Epilogue, bands: int, turns: int, form: str) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient, of planes."""
     shape = images.shape
     (image_name, source), (_, weights) = shape.input_shapes.items()
@@ -49,11 +49,13 @@ def nchw(images: Images, epilogue: Epilogue, bands: int, turns: int) -> tirx.Pri
     TOGETHER = gcd(4, X * TAPS, C * TAPS) if APART == TAPS else 1
     dtype = shape.dtype
     declare, finish = epilogue_parts(shape, epilogue)
-    ways = courses(images, bands)
+    ways = courses(images, bands, form == "written")
     ROWS = max(way.results for way in ways)
     D, sizes_in = turns, (READ, FROM, images.lanes(READ))
     AHEAD = -(-X * READ // (sizes_in[2] * X * Z)) * sizes_in[2]
     lanes_in, lanes_out = (gcd(images.lanes_of_row, width) for width in (SW, RW))
+
+    write = _straight if form == "written" else _looped
 
     def fetch(some: Any, whole: Part, held: Part, threads: Any) -> None:
         for place, _, own in share(some, sizes_in, threads):
@@ -138,7 +140,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int, turns: int) -> tirx.Pri
                                 load = T.meta_var(loading(planes, window, vy, vx))
                                 weigh = T.meta_var(weighing(filters, vx))
                                 own = T.meta_var(Part(acc, vz, vy, vx, 0))
-                                _branches(ways, vz, _one(images, own, window, taps, weigh, load))
+                                write(vz, images, ways, own, window, taps, weigh, load)
                         for z, y, x in T.grid(Z, Y, X):
                             with T.sblock("epilogue"):
                                 vz, vy, vx = T.axis.remap("SSS", [z, y, x])
@@ -272,6 +274,56 @@ def _one(
         _sum(images, way, band, acc, window, taps, store, begin=load, weigh=weigh)
 
     return write
+
+
+def _straight(number: Any, images: Images, ways: Sequence[Course], *parts: Any) -> None:
+    _branches(ways, number, _one(images, *parts))
+
+
+def _looped(
+    number: Any,
+    images: Images,
+    ways: Sequence[Course],
+    acc: Part,
+    window: tirx.Buffer,
+    taps: tirx.Buffer,
+    weight: Callable[[Any], Any],
+    load: Callable[[int, Any], None],
+) -> None:
+    """Sum a band with a loop over the rows of the image that it sees: one code for all bands."""
+    shape, width = images.shape, images.result[1]
+    kernel_h, kernel_w = shape.kernel
+    stride, dilation = shape.stride[0], shape.dilation[0]
+    band, count = _find(ways, number), _rows(ways, number)
+    most = max(way.results for way in ways)
+    top = band.result * stride - images.before(0)
+    with T.serial(most * width, annotations=UNROLLED) as place:
+        T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
+    with T.serial((most - 1) * stride + (kernel_h - 1) * dilation + 1) as row:
+        source = top + row
+        with T.If(tirx.all(0 <= source, source < images.source[0])), T.Then():
+            load(0, source)
+            for h in range(most):
+                above = row - h * stride
+                tests = [0 <= above] * (h > 0) + [above < kernel_h * dilation] * (h < most - 1)
+                if dilation > 1:
+                    tests.append(tirx.floormod(above, dilation) == 0)
+                if min(way.results for way in ways) <= h:
+                    tests.append(h < count)
+                with T.If(tirx.all(*tests) if tests else tirx.const(True, "bool")), T.Then():
+                    for kw in range(kernel_w):
+                        cols = images.meets(1, kw, 0, width)
+                        if not cols:
+                            continue
+                        index = tirx.floordiv(above, dilation) * kernel_w + kw
+                        if shape.operation != "forward":
+                            index = kernel_h * kernel_w - 1 - index
+                        T.buffer_store(taps, weight(index), [kw])
+                        at = kw * shape.dilation[1] - images.before(1)
+                        with T.serial(cols.start, cols.stop, annotations=UNROLLED) as w:
+                            place = acc.at(h * width + w)
+                            value = window[w * shape.stride[1] + at]
+                            T.buffer_store(acc.buffer, acc.buffer[place] + value * taps[kw], place)
 
 
 def _several(

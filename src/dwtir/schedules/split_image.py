@@ -92,6 +92,7 @@ class SplitImage(Strategy):
     min_blocks: int = 1
     turns: int = 1
     ahead: int = 1
+    form: str = "written"
 
     @classmethod
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
@@ -182,7 +183,9 @@ class SplitImage(Strategy):
     def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import split_images
 
-        return split_images(self._images(shape), epilogue, self.bands, self.turns, self.ahead)
+        return split_images(
+            self._images(shape), epilogue, self.bands, self.turns, self.ahead, self.form
+        )
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
         if shape.layout == "NHWC":
