@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -179,26 +180,28 @@ CPU = Backend("cpu", lambda: resolve("cpu"), _build("cpu"))
 OPENCL = Backend("opencl", lambda: resolve("opencl"), _build("opencl"))
 CUDA = Backend("cuda", lambda: resolve("cuda"), _cuda)
 
-Cell: TypeAlias = tuple[Backend, type[Strategy], str, str, str]
 
+def cells(turn: int) -> list[Any]:
+    """List backend, strategy, operation, layout and dtype for the cases of a test.
 
-def cells(*backends: Backend, strategies: Mapping[str, type[Strategy]] = STRATEGIES) -> list[Any]:
-    """List backend, strategy, operation, layout and dtype in all combinations that go together."""
-    return [
-        pytest.param(
-            backend,
-            strategy,
-            operation,
-            layout,
-            dtype,
-            id=f"{backend.name}-{strategy.name}-{operation}-{layout.lower()}-{dtype}",
-            marks=[pytest.mark.gpu] if backend is CUDA else [],
-        )
-        for backend in backends
-        for strategy in strategies.values()
-        if strategy.on_gpu == backend.on_gpu
-        if not (strategy.needs_mma and backend is OPENCL)
-        for operation in strategy.operations
-        for layout in strategy.layouts
-        for dtype in strategy.dtypes
-    ]
+    Every strategy has each operation, layout and dtype on a GPU, and on one machine without:
+    where both can run it, replay and OpenCL take turns, and `turn` says which of them begins.
+    So two tests with turns 0 and 1 have every case on both, and each of them has every strategy
+    on both.
+    """
+    found = []
+    for strategy in STRATEGIES.values():
+        hosts = [CPU] if not strategy.on_gpu else [REPLAY, OPENCL][: 1 if strategy.needs_mma else 2]
+        cases = product(strategy.operations, strategy.layouts, strategy.dtypes)
+        for number, case in enumerate(cases, turn):
+            for backend in (hosts[number % len(hosts)], *([CUDA] if strategy.on_gpu else [])):
+                found.append(
+                    pytest.param(
+                        backend,
+                        strategy,
+                        *case,
+                        id="-".join((backend.name, strategy.name, *case)).lower(),
+                        marks=[pytest.mark.gpu] if backend is CUDA else [],
+                    )
+                )
+    return found

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from dwtir import cuda
+import dwtir
+from dwtir import Kernel, cuda
+from kernels import EPILOGUE, SHAPE
 
 _COMMON = {"deadline": None, "print_blob": True}
-hypothesis.settings.register_profile("ci", max_examples=12, derandomize=True, **_COMMON)
+hypothesis.settings.register_profile("ci", max_examples=8, derandomize=True, **_COMMON)
 hypothesis.settings.register_profile("dev", max_examples=25, **_COMMON)
 hypothesis.settings.register_profile("gpu", max_examples=100, **_COMMON)
 hypothesis.settings.register_profile("nightly", max_examples=400, **_COMMON)
@@ -29,6 +31,22 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_DATA_HOME", str(folder / "data"))
         patch.delenv("DWTIR_TUNE_DB", raising=False)
         yield
+
+
+@pytest.fixture(scope="session")
+def kernel() -> Kernel:
+    return dwtir.build(SHAPE, epilogue=EPILOGUE, target="cpu")
+
+
+@pytest.fixture(scope="session")
+def opencl_kernel() -> Kernel:
+    return dwtir.build(SHAPE, epilogue=EPILOGUE, target="opencl")
+
+
+@pytest.fixture(scope="session")
+def foreign_kernel() -> Kernel:
+    """A kernel for a GPU that no machine of ours has."""
+    return dwtir.build(SHAPE, target="sm_87")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

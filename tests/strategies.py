@@ -263,10 +263,12 @@ def adapted(
         for pad, size in zip(shape.padding, (height, width, height, width), strict=True)
     )
     even: dict[str, Any] = {"stride": (1, 1), "channel_multiplier": 1}
-    streamed = even | {"dilation": (1, 1), "padding": inside}
+    whole = tuple(n * step for n, step in zip(inside, 2 * shape.dilation, strict=True))
+    streamed = even | {"padding": whole}
+    plain = even | {"dilation": (1, 1), "padding": inside}
     small = even | {"padding": "SAME"}
     small |= {side: max(2, min(getattr(shape, side), 5)) for side in ("height", "width")}
-    for changes in ({}, even, streamed, small):
+    for changes in ({}, even, streamed, plain, small):
         found = replace(shape, **changes)
         try:
             strategy.choose(found, target).check_use(found, target)

@@ -1,7 +1,5 @@
 """The products with banded matrices: who gets them, what they are made of, who is refused."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 
@@ -26,10 +24,9 @@ INSTRUCTION = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "ending"), [("float16", ""), ("bfloat16", "_dgrad")])
 @pytest.mark.parametrize("about", ["8x32x56x56_k7_p3", "2x16x40x40_k13_p6", "2x8x56x56_k31_p15"])
-@pytest.mark.parametrize("ending", ["", "_dgrad"])
-def test_each_product_is_one_instruction(about: str, dtype: str, ending: str) -> None:
+def test_each_product_is_one_instruction(about, dtype, ending):
     shape = DepthwiseConv2dShape.parse(f"{about}_{dtype}_nchw{ending}")
     kernel = dwtir.build(shape, target="nvidia-h200")
     tile = kernel.strategy
@@ -50,7 +47,7 @@ def test_each_product_is_one_instruction(about: str, dtype: str, ending: str) ->
         "128x1024x7x7_k13_p6_float16_nchw",
     ],
 )
-def test_planes_are_copied_as_vectors(about: str) -> None:
+def test_planes_are_copied_as_vectors(about):
     shape = DepthwiseConv2dShape.parse(about)
     tile = BandedPlanes.choose(shape, H200)
     kernel = dwtir.build(shape, tile, target="nvidia-h200")
@@ -65,7 +62,7 @@ def test_planes_are_copied_as_vectors(about: str) -> None:
     assert resources.shared_bytes == resources.spill_bytes == resources.stack_bytes == 0
 
 
-def test_the_blocks_of_an_sm_are_those_of_the_products() -> None:
+def test_the_blocks_of_an_sm_are_those_of_the_products():
     shape = DepthwiseConv2dShape.parse("32x64x14x14_k11_p5_float16_nhwc")
     tile = BandedPlanes(7, 11, 4, 3)
     source = dwtir.build(shape, tile, target="nvidia-h200").source()
@@ -79,7 +76,7 @@ def test_the_blocks_of_an_sm_are_those_of_the_products() -> None:
 
 
 @pytest.mark.parametrize("epilogue", ["bias+relu", "scale_shift+residual+silu"])
-def test_results_and_what_they_are_added_to_move_in_pairs(epilogue: str) -> None:
+def test_results_and_what_they_are_added_to_move_in_pairs(epilogue):
     source = dwtir.build(
         "8x32x56x56_k7_p3_float16", "banded_matrix", epilogue=epilogue, target="nvidia-h200"
     ).source()
@@ -115,7 +112,7 @@ def test_results_and_what_they_are_added_to_move_in_pairs(epilogue: str) -> None
         ("128x96x56x56_k13_p6_m2_float16_nchw_dgrad", "nvidia-h200", False),
     ],
 )
-def test_who_gets_tensor_cores(about: str, target: str, is_banded: bool) -> None:
+def test_who_gets_tensor_cores(about, target, is_banded):
     shape = DepthwiseConv2dShape.parse(about)
     assert isinstance(schedules.choose(shape, resolve(target)), BandedMatrix) == is_banded
 
@@ -135,9 +132,7 @@ def test_who_gets_tensor_cores(about: str, target: str, is_banded: bool) -> None
         ("9x8x64x64_k31_p15_float16", "nvidia-h200", (32, 31, 1), "unrolled products"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    about: str, target: str, tile: tuple[int, int, int], complaint: str
-) -> None:
+def test_what_does_not_fit_is_refused(about, target, tile, complaint):
     with pytest.raises(InvalidScheduleError, match=complaint):
         dwtir.build(about, BandedMatrix(*tile), target=target)
 
@@ -147,9 +142,7 @@ def test_what_does_not_fit_is_refused(
     rows=st.integers(1, 20),
     kernel_rows=st.integers(1, 11),
 )
-def test_the_tiles_cover_all_results_and_the_window_their_inputs(
-    shape: DepthwiseConv2dShape, rows: int, kernel_rows: int
-) -> None:
+def test_the_tiles_cover_all_results_and_the_window_their_inputs(shape, rows, kernel_rows):
     bands = Bands(shape, rows, kernel_rows)
     tiles = shape.batch * bands.down * bands.across
     assert 0 <= TILES * bands.groups - tiles < TILES
@@ -177,7 +170,7 @@ def test_the_tiles_cover_all_results_and_the_window_their_inputs(
         ("3x2x5x3_k3x4_p2x3_float16", (2, 3, 1)),
     ],
 )
-def test_rows_of_an_odd_width_are_loaded_in_pairs(about: str, tile: tuple[int, int, int]) -> None:
+def test_rows_of_an_odd_width_are_loaded_in_pairs(about, tile):
     shape, strategy = DepthwiseConv2dShape.parse(about), BandedMatrix(*tile)
     assert strategy.bands(shape).alternates
     tensors = integer_tensors(shape, Epilogue(), 0)
@@ -198,7 +191,7 @@ def test_rows_of_an_odd_width_are_loaded_in_pairs(about: str, tile: tuple[int, i
         "64x128x57x57_k7_s2_p3_float16",
     ],
 )
-def test_the_tiles_of_odd_widths_leave_room_for_many_warps(about: str) -> None:
+def test_the_tiles_of_odd_widths_leave_room_for_many_warps(about):
     shape = DepthwiseConv2dShape.parse(about)
     tiles = BandedMatrix.guesses(shape, H200)
     tile, expected = tiles[0], [tile.expected_seconds(shape, H200) for tile in tiles]
@@ -208,7 +201,6 @@ def test_the_tiles_of_odd_widths_leave_room_for_many_warps(about: str) -> None:
     assert all(tile.parameters[field] in space[field] for tile in tiles for field in space)
     resources = dwtir.build(shape, tile, target="nvidia-h200").resources()
     assert resources.spill_bytes == 0
-    assert resources.registers is not None
     blocks = 65536 // (resources.registers * 32 * tile.warps)
     assert tile.min_blocks <= blocks
     assert blocks * tile.warps >= 8
@@ -227,7 +219,7 @@ def test_the_tiles_of_odd_widths_leave_room_for_many_warps(about: str) -> None:
         ("2x2x7x6_k5_p8_d4_float16_{}", False),
     ],
 )
-def test_images_smaller_than_the_kernel(about: str, by_image: bool, layout: str) -> None:
+def test_images_smaller_than_the_kernel(about, by_image, layout):
     shape = DepthwiseConv2dShape.parse(about.format(layout))
     tensors = integer_tensors(shape, Epilogue(), 0)
     expected = reference.depthwise_conv2d(shape, *tensors.values())
@@ -240,7 +232,7 @@ def test_images_smaller_than_the_kernel(about: str, by_image: bool, layout: str)
 
 
 @given(shape=shapes(dtypes=("float16",)))
-def test_every_pixel_has_one_place_in_its_plane(shape: DepthwiseConv2dShape) -> None:
+def test_every_pixel_has_one_place_in_its_plane(shape):
     planes = Planes(Bands(shape, 1, 1, is_copied=True))
     assert planes.pitch % 2 == 0
     places = map(planes.place, range(planes.images))
@@ -250,7 +242,7 @@ def test_every_pixel_has_one_place_in_its_plane(shape: DepthwiseConv2dShape) -> 
 
 
 @given(shape=shapes(layouts=("NCHW",), dtypes=("bfloat16",), channels=900, batch=130, flop=2**26))
-def test_the_chosen_tile_is_one_of_those_worth_trying(shape: DepthwiseConv2dShape) -> None:
+def test_the_chosen_tile_is_one_of_those_worth_trying(shape):
     if BandedMatrix.claims(shape, H200):
         tile = BandedMatrix.choose(shape, H200)
         tile.check_use(shape, H200)

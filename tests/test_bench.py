@@ -1,12 +1,7 @@
 """The benchmark: its command on the CPU, its arithmetic, and PyTorch beside it where that is."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,17 +13,18 @@ from dwtir.bench.report import row_cells, summary, text
 from dwtir.bench.results import Results
 from dwtir.kernel import Timing
 from dwtir.target import KNOWN_GPUS, resolve
+from processes import run
 
 LAYER = "1x8x15x17_k3_psame"
 H200 = KNOWN_GPUS["nvidia-h200"]
 
 
-def timing(microseconds: float, spread: float = 0.0) -> Timing:
+def timing(microseconds, spread=0.0):
     median = microseconds * 1e-6
     return Timing(median, median * (1 - spread / 2), median * (1 + spread / 2), 7)
 
 
-def row(text: str, own: float, spread: float = 0.0, **peers: float) -> Row:
+def row(text, own, spread=0.0, **peers):
     names = {"nchw": "torch NCHW native", "nhwc": "torch NHWC cudnn"}
     timings = {"dwtir": timing(own, spread)}
     timings |= {names[key]: timing(microseconds) for key, microseconds in peers.items()}
@@ -36,7 +32,7 @@ def row(text: str, own: float, spread: float = 0.0, **peers: float) -> Row:
     return Row(shape, Epilogue(), H200, True, timings, ("torch NCHW cudnn: wrong",))
 
 
-def test_ratios_are_of_the_fastest_peer() -> None:
+def test_ratios_are_of_the_fastest_peer():
     found = row("64x256x56x56_k3_p1", 100, nchw=400, nhwc=150)
     assert found.ratio("NCHW") == pytest.approx(4.0)
     assert found.ratio() == pytest.approx(1.5)
@@ -45,12 +41,12 @@ def test_ratios_are_of_the_fastest_peer() -> None:
     assert row("64x256x56x56_k3_p1", 100).ratio() is None
 
 
-def test_the_floor_of_a_large_kernel_is_its_arithmetic() -> None:
+def test_the_floor_of_a_large_kernel_is_its_arithmetic():
     found = row("32x128x56x56_k31_p15", 700)
     assert found.floor == pytest.approx(found.shape.flop / 67e12)
 
 
-def test_the_summary_names_the_worst() -> None:
+def test_the_summary_names_the_worst():
     rows = [
         row("1x8x9x9_k3_p1", 10, nchw=20, nhwc=5),
         row("1x8x7x7_k3_p1", 10, spread=0.3, nchw=80, nhwc=20),
@@ -69,7 +65,7 @@ def test_the_summary_names_the_worst() -> None:
     assert second[1] == "10.00~"
 
 
-def test_doubtful_rows_are_marked() -> None:
+def test_doubtful_rows_are_marked():
     quiet = row("1x8x9x9_k3_p1", 10, nchw=20)
     loud = dataclasses.replace(quiet, load=0.5)
     spread = row("1x8x9x9_k3_p1", 10, spread=0.3, nchw=20)
@@ -79,7 +75,7 @@ def test_doubtful_rows_are_marked() -> None:
     assert "1 rows were measured while others used the CPU; they are marked !" in summary([loud])
 
 
-def test_warm_data_have_no_floor() -> None:
+def test_warm_data_have_no_floor():
     found = dataclasses.replace(row("64x256x56x56_k3_p1", 100, nchw=400), cold=False)
     assert found.floor is None
     assert row_cells([found])[1][2] == "-"
@@ -88,7 +84,7 @@ def test_warm_data_have_no_floor() -> None:
 FORMS = {"batches": [1], "dtypes": ["float32"], "layouts": ["NCHW"]}
 
 
-def test_words_name_layers() -> None:
+def test_words_name_layers():
     found = layers.named(["network", "mobilenet_v2", "mnasnet1_0"], **FORMS, epilogue="relu")
     assert {str(layer.task.epilogue) for layer in found} == {"relu"}
     assert len({str(layer.task) for layer in found}) == len(found)
@@ -109,7 +105,7 @@ def test_words_name_layers() -> None:
 
 
 @pytest.mark.parametrize("words", [["network"], ["suite", LAYER], ["seeds", "2017"], ["sweets"]])
-def test_other_words_are_refused(words: list[str]) -> None:
+def test_other_words_are_refused(words):
     with pytest.raises(InvalidShapeError):
         layers.named(words, **FORMS)
 
@@ -127,25 +123,18 @@ def test_other_words_are_refused(words: list[str]) -> None:
         ([LAYER, "--schedule", "v4"], "InvalidScheduleError: "),
     ],
 )
-def test_what_the_command_refuses(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_command_refuses(arguments, message, capsys):
     assert main(["--target", "cpu", "--baselines", "none", *arguments]) == 1
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out == ""
 
 
-def test_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dwtir.bench", "--target", "cpu", "--baselines", "none"]
+def test_the_command(tmp_path):
+    command = ["-m", "dwtir.bench", "--target", "cpu", "--baselines", "none"]
     files = ["--csv", str(tmp_path / "rows.csv"), "--json", str(tmp_path / "rows.json")]
     files += ["--plot", str(tmp_path / "all.png")]
-    child = subprocess.run(
-        [*command, "--rounds", "2", *files, LAYER, "2x4x8x8_k3_s2_psame_bfloat16_nhwc_wgrad"],
-        capture_output=True,
-        text=True,
-    )
-    assert child.returncode == 0, child.stderr
+    child = run(*command, "--rounds", "2", *files, LAYER, "2x4x8x8_k3_s2_psame_bfloat16_nhwc_wgrad")
     with (tmp_path / "rows.csv").open(newline="") as stream:
         lines = list(csv.DictReader(stream))
     assert lines[0]["shape"] == str(DepthwiseConv2dShape.parse(LAYER))
@@ -160,7 +149,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_goes_on_where_it_was(tmp_path, capsys):
     path = tmp_path / "rows.json"
     options = ["--target", "cpu", "--baselines", "none", "--json", str(path), "--resume"]
     shapes = [LAYER, "1x8x9x9_k3", "1x8x7x7_k3"]
@@ -184,7 +173,7 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "command must be" in error
 
 
-def test_a_gradient_is_bounded_and_named_as_its_convolution() -> None:
+def test_a_gradient_is_bounded_and_named_as_its_convolution():
     forward, gradient = row("1x8x9x9_k3_p1", 10), row("1x8x9x9_k3_p1_wgrad", 10)
     assert gradient.floor == forward.floor
     assert (gradient.short, forward.short) == ("8x9x9 k3x3 wgrad", "8x9x9 k3x3")
@@ -200,7 +189,7 @@ TEXTS = [
 ]
 
 
-def check_beside_us(target: str, text: str, steps: str | None = None) -> None:
+def check_beside_us(target, text, steps=None):
     found = bench_layer(
         DepthwiseConv2dShape.parse(text),
         resolve(target),
@@ -217,12 +206,12 @@ def check_beside_us(target: str, text: str, steps: str | None = None) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("steps", [None, "bias+relu", "scale_shift+residual+silu"])
-def test_pytorch_beside_us(target: str, text: str, steps: str | None) -> None:
+def test_pytorch_beside_us(target, text, steps):
     check_beside_us(target, text, steps)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("gradient", ["dgrad", "wgrad"])
-def test_pytorchs_gradients_beside_ours(target: str, text: str, gradient: str) -> None:
+def test_pytorchs_gradients_beside_ours(target, text, gradient):
     check_beside_us(target, f"{text}_{gradient}")

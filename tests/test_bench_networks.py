@@ -1,40 +1,30 @@
 """The benchmark of whole networks, on small ones: what is run, checked, counted and written."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys
 from copy import deepcopy
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
 import dwtir
-from dwtir import (
-    ArgumentError,
-    CompileError,
-    InvalidShapeError,
-    InvalidTargetError,
-    ToolchainError,
-)
+from dwtir import ArgumentError, CompileError, InvalidShapeError, InvalidTargetError, ToolchainError
 from dwtir.bench.__main__ import main
 from dwtir.bench.inference import infer
 from dwtir.bench.network_row import NUDGED, NetworkRow, cells, fields
 from dwtir.bench.networks import Network, find, seeded
-from dwtir.bench.training import PRECISIONS, swap, train
+from dwtir.bench.training import PRECISIONS, train
 from dwtir.kernel import Timing
-from dwtir.nn import DepthwiseConv2d
+from dwtir.nn import DepthwiseConv2d, replace
 from dwtir.target import resolve
 
 CPU = resolve("cpu")
 IMAGE = (3, 16, 16)
 
 
-def module() -> torch.nn.Module:
+def module():
     with seeded():
         return torch.nn.Sequential(
             torch.nn.Conv2d(3, 16, 3, padding=1, bias=False),
@@ -52,11 +42,11 @@ def module() -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def network() -> Network:
+def network():
     return Network.of("small", module(), IMAGE)
 
 
-def test_a_network_is_made_fit_to_be_compared(network: Network) -> None:
+def test_a_network_is_made_fit_to_be_compared(network):
     again = Network.of("small", module(), IMAGE)
     for one, other in zip(
         network.model.state_dict().values(), again.model.state_dict().values(), strict=True
@@ -73,17 +63,16 @@ def test_a_network_is_made_fit_to_be_compared(network: Network) -> None:
     ("model", "message"),
     [("small", "model must be a torch.nn.Module"), (torch.nn.Flatten(), "no depthwise")],
 )
-def test_other_models_are_refused(model: Any, message: str) -> None:
+def test_other_models_are_refused(model, message):
     with pytest.raises(ArgumentError, match=message):
         Network.of("small", model, IMAGE)
 
 
-def check_inference(found: NetworkRow, ways: set[str]) -> None:
+def check_inference(found, ways):
     assert found.notes == ()
     assert set(found.timings) == ways
     assert all(t.p20 <= t.median <= t.p80 for t in found.timings.values())
     assert (found.replaced, found.layers) == (2, 2)
-    assert found.share is not None
     assert 0 < found.share < 1
     assert (found.losses, found.loss_difference()) == ({}, None)
 
@@ -91,7 +80,7 @@ def check_inference(found: NetworkRow, ways: set[str]) -> None:
 @pytest.mark.parametrize(
     ("dtype", "layout"), [("float32", "NCHW"), ("float16", "NCHW"), ("bfloat16", "NHWC")]
 )
-def test_inference(network: Network, dtype: str, layout: str) -> None:
+def test_inference(network, dtype, layout):
     before = deepcopy(network.model.state_dict())
     found = infer(
         *(network, CPU),
@@ -108,7 +97,7 @@ def test_inference(network: Network, dtype: str, layout: str) -> None:
 
 
 @pytest.mark.filterwarnings("default")  # inductor's own
-def test_compiled_inference(network: Network) -> None:
+def test_compiled_inference(network):
     found = infer(network, CPU, layout="NHWC", when="always", rounds=2)
     check_inference(found, {"torch", "torch.compile", "dwtir", "dwtir compile"})
 
@@ -117,7 +106,7 @@ def test_compiled_inference(network: Network) -> None:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_inference_on_a_gpu(network: Network, dtype: str, layout: str) -> None:
+def test_inference_on_a_gpu(network, dtype, layout):
     found = infer(
         network, resolve("cuda"), batch=4, dtype=dtype, layout=layout, when="always", rounds=2
     )
@@ -127,18 +116,18 @@ def test_inference_on_a_gpu(network: Network, dtype: str, layout: str) -> None:
 class Counting(torch.nn.Module):
     """Multiplies by ten with every run."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv = torch.nn.Conv2d(4, 4, 3, padding=1, groups=4)
         self.runs = 0
 
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
+    def forward(self, image):
         self.runs += 1
         return self.conv(image) * 10.0**self.runs
 
 
 class Twofold(Counting):
-    def forward(self, image: torch.Tensor) -> Any:
+    def forward(self, image):
         return image, self.conv(image)
 
 
@@ -149,7 +138,7 @@ class Twofold(Counting):
         (Twofold(), "cannot run it in float32 on cpu.*the output must be a tensor, got tuple"),
     ],
 )
-def test_networks_that_cannot_be_compared(model: torch.nn.Module, message: str) -> None:
+def test_networks_that_cannot_be_compared(model, message):
     network = Network.of("it", model, (4, 8, 8))
     with pytest.raises(ArgumentError, match=message):
         infer(network, CPU, compiled=False, rounds=1)
@@ -158,16 +147,16 @@ def test_networks_that_cannot_be_compared(model: torch.nn.Module, message: str) 
 class Suspicious(torch.nn.Module):
     """Computes something else when its convolution is not torch's."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.conv = torch.nn.Conv2d(4, 4, 3, padding=1, groups=4)
 
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
+    def forward(self, image):
         own = "forward" in self.conv.__dict__ or isinstance(self.conv, DepthwiseConv2d)
         return self.conv(image).mean((2, 3)) * (2 if own else 1)
 
 
-def test_wrong_results_are_found() -> None:
+def test_wrong_results_are_found():
     torch.manual_seed(0)  # there are weights by which only a later loss tells
     network = Network.of("it", Suspicious(), (4, 8, 8))
     with pytest.raises(CompileError, match=r"^it by dwtir: its error is 1.0e\+00, 1.0e-04 is"):
@@ -179,14 +168,14 @@ def test_wrong_results_are_found() -> None:
 # Training
 
 
-def test_swapped_layers_keep_their_parameters() -> None:
+def test_replaced_layers_keep_their_parameters():
     class Own(torch.nn.Conv2d):
         pass
 
     shared = torch.nn.Conv2d(4, 8, 3, stride=2, padding="valid", groups=4, padding_mode="reflect")
     inner = torch.nn.Sequential(shared, torch.nn.Conv2d(8, 8, 1))
     model = torch.nn.Sequential(shared, inner, Own(8, 8, 3, groups=8)).eval()
-    assert swap(model) == 1
+    assert replace(model) == 1
     assert isinstance(model[0], DepthwiseConv2d)
     assert model[0] is inner[0]
     assert model[0].weight is shared.weight
@@ -198,14 +187,13 @@ def test_swapped_layers_keep_their_parameters() -> None:
     torch.testing.assert_close(model[0](image), shared(image))
 
 
-def check_training(found: NetworkRow, steps: int) -> None:
+def check_training(found, steps):
     assert set(found.timings) == {"torch", "dwtir"}
     assert set(found.losses) == {"torch", "dwtir", NUDGED}
     assert all(len(losses) == steps for losses in found.losses.values())
     assert found.losses["dwtir"][-1] < found.losses["dwtir"][0]
     for way in ("dwtir", NUDGED):
         difference = found.loss_difference(way)
-        assert difference is not None
         assert difference < 0.05
     assert (found.replaced, found.layers, found.share) == (2, 2, None)
 
@@ -213,7 +201,7 @@ def check_training(found: NetworkRow, steps: int) -> None:
 @pytest.mark.parametrize(
     ("precision", "layout"), [("float32", "NCHW"), ("bfloat16 autocast", "NHWC")]
 )
-def test_training(network: Network, precision: str, layout: str) -> None:
+def test_training(network, precision, layout):
     found = train(network, CPU, batch=4, precision=precision, layout=layout, steps=20, rounds=2)
     check_training(found, 20)
 
@@ -221,14 +209,14 @@ def test_training(network: Network, precision: str, layout: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_training_on_a_gpu(network: Network, precision: str, layout: str) -> None:
+def test_training_on_a_gpu(network, precision, layout):
     found = train(
         network, resolve("cuda"), batch=8, precision=precision, layout=layout, steps=20, rounds=2
     )
     check_training(found, 20)
 
 
-def test_training_that_cannot_be(network: Network) -> None:
+def test_training_that_cannot_be(network):
     with pytest.raises(ArgumentError, match="steps must be >= 2, got 1"):
         train(network, CPU, steps=1)
     normal = torch.nn.Sequential(
@@ -243,7 +231,7 @@ def test_training_that_cannot_be(network: Network) -> None:
 # Rows
 
 
-def timing(milliseconds: float, spread: float = 0.0) -> Timing:
+def timing(milliseconds, spread=0.0):
     median = milliseconds / 1e3
     return Timing(median, median * (1 - spread / 2), median * (1 + spread / 2), 7)
 
@@ -262,7 +250,7 @@ ROW = NetworkRow(
 )
 
 
-def test_a_row_compares_the_fastest_ways() -> None:
+def test_a_row_compares_the_fastest_ways():
     assert ROW.ratio == pytest.approx(1.5)
     head, line = cells([ROW])
     assert dict(zip(head, line, strict=True)) == {
@@ -293,24 +281,24 @@ def test_a_row_compares_the_fastest_ways() -> None:
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> None:
+def library(monkeypatch):
     """A small library with timm's interface, whose only network is the one above."""
 
     class Model(torch.nn.Sequential):
         pretrained_cfg = {"input_size": IMAGE}
 
-    def create_model(name: str, pretrained: bool) -> torch.nn.Module:
+    def create_model(name, pretrained):
         assert (name, pretrained) == ("small", False)
         return Model(*module())
 
-    timm: Any = ModuleType("timm")
+    timm = ModuleType("timm")
     timm.is_model, timm.create_model = "small".__eq__, create_model
     monkeypatch.setitem(sys.modules, "timm", timm)
     monkeypatch.setitem(sys.modules, "torchvision", None)
 
 
 @pytest.mark.usefixtures("library")
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path, capsys):
     command = ["network", "small", "--end-to-end", "--target", "cpu", "--rounds", "2"]
     path = tmp_path / "rows.json"
     forms = ["--eager", "--batch", "1", "2", "--when", "always", "--json", str(path)]
@@ -334,7 +322,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.usefixtures("library")
-def test_networks_that_are_not_there() -> None:
+def test_networks_that_are_not_there():
     with pytest.raises(ToolchainError, match="mobilenet_v2 needs torchvision: pip install torchv"):
         find("mobilenet_v2")
     with pytest.raises(ToolchainError, match="large needs torchvision: pip install torchvision"):
@@ -354,8 +342,6 @@ def test_networks_that_are_not_there() -> None:
         (["network", "small", "--target", "opencl"], InvalidTargetError.__name__),
     ],
 )
-def test_what_the_command_refuses(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_command_refuses(arguments, message, capsys):
     assert main([*arguments, "--end-to-end"]) == 1
     assert message in capsys.readouterr().err

@@ -1,21 +1,18 @@
 """The articles' tables: their numbers, what they compare, and what a machine without a GPU says."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
-
 import pytest
 
 import dwtir
 from dwtir import ARTICLE_STEPS, DepthwiseConv2dShape, suite
 from dwtir.bench import seeds
-from dwtir.bench.articles import LIBRARY, PUBLISHED_US, TABLES, TUNED, Case
+from dwtir.bench.__main__ import main
+from dwtir.bench.articles import LIBRARY, PUBLISHED_US, TABLES, TUNED
 from dwtir.kernel import Timing
 from dwtir.target import resolve
+from processes import command
 
 
-def ratios(title: str, column: int) -> list[float]:
+def ratios(title, column):
     """Return what a table's lines gain over their bases, as published."""
     (table,) = (table for table in TABLES if table.title == title)
     return [
@@ -25,7 +22,7 @@ def ratios(title: str, column: int) -> list[float]:
     ]
 
 
-def test_every_number_is_in_a_table_and_every_way_can_be_built() -> None:
+def test_every_number_is_in_a_table_and_every_way_can_be_built():
     shown = {
         case
         for table in TABLES
@@ -40,9 +37,9 @@ def test_every_number_is_in_a_table_and_every_way_can_be_built() -> None:
         assert all(len(bases) == len(table.against) for bases in table.lines.values())
 
 
-def test_the_numbers_are_those_of_the_suite() -> None:
+def test_the_numbers_are_those_of_the_suite():
     published = {shape: set(times.values()) for shape, times, _ in suite.seed_rows()}
-    found: dict[DepthwiseConv2dShape, set[float]] = {}
+    found = {}
     for case, microseconds in PUBLISHED_US.items():
         found.setdefault(DepthwiseConv2dShape.parse(case.shape), set()).add(microseconds)
     assert found == published
@@ -58,15 +55,13 @@ def test_the_numbers_are_those_of_the_suite() -> None:
         ("From naive to tuned", 1, [4.3, 10.1, 7.5, 1.3, 2.3]),
     ],
 )
-def test_ratios_are_those_that_the_articles_print(
-    title: str, column: int, printed: list[float]
-) -> None:
+def test_ratios_are_those_that_the_articles_print(title, column, printed):
     assert [round(ratio, 1) for ratio in ratios(title, column)] == printed
 
 
-def test_a_table_sets_both_ratios_side_by_side() -> None:
+def test_a_table_sets_both_ratios_side_by_side():
     times = {case: Timing(us * 2e-6, us * 2e-6, us * 2e-6, 7) for case, us in PUBLISHED_US.items()}
-    found: dict[Case, seeds.Found] = {**times}
+    found = {**times}
     ladder = TABLES[-1]
     missing = next(case for case in ladder.lines if case.way == TUNED)
     found[missing] = "no tuning record"
@@ -80,19 +75,16 @@ def test_a_table_sets_both_ratios_side_by_side() -> None:
     assert library[1] == "PyTorch, here PyTorch"
 
 
-def test_without_a_gpu_nothing_is_pretended() -> None:
+def test_without_a_gpu_nothing_is_pretended():
     found = seeds.measure(resolve("cpu"), baselines=False, rounds=1)
     assert found == dict.fromkeys(PUBLISHED_US, "needs a GPU")
 
 
-def test_the_command_shows_every_table() -> None:
-    command = [sys.executable, "-m", "dwtir.bench", "--target", "cpu", "--baselines", "none"]
-    child = subprocess.run(
-        [*command, "--warm", "--rounds", "1", "seeds"], capture_output=True, text=True
-    )
-    assert child.returncode == 0, child.stderr
+def test_the_command_shows_every_table(capsys):
+    options = ("--target", "cpu", "--baselines", "none", "--warm", "--rounds", "1")
+    out, _ = command(main, capsys)(*options, "seeds")
     for table in TABLES:
-        _, begin, rest = child.stdout.partition(f"\n{table.article.name}: {table.title}\n")
+        _, begin, rest = out.partition(f"\n{table.article.name}: {table.title}\n")
         assert begin
         lines = rest.split("\n\n")[0].splitlines()[1:]
         assert len(lines) == len(table.lines)
@@ -100,7 +92,7 @@ def test_the_command_shows_every_table() -> None:
 
 
 @pytest.mark.gpu
-def test_all_cases_are_measured_on_a_gpu() -> None:
+def test_all_cases_are_measured_on_a_gpu():
     found = seeds.measure(resolve("cuda"), baselines=True, rounds=2)
     missing = {case: why for case, why in found.items() if isinstance(why, str)}
     assert {case.way for case in missing} <= {TUNED}

@@ -5,34 +5,16 @@ values it must be as near as float32 sums in any order are. Outputs start as
 NaN, and `backends` checks the memory around every tensor.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, note
 from tvm.s_tir import Schedule
 
-from backends import (
-    CPU,
-    CUDA,
-    H200,
-    OPENCL,
-    REPLAY,
-    Backend,
-    Guarded,
-    Run,
-    cells,
-    replay,
-    run_guarded,
-)
-from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, Strategy, reference
+from backends import H200, cells, replay, run_guarded
+from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, reference
 from strategies import (
     EXACT_STEPS,
-    Array,
-    Tensors,
     adapted,
     epilogues,
     integer_tensors,
@@ -43,10 +25,11 @@ from strategies import (
     tiles,
 )
 
+CELL = ("backend", "strategy", "operation", "layout", "dtype")
 GPU_STRATEGIES = [strategy for strategy in STRATEGIES.values() if strategy.on_gpu]
 
 
-def check_integers(shape: DepthwiseConv2dShape, epilogue: Epilogue, run: Run, seed: int) -> None:
+def check_integers(shape, epilogue, run, seed):
     tensors = integer_tensors(shape, epilogue, seed)
     expected = oracle(shape, epilogue, tensors)
     rounded = expected.astype(np.float32).astype(reference.numpy_dtype(shape.dtype))
@@ -56,7 +39,7 @@ def check_integers(shape: DepthwiseConv2dShape, epilogue: Epilogue, run: Run, se
     np.testing.assert_array_equal(got, expected)
 
 
-def check_reals(shape: DepthwiseConv2dShape, epilogue: Epilogue, run: Run, seed: int) -> None:
+def check_reals(shape, epilogue, run, seed):
     tensors = real_tensors(shape, epilogue, seed)
     expected = oracle(shape, epilogue, tensors)
     first, second, *_ = tensors.values()
@@ -67,35 +50,22 @@ def check_reals(shape: DepthwiseConv2dShape, epilogue: Epilogue, run: Run, seed:
     assert (ratio <= 1).all()
 
 
-def oracle(shape: DepthwiseConv2dShape, epilogue: Epilogue, tensors: Tensors) -> Array:
+def oracle(shape, epilogue, tensors):
     first, second, *_ = tensors.values()
     return reference.depthwise_conv2d(shape, first, second, tensors, epilogue=epilogue)
 
 
-def check(
-    shape: DepthwiseConv2dShape, epilogue: Epilogue, strategy: Strategy, run: Run, seed: int
-) -> None:
+def check(shape, epilogue, strategy, run, seed):
     note(f"{shape} {epilogue} {strategy}")
     if set(epilogue.steps) <= set(EXACT_STEPS):
         check_integers(shape, epilogue, run, seed)
     check_reals(shape, epilogue, run, seed)
 
 
-@pytest.mark.parametrize(
-    ("backend", "strategy", "operation", "layout", "dtype"), cells(REPLAY, CPU, OPENCL, CUDA)
-)
+@pytest.mark.parametrize(CELL, cells(turn=0))
 @given(shape=shapes(layouts=("NCHW",), dtypes=("float32",)), epilogue=epilogues(), seed=seeds)
 @named_shapes(epilogue=Epilogue(("scale_shift", "relu6", "residual")), seed=0)
-def test_the_chosen_tile(
-    backend: Backend,
-    strategy: type[Strategy],
-    operation: str,
-    layout: str,
-    dtype: str,
-    shape: DepthwiseConv2dShape,
-    epilogue: Epilogue,
-    seed: int,
-) -> None:
+def test_the_chosen_tile(backend, strategy, operation, layout, dtype, shape, epilogue, seed):
     target = backend.target()
     shape = adapted(shape, strategy, target, operation=operation, layout=layout, dtype=dtype)
     epilogue = epilogue if operation == "forward" else Epilogue()
@@ -104,20 +74,11 @@ def test_the_chosen_tile(
     check(shape, epilogue, tile, backend.compile(tile, shape, epilogue), seed)
 
 
-@pytest.mark.parametrize(
-    ("backend", "strategy", "operation", "layout", "dtype"), cells(REPLAY, CPU, OPENCL, CUDA)
-)
+@pytest.mark.parametrize(CELL, cells(turn=1))
 @given(data=st.data(), shape=shapes(layouts=("NCHW",), dtypes=("float32",), kernel=7), seed=seeds)
 def test_any_tile_that_passes_its_check(
-    backend: Backend,
-    strategy: type[Strategy],
-    operation: str,
-    layout: str,
-    dtype: str,
-    data: st.DataObject,
-    shape: DepthwiseConv2dShape,
-    seed: int,
-) -> None:
+    backend, strategy, operation, layout, dtype, data, shape, seed
+):
     target = backend.target()
     shape = adapted(shape, strategy, target, operation=operation, layout=layout, dtype=dtype)
     tile = data.draw(tiles(strategy, shape, target, structures=True))
@@ -126,11 +87,11 @@ def test_any_tile_that_passes_its_check(
 
 
 @pytest.mark.parametrize("place", ["before out", "after out", "an input", "nowhere"])
-def test_a_kernel_that_errs_by_one_byte_is_caught(place: str) -> None:
+def test_a_kernel_that_errs_by_one_byte_is_caught(place):
     shape = DepthwiseConv2dShape.parse("1x2x5x5_k1_float16")
     tensors = real_tensors(shape, Epilogue(), 0)
 
-    def run(given: Sequence[Guarded]) -> None:
+    def run(given):
         data, _, out = given
         out.array[...] = 1
         if place == "before out":
@@ -152,9 +113,7 @@ def test_a_kernel_that_errs_by_one_byte_is_caught(place: str) -> None:
 
 @pytest.mark.parametrize("strategy", GPU_STRATEGIES, ids=lambda strategy: strategy.name)
 @given(data=st.data(), seed=seeds)
-def test_a_tile_of_random_variables(
-    strategy: type[Strategy], data: st.DataObject, seed: int
-) -> None:
+def test_a_tile_of_random_variables(strategy, data, seed):
     operation = data.draw(st.sampled_from(strategy.operations))
     drawn = data.draw(shapes(layouts=strategy.layouts, dtypes=strategy.dtypes, kernel=7))
     shape = adapted(drawn, strategy, H200, operation=operation)

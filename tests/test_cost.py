@@ -1,7 +1,5 @@
 """The model by which a tile is chosen, and what the compiler is told of it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -57,7 +55,7 @@ WORK = Work(
     ],
     ids=lambda more: next(iter(more)),
 )
-def test_more_work_takes_longer(more: dict[str, float]) -> None:
+def test_more_work_takes_longer(more):
     assert MODEL.seconds(WORK._replace(**more), 4) > MODEL.seconds(WORK, 4)
 
 
@@ -74,18 +72,18 @@ def test_more_work_takes_longer(more: dict[str, float]) -> None:
         (((32, 0),), 1),
     ],
 )
-def test_lines_touched(threads: tuple[tuple[float, float], ...], lines: float) -> None:
+def test_lines_touched(threads, lines):
     assert touched(128, 4, threads) == lines
 
 
-def test_blocks_share_sectors_where_their_channels_are_not_whole_ones() -> None:
+def test_blocks_share_sectors_where_their_channels_are_not_whole_ones():
     shape = DepthwiseConv2dShape.parse("128x240x28x28_k5_p2_nhwc")
     shared = {x: ChannelVector(7, 4, 1, x, 1, 1).work(shape).shared for x in (24, 30, 120)}
     assert shared[24] == shared[120] == 0
     assert 0.1 < shared[30] < 0.3
 
 
-def test_stores_of_rows_of_seven_are_scattered() -> None:
+def test_stores_of_rows_of_seven_are_scattered():
     whole, part = (
         RegisterWindow(7, cols, 7, 1, 8, 1, cols).work(DepthwiseConv2dShape.parse(text))
         for cols, text in ((8, "8x64x56x56_k3_p1"), (1, "8x64x7x7_k3_p1"))
@@ -95,24 +93,24 @@ def test_stores_of_rows_of_seven_are_scattered() -> None:
     assert not whole.ragged
 
 
-def test_a_kernel_compiled_anew_takes_longer() -> None:
+def test_a_kernel_compiled_anew_takes_longer():
     """Registers that do not do are expected where a tile needs nearly as many."""
     most, few = (MODEL.seconds(WORK._replace(in_use=n), 4) for n in (110, 20))
     assert most > 1.05 * few
 
 
-def test_the_best_is_the_least_of_all_blocks_at_a_time() -> None:
+def test_the_best_is_the_least_of_all_blocks_at_a_time():
     counts = block_counts(WORK.threads)
     assert MODEL.best(WORK) == min((MODEL.seconds(WORK, count), count) for count in counts)
 
 
-def test_memory_is_the_least() -> None:
+def test_memory_is_the_least():
     idle = WORK._replace(multiply_adds=0, loads=0, weights=0, stores=0, halo=1.0, blocks=1)
     assert MODEL.seconds(idle, 1) > SHAPE.least_bytes / 5e12
 
 
 @pytest.mark.parametrize("threads", [1, 32, 33, 128, 196, 256, 1024])
-def test_blocks_at_a_time_fit(threads: int) -> None:
+def test_blocks_at_a_time_fit(threads):
     counts = block_counts(threads)
     assert counts == tuple(sorted(set(counts)))
     for count in counts:
@@ -123,7 +121,7 @@ def test_blocks_at_a_time_fit(threads: int) -> None:
 
 
 @given(shape=shapes(kernel=7))
-def test_the_choice_passes_its_check(shape: DepthwiseConv2dShape) -> None:
+def test_the_choice_passes_its_check(shape):
     tile = choose(shape, H200)
     tile.check_use(shape, H200)
     assert isinstance(tile, RegisterWindow | ChannelVector | RowStream | WholeImage)
@@ -134,11 +132,18 @@ def test_the_choice_passes_its_check(shape: DepthwiseConv2dShape) -> None:
     assert tile.min_blocks * threads <= 2048
 
 
-def test_channels_are_divided_where_they_can_be() -> None:
+def test_channels_are_divided_where_they_can_be():
     """Vectors that hang over the last channel would cost every access a test."""
     shape = DepthwiseConv2dShape.parse("128x336x28x28_k7_p3_float16_nhwc")
     tile = ChannelVector.choose(shape, H200)
     assert 336 % (tile.thread_x * tile.vector) == 0
+
+
+@pytest.mark.parametrize("images", ["64x251x56x56_k5_p2_float16", "128x90x56x56_k5_p2"])
+def test_blocks_share_no_sectors_of_odd_pixels(images: str) -> None:
+    shape = DepthwiseConv2dShape.parse(f"{images}_nhwc")
+    tile = RowStream.choose(shape, H200)
+    assert tile.thread_x * tile.vector == shape.in_channels
 
 
 @pytest.mark.parametrize(
@@ -146,17 +151,19 @@ def test_channels_are_divided_where_they_can_be() -> None:
     [
         ("128x96x56x56_k7_p3_float16_nhwc", "row_stream"),
         ("128x96x56x56_k5_p2_float16_nhwc_dgrad", "row_stream"),
+        ("128x96x56x56_k7_p6_d2_float16_nhwc", "row_stream"),
         ("1x96x56x56_k7_p3_float16_nhwc", "channel_vector"),
         ("128x816x7x7_k7_p3_float16_nhwc", "whole_image"),
         ("64x256x56x56_k3_p1_nhwc", "channel_vector"),
         ("128x96x56x56_k7_p3", "row_stream"),
+        ("128x96x56x56_k7_p6_d2", "row_stream"),
         ("128x384x14x14_k7_p3_dgrad", "row_stream"),
         ("1x96x56x56_k7_p3", "register_window"),
         ("128x768x7x7_k7_p3", "whole_image"),
         ("128x95x57x57_k7_p3_float16", "register_window"),
     ],
 )
-def test_rows_are_streamed_where_there_is_much_arithmetic(text: str, strategy: str) -> None:
+def test_rows_are_streamed_where_there_is_much_arithmetic(text, strategy):
     assert choose(DepthwiseConv2dShape.parse(text), H200).name == strategy
 
 
@@ -164,7 +171,7 @@ def test_rows_are_streamed_where_there_is_much_arithmetic(text: str, strategy: s
     ("images", "tile"),
     [("float16_nhwc", (7, 1, 32, 4, 1, 3, 2)), ("nchw", (8, 4, 7, 18, 1, 3, 2))],
 )
-def test_no_row_has_code_of_its_own(images: str, tile: tuple[int, ...]) -> None:
+def test_no_row_has_code_of_its_own(images, tile):
     """The instruction cache keeps a loop over rows, and not all of them in straight line."""
     shape = f"8x96x56x56_k7_p3_{images}"
     tiles = [RowStream(rows, *tile) for rows in (14, 56)]
@@ -183,7 +190,7 @@ def test_no_row_has_code_of_its_own(images: str, tile: tuple[int, ...]) -> None:
         ("128x96x56x56_k7_p3", "scale_shift+residual+relu"),
     ],
 )
-def test_an_epilogue_fits_beside_the_tile(layer: str, epilogue: str) -> None:
+def test_an_epilogue_fits_beside_the_tile(layer, epilogue):
     """No fewer blocks run at a time than the tile was chosen for."""
     kernel = dwtir.build(layer, epilogue=epilogue, target=H200)
     alone, beside = choose(kernel.shape, H200).parameters, kernel.strategy.parameters
@@ -195,19 +202,19 @@ def test_an_epilogue_fits_beside_the_tile(layer: str, epilogue: str) -> None:
     assert resources.registers <= registers_for(resources.threads, beside["min_blocks"])
 
 
-def test_columns_come_and_leave_as_vectors() -> None:
+def test_columns_come_and_leave_as_vectors():
     tile = RowStream(56, 8, 4, 7, 18, 1, 3, 2)
     source = dwtir.build("8x96x56x56_k7_p3", tile, target="nvidia-h200").source()
     assert len(re.findall(r"= \*\(float4\*\)\(data_ptr", source)) == 3 * 4
     assert len(re.findall(r"\*\(float4\*\)\(out_ptr .* = ", source)) == (2 + 3) * 2
 
 
-def test_a_tile_stays_within_the_slack() -> None:
+def test_a_tile_stays_within_the_slack():
     assert compute.SLACK == MAX_SIDE - 1
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_loads_are_vectors_from_one_address(layout: str) -> None:
+def test_loads_are_vectors_from_one_address(layout):
     """Each load is a vector, and none computes the thread's address anew."""
     source = dwtir.build(f"8x64x56x56_k3_p1_{layout}", target="nvidia-h200").source()
     loads = re.findall(r"(\*\(float[24]\*\))?\(data_ptr \+ ([^;]*)\);", source)
@@ -218,7 +225,7 @@ def test_loads_are_vectors_from_one_address(layout: str) -> None:
     assert "v_.x" not in source
 
 
-def test_four_halves_are_copied_as_words() -> None:
+def test_four_halves_are_copied_as_words():
     """TVM's struct of them is still the one that `nvrtc` gives a copy of its own."""
     tile = ChannelVector(4, 2, 4, 16, 1, 1)
     source = dwtir.build("8x64x56x56_k3_p1_float16_nhwc", tile, target="nvidia-h200").source()
@@ -227,14 +234,14 @@ def test_four_halves_are_copied_as_words() -> None:
 
 
 @pytest.mark.parametrize(("rows", "thread_y", "thread_z"), [(14, 1, 4), (7, 4, 2), (14, 1, 8)])
-def test_results_stay_in_registers(rows: int, thread_y: int, thread_z: int) -> None:
+def test_results_stay_in_registers(rows, thread_y, thread_z):
     """Also where as many planes share a block as blocks share a plane."""
     tile = RegisterWindow(rows, 4, 14, thread_y, thread_z, 4, 4)
     kernel = dwtir.build("8x64x56x56_k3_p1", tile, target="nvidia-h200")
     assert kernel.resources().stack_bytes == 0
 
 
-def test_few_blocks_have_more_loads_under_way() -> None:
+def test_few_blocks_have_more_loads_under_way():
     source = dwtir.build(
         "1x384x14x14_k7_p3_nhwc", ChannelVector(2, 2, 1, 32, 2, 1), target="nvidia-h200"
     ).source()

@@ -4,13 +4,10 @@ What depends on the state of a process (what it imported, what it can see) runs
 in a child process with another environment.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,37 +15,31 @@ from pathlib import Path
 import pytest
 import tvm
 import tvm_ffi
-from tvm.script import tirx as T
 
 from dwtir import DepthwiseConv2dShape, Epilogue, cuda, nvrtc
 from dwtir.build import compile_kernel
 from dwtir.errors import CompileError, InvalidTargetError
-from dwtir.nvrtc import Cubin, KernelResources, compile_cubin, nvrtc_version
-from dwtir.schedules import RegisterWindow
+from dwtir.nvrtc import Cubin, KernelResources, compile_cubin
+from dwtir.schedules import ChannelVector, RegisterWindow
 from dwtir.search_limits import Limit, SlowCompileError, SpillError, for_search
 from dwtir.target import resolve
+from processes import run
 
+H200 = resolve("nvidia-h200")
 SITE = Path(sysconfig.get_path("purelib"))
 
 
-def run_python(code: str, *, path: Path | None = None, **environment: str) -> str:
+def run_python(code, *, path=None, **environment):
     """Run code in a child process; `path`, dwtir and NumPy replace the site-packages folder."""
     if path:
         if not (path / "dwtir").exists():
             (path / "dwtir").symlink_to(Path(cuda.__file__).parent)
             site_with(path, *(entry.name for entry in SITE.glob("numpy*")))
         environment["PYTHONPATH"] = str(path)
-    child = subprocess.run(
-        [sys.executable, *(["-S"] if path else []), "-c", code],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-    )
-    assert child.returncode == 0, child.stderr
-    return child.stdout
+    return run(*(["-S"] if path else []), "-c", code, **environment).stdout
 
 
-def site_with(folder: Path, *links: str) -> Path:
+def site_with(folder, *links):
     """Make a site-packages folder that has only these packages (or parts of them) of ours."""
     for link in links:
         (folder / link).parent.mkdir(parents=True, exist_ok=True)
@@ -56,22 +47,14 @@ def site_with(folder: Path, *links: str) -> Path:
     return folder
 
 
-def bindings() -> list[str]:
+def bindings():
     return [entry.name for entry in SITE.iterdir() if entry.name.startswith("cuda")]
-
-
-def test_importing_loads_nothing_heavy() -> None:
-    loaded = run_python(
-        "import sys, dwtir.cuda, dwtir.nvrtc, dwtir.doctor;"
-        "print([name for name in ('tvm', 'torch', 'cuda.bindings') if name in sys.modules])"
-    )
-    assert loaded.strip() == "[]"
 
 
 # Discovery
 
 
-def toolkit_at(root: Path, lib: str = "lib64", include: str = "include") -> Path:
+def toolkit_at(root, lib="lib64", include="include"):
     (root / lib).mkdir(parents=True)
     (root / include).mkdir(parents=True)
     (root / lib / "libcudart.so.13").touch()
@@ -85,7 +68,7 @@ PRINT_TOOLKIT = (
 )
 
 
-def test_finds_the_pip_packages_before_a_toolkit(tmp_path: Path) -> None:
+def test_finds_the_pip_packages_before_a_toolkit(tmp_path):
     toolkit_at(tmp_path)
     cudart, nvrtc, include = run_python(PRINT_TOOLKIT, CUDA_PATH=str(tmp_path)).split()
     root = SITE / "nvidia" / "cu13"
@@ -96,7 +79,7 @@ def test_finds_the_pip_packages_before_a_toolkit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variable", ["CUDA_PATH", "CUDA_HOME"])
 @pytest.mark.parametrize("base", ["", f"targets/{os.uname().machine}-linux/"])
-def test_finds_a_toolkit_by_variable(tmp_path: Path, variable: str, base: str) -> None:
+def test_finds_a_toolkit_by_variable(tmp_path, variable, base):
     root = toolkit_at(tmp_path / "toolkit", f"{base}lib", f"{base}include")
     (tmp_path / "site").mkdir()
     others = {"CUDA_PATH": "", "CUDA_HOME": ""} | {variable: str(root)}
@@ -105,7 +88,7 @@ def test_finds_a_toolkit_by_variable(tmp_path: Path, variable: str, base: str) -
     assert found == [str(lib / "libcudart.so.13"), str(lib / "libnvrtc.so.13"), str(include)]
 
 
-def test_finds_a_toolkit_by_its_compiler(tmp_path: Path) -> None:
+def test_finds_a_toolkit_by_its_compiler(tmp_path):
     root = toolkit_at(tmp_path / "toolkit")
     (root / "bin").mkdir()
     (root / "bin" / "nvcc").write_text("#!/bin/sh\n")
@@ -141,7 +124,7 @@ for step in (status.require, cuda.device_properties):
 """
 
 
-def test_a_missing_driver_is_reported_with_the_loaders_words(tmp_path: Path) -> None:
+def test_a_missing_driver_is_reported_with_the_loaders_words(tmp_path):
     # An unusable file hides whatever driver there is.
     (tmp_path / "libcuda.so.1").touch()
     out = run_python(STATUS, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
@@ -154,9 +137,7 @@ def test_a_missing_driver_is_reported_with_the_loaders_words(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_missing_cuda_runtime_is_reported_with_the_loaders_words(
-    tmp_path: Path, broken: bool
-) -> None:
+def test_a_missing_cuda_runtime_is_reported_with_the_loaders_words(tmp_path, broken):
     toolkit = toolkit_at(tmp_path / "toolkit") if broken else tmp_path / "nowhere"
     (tmp_path / "libcudart.so.13").touch()
     (tmp_path / "site").mkdir()
@@ -176,7 +157,7 @@ def test_a_missing_cuda_runtime_is_reported_with_the_loaders_words(
     assert remedy == "pip install 'dwtir[cuda]'"
 
 
-def test_loads_the_cuda_runtime_of_the_pip_package() -> None:
+def test_loads_the_cuda_runtime_of_the_pip_package():
     out = run_python(
         "from dwtir import cuda; import ctypes; assert cuda.cudart_status().usable;"
         "print(ctypes.CDLL('libcudart.so.13')._name)",
@@ -204,7 +185,7 @@ int cuGetErrorString(int error, const char **text) { *text = "no device here"; r
 """
 
 
-def build_driver(folder: Path, *, init: int = 0, version: int = 13000, count: int = 2) -> str:
+def build_driver(folder, *, init=0, version=13000, count=2):
     """Build a driver library that answers as told; return its folder."""
     compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     assert compiler, "these tests need a C compiler"
@@ -225,9 +206,7 @@ def build_driver(folder: Path, *, init: int = 0, version: int = 13000, count: in
         ({"count": 0}, "the NVIDIA driver shows no device", "0"),
     ],
 )
-def test_an_unsuitable_driver_is_reported(
-    tmp_path: Path, answers: dict[str, int], reason: str, count: str
-) -> None:
+def test_an_unsuitable_driver_is_reported(tmp_path, answers, reason, count):
     out = run_python(
         STATUS.replace("for step in", "for step in () and"),
         LD_LIBRARY_PATH=build_driver(tmp_path, **answers),
@@ -235,7 +214,7 @@ def test_an_unsuitable_driver_is_reported(
     assert out.splitlines() == [f"False|{reason}|{cuda.INSTALL_DRIVER}", count]
 
 
-def test_a_cuda_runtime_that_tvm_cannot_load_is_reported(tmp_path: Path) -> None:
+def test_a_cuda_runtime_that_tvm_cannot_load_is_reported(tmp_path):
     # This driver lacks nearly every symbol: the loader names one of them.
     out = run_python(
         "from dwtir import cuda; print(cuda.load_runtime().reason)",
@@ -245,7 +224,7 @@ def test_a_cuda_runtime_that_tvm_cannot_load_is_reported(tmp_path: Path) -> None
     assert "undefined symbol: cu" in out
 
 
-def test_device_properties_come_from_the_driver(tmp_path: Path) -> None:
+def test_device_properties_come_from_the_driver(tmp_path):
     out = run_python(
         "from dwtir import cuda; p = cuda.device_properties(1); print(p.folder_name, p.arch,"
         "p.driver_version, p.multiprocessors, p.shared_bytes_per_block_optin, sep='|')\n"
@@ -257,7 +236,7 @@ def test_device_properties_come_from_the_driver(tmp_path: Path) -> None:
     assert "device index must be in [0, 2), got 2" in out[1]
 
 
-def test_attribute_numbers_are_those_of_the_cuda_headers() -> None:
+def test_attribute_numbers_are_those_of_the_cuda_headers():
     from cuda.bindings.driver import CUdevice_attribute
 
     names = {
@@ -281,7 +260,7 @@ def test_attribute_numbers_are_those_of_the_cuda_headers() -> None:
     assert int(capability) == cuda._COMPUTE_CAPABILITY_MAJOR
 
 
-def test_load_runtime_from_many_threads_gives_one_answer() -> None:
+def test_load_runtime_from_many_threads_gives_one_answer():
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: cuda.load_runtime(), range(32)))
     assert all(answer is answers[0] for answer in answers)
@@ -297,73 +276,28 @@ def test_load_runtime_from_many_threads_gives_one_answer() -> None:
         ("", "unknown"),
     ],
 )
-def test_folder_name(name: str, folder: str) -> None:
+def test_folder_name(name, folder):
     assert cuda.folder_name(name) == folder
 
 
 # NVRTC
 
 
-def generate(dtype: str, lanes: int = 4) -> str:
+def generate(dtype, vector=4):
     """CUDA source by TVM: vector loads and stores around scalar float32 arithmetic."""
-    size = 4096
-
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]  # TVMScript
-    def main(  # type: ignore[no-untyped-def]  # TVMScript
-        a: T.Buffer((size,), dtype),  # type: ignore[valid-type]
-        b: T.Buffer((size,), dtype),  # type: ignore[valid-type]
-        out: T.Buffer((size,), dtype),  # type: ignore[valid-type]
-    ):
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
-        for i in range(size):
-            with T.sblock("out"):
-                vi = T.axis.remap("S", [i])
-                out[vi] = T.Cast(
-                    dtype,
-                    T.max(
-                        T.tanh(T.Cast("float32", a[vi])) * T.sigmoid(T.Cast("float32", b[vi]))
-                        + T.erf(T.Cast("float32", a[vi]))
-                        - T.exp(T.Cast("float32", b[vi])),
-                        T.min(T.Cast("float32", a[vi]), T.float32(float("inf"))),
-                    ),
-                )
-
-    schedule = tvm.s_tir.Schedule(main)
-    out = schedule.get_sblock("out")
-    local = [schedule.cache_read(out, index, "local") for index in (0, 1)]
-    write = schedule.cache_write(out, 0, "local")
-    block, thread, inner = schedule.split(schedule.get_loops(out)[0], [None, 64, lanes])
-    schedule.bind(block, "blockIdx.x")
-    schedule.bind(thread, "threadIdx.x")
-    for read in local:
-        schedule.compute_at(read, thread)
-        schedule.vectorize(schedule.get_loops(read)[-1])
-    schedule.reverse_compute_at(write, thread)
-    schedule.vectorize(schedule.get_loops(write)[-1])
-    schedule.unroll(inner)
-    limits = {
-        "max_threads_per_block": 1024,
-        "max_shared_memory_per_block": 49152,
-        "thread_warp_size": 32,
-    }
-    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"} | limits, host={"kind": "llvm"})
-    # The code generator itself: tvm.compile would hand the source to TVM's own NVRTC
-    # on a machine with a GPU.
-    os.environ["TVM_COMPILE_FORCE_FALLBACK"] = "1"
-    try:
-        return str(tvm.compile(schedule.mod, target=target).mod.imports[0].inspect_source())
-    finally:
-        del os.environ["TVM_COMPILE_FORCE_FALLBACK"]
+    shape = DepthwiseConv2dShape.parse(f"1x64x16x16_k3_p1_{dtype}_nhwc")
+    tile = ChannelVector(1, 2, vector, 64 // vector, 4, 1)
+    return compile_kernel(shape, Epilogue(("silu", "gelu")), H200, tile).source()
 
 
 @pytest.fixture(scope="module")
-def sources() -> dict[str, str]:
+def sources():
     return {dtype: generate(dtype) for dtype in ("float32", "float16", "bfloat16")}
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_90a", "sm_100"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_compiles_what_tvm_generates(sources: dict[str, str], dtype: str, arch: str) -> None:
+def test_compiles_what_tvm_generates(sources, dtype, arch):
     cubin = compile_cubin(sources[dtype], arch)
     assert isinstance(cubin, Cubin)
     assert cubin.arch == arch
@@ -375,13 +309,13 @@ def test_compiles_what_tvm_generates(sources: dict[str, str], dtype: str, arch: 
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_eight_lanes_are_one_16_byte_access(dtype: str) -> None:
-    source = generate(dtype, lanes=8)
+def test_eight_lanes_are_one_16_byte_access(dtype):
+    source = generate(dtype, vector=8)
     assert "uint4" in source
     assert compile_cubin(source, "sm_90").kernels[0].stack_frame_bytes == 0
 
 
-def test_reports_the_resources_of_each_kernel() -> None:
+def test_reports_the_resources_of_each_kernel():
     # `tile` has static shared memory; `frame` indexes a local array at run time.
     source = """
     extern "C" __global__ void tile(float *p) {
@@ -404,7 +338,7 @@ def test_reports_the_resources_of_each_kernel() -> None:
     assert kernels["frame"].registers > kernels["tile"].registers > 0
 
 
-def test_reports_spills() -> None:
+def test_reports_spills():
     # 96 values live across a barrier; a block of 1024 threads leaves 64 registers a thread.
     loads = "".join(f"float v{k} = p[{k} * n + threadIdx.x];" for k in range(96))
     stores = "".join(f"p[{k} * n + threadIdx.x] = v{95 - k} * v{k};" for k in range(96))
@@ -423,15 +357,13 @@ SPILLING = RegisterWindow(7, 4, 5, 4, 2, 2, 2, min_blocks=16)
 
 
 @pytest.fixture(scope="module")
-def spilling() -> str:
+def spilling():
     shape = DepthwiseConv2dShape.parse("8x64x56x56_k5x5_p2_float32_nchw")
-    return compile_kernel(shape, Epilogue(), resolve("nvidia-h200"), SPILLING).source()
+    return compile_kernel(shape, Epilogue(), H200, SPILLING).source()
 
 
-def test_a_search_takes_no_kernel_that_was_compiled_anew(
-    spilling: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ways: list[str] = []
+def test_a_search_takes_no_kernel_that_was_compiled_anew(spilling, monkeypatch):
+    ways = []
     compile_once = nvrtc._compile
     monkeypatch.setattr(
         nvrtc, "_compile", lambda *given: ways.append(given[1]) or compile_once(*given)
@@ -452,7 +384,7 @@ def test_a_search_takes_no_kernel_that_was_compiled_anew(
     assert len(ways) == 4
 
 
-def test_a_search_stops_the_compiler(spilling: str) -> None:
+def test_a_search_stops_the_compiler(spilling):
     with (
         pytest.raises(SlowCompileError, match=r"NVRTC was stopped, after 0.001 s"),
         for_search(Limit(1e-3)),
@@ -465,9 +397,9 @@ def test_a_search_stops_the_compiler(spilling: str) -> None:
     assert compile_cubin(spilling, "sm_90").kernels[0].spill_store_bytes == 0
 
 
-def test_arithmetic_is_not_fast_math() -> None:
+def test_arithmetic_is_not_fast_math():
     # Contraction is allowed; flushing subnormals and approximate division are not.
-    def listing(expression: str) -> bytes:
+    def listing(expression):
         source = f'extern "C" __global__ void k(float *p) {{ p[0] = {expression}; }}'
         return compile_cubin(source, "sm_90").code
 
@@ -478,7 +410,7 @@ def test_arithmetic_is_not_fast_math() -> None:
 
 
 @pytest.mark.parametrize("machine", ["any", pytest.param("GPU", marks=pytest.mark.gpu)])
-def test_a_second_compilation_reports_the_same(machine: str) -> None:
+def test_a_second_compilation_reports_the_same(machine):
     # With a driver NVRTC would take the second from its cache, without the log.
     source = 'extern "C" __global__ void again(float *p) { p[threadIdx.x] *= 3; }'
     first, second = compile_cubin(source, "sm_90"), compile_cubin(source, "sm_90")
@@ -486,38 +418,34 @@ def test_a_second_compilation_reports_the_same(machine: str) -> None:
     assert second.kernels == first.kernels
 
 
-def test_source_without_a_kernel_raises() -> None:
+def test_source_without_a_kernel_raises():
     with pytest.raises(CompileError, match="no kernel"):
         compile_cubin("__device__ int unused;", "sm_90")
 
 
-def test_rejected_source_raises_with_the_log() -> None:
+def test_rejected_source_raises_with_the_log():
     source = '// __nv_bfloat16 in a comment\n\nextern "C" __global__ void k() { undeclared = 1; }'
     with pytest.raises(CompileError, match=r'dwtir.cu\(3\): error: identifier "undeclared"'):
         compile_cubin(source, "sm_75")
 
 
 @pytest.mark.parametrize("arch", ["sm_52", "sm_999", "compute_90", "90", "sm_", "sm_90 -G", ""])
-def test_unknown_arch_raises(arch: str) -> None:
+def test_unknown_arch_raises(arch):
     with pytest.raises(InvalidTargetError, match=r"sm_90"):
         compile_cubin("", arch)
 
 
-def test_version() -> None:
-    assert nvrtc_version() >= (12, 0)
-
-
-def test_threads_compile_independently(sources: dict[str, str]) -> None:
-    def compile_named(index: int) -> str:
+def test_threads_compile_independently(sources):
+    def compile_named(index):
         source = sources["float16"].replace("main_kernel", f"kernel_{index}")
         return compile_cubin(source, "sm_90").kernels[0].name
 
     with ThreadPoolExecutor(4) as pool:
-        names = list(pool.map(compile_named, range(24)))
-    assert names == [f"kernel_{index}" for index in range(24)]
+        names = list(pool.map(compile_named, range(8)))
+    assert names == [f"kernel_{index}" for index in range(8)]
 
 
-def test_every_header_of_libcudacxx_has_a_stand_in(sources: dict[str, str]) -> None:
+def test_every_header_of_libcudacxx_has_a_stand_in(sources):
     # With libcu++ a small kernel takes a second, with ours 0.05 s.
     included = {
         name for text in sources.values() for name in re.findall(r"#include <(cuda/std/.+)>", text)
@@ -541,13 +469,13 @@ attempt('#include <cuda_fp16.h>\\nextern "C" __global__ void k(half *p) { p[0] =
 NO_TOOLKIT = {"CUDA_PATH": "/nowhere", "CUDA_HOME": "", "LD_LIBRARY_PATH": ""}
 
 
-def test_missing_bindings_raise_with_the_remedy(tmp_path: Path) -> None:
+def test_missing_bindings_raise_with_the_remedy(tmp_path):
     out = run_python(TRY_COMPILE, path=tmp_path, **NO_TOOLKIT).splitlines()
     assert "cuda-bindings is not usable" in out[0]
     assert "pip install 'dwtir[cuda]'" in out[0]
 
 
-def test_missing_nvrtc_raises_with_the_remedy(tmp_path: Path) -> None:
+def test_missing_nvrtc_raises_with_the_remedy(tmp_path):
     site = site_with(tmp_path / "site", *bindings())
     for name in ("libnvrtc.so.13", "libnvrtc.so.12"):  # hide those on the loader's path
         (tmp_path / name).touch()
@@ -557,7 +485,7 @@ def test_missing_nvrtc_raises_with_the_remedy(tmp_path: Path) -> None:
     assert "pip install 'dwtir[cuda]'" in out[0]
 
 
-def test_missing_headers_raise_with_the_remedy_where_they_are_needed(tmp_path: Path) -> None:
+def test_missing_headers_raise_with_the_remedy_where_they_are_needed(tmp_path):
     site = site_with(tmp_path, *bindings())
     # The bindings look for pip packages where -S hides them, and then on the loader's path.
     nvrtc = {"LD_LIBRARY_PATH": str(SITE / "nvidia" / "cu13" / "lib")}
@@ -582,9 +510,7 @@ ORDERS = {
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("order", ORDERS)
-def test_runtime_loads_in_any_order(order: str) -> None:
-    if "torch" in order:
-        pytest.importorskip("torch")
+def test_runtime_loads_in_any_order(order):
     out = run_python(
         f"from dwtir import cuda\n{ORDERS[order]}\ncuda.load_runtime().require()\n"
         "import tvm\nassert tvm.cuda(0).exist\n"
@@ -594,7 +520,7 @@ def test_runtime_loads_in_any_order(order: str) -> None:
 
 
 @pytest.mark.gpu
-def test_properties_agree_with_tvm() -> None:
+def test_properties_agree_with_tvm():
     cuda.load_runtime().require()
     assert cuda.device_count() >= 1
     properties = cuda.device_properties()
@@ -610,7 +536,7 @@ def test_properties_agree_with_tvm() -> None:
 
 
 @pytest.mark.gpu
-def test_hidden_devices_are_not_there() -> None:
+def test_hidden_devices_are_not_there():
     out = run_python(
         "from dwtir import cuda; print(cuda.device_count(), cuda.load_runtime().reason)",
         CUDA_VISIBLE_DEVICES="",

@@ -1,13 +1,7 @@
 """The tuning database as MetaSchedule sees it, and ``python -m dwtir.db`` as a process."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
 import warnings
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +10,16 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 import dwtir
+import processes
 from dwtir import DepthwiseConv2dShape, Epilogue, compute, database, traces
 from dwtir.build import schedule_for
 from dwtir.database import TuneDB
+from dwtir.db import main
 from dwtir.records import Record
 from dwtir.schedules import Cpu, Ladder
 from dwtir.target import KNOWN_GPUS, resolve
 from dwtir.verify import verify_record
+from processes import command
 
 SHAPE = DepthwiseConv2dShape.parse("2x6x9x11_k3_s2x1_psame_m2")
 NHWC = DepthwiseConv2dShape.parse("1x32x14x14_k5_psame_float16_nhwc")
@@ -31,16 +28,16 @@ TILE = Cpu(rows=3, cols=1, lanes=2)
 NAME = f"{SHAPE}.json"
 
 
-def module(shape: DepthwiseConv2dShape = SHAPE, *steps: str) -> tvm.IRModule:
+def module(shape=SHAPE, *steps):
     return tvm.IRModule({"main": compute.depthwise_conv2d(shape, Epilogue(steps))})
 
 
-def script(shape: DepthwiseConv2dShape, tile: Any, *steps: str) -> str:
+def script(shape, tile, *steps):
     return str(schedule_for(shape, Epilogue(steps), tile).mod.script())
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A database of two CPU records and one for a GPU."""
     found = tmp_path / "db"
     Record.measured(TILE, SHAPE, CPU, [2e-6], manual_median_secs=3e-6).write(found)
@@ -52,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 # As a MetaSchedule database
 
 
-def test_metaschedule_compiles_with_our_records(folder: Path) -> None:
+def test_metaschedule_compiles_with_our_records(folder):
     with TuneDB(folder, "cpu"):
         found = ms.tir_integration.compile_tir(
             ms.database.Database.current(), compute.depthwise_conv2d(SHAPE, Epilogue()), CPU.tvm()
@@ -67,7 +64,7 @@ def test_metaschedule_compiles_with_our_records(folder: Path) -> None:
     )
 
 
-def test_it_answers_as_a_database(folder: Path) -> None:
+def test_it_answers_as_a_database(folder):
     db = TuneDB(folder, "cpu")
     assert len(db) == 2
     assert len(TuneDB([folder], "nvidia-h200")) == 1
@@ -86,7 +83,7 @@ def test_it_answers_as_a_database(folder: Path) -> None:
     assert db.query(module(), CPU.tvm(), kind="schedule").mod.script() == script(SHAPE, TILE)
 
 
-def test_another_epilogue_takes_the_record_without_one(folder: Path) -> None:
+def test_another_epilogue_takes_the_record_without_one(folder):
     db = TuneDB(folder, "cpu")
     steps = ("bias", "relu")
     found = db.query_schedule(module(SHAPE, *steps), CPU.tvm(), "main")
@@ -99,7 +96,7 @@ def test_another_epilogue_takes_the_record_without_one(folder: Path) -> None:
     assert found.mod.script() == script(SHAPE, TILE)
 
 
-def test_another_device_is_a_miss(folder: Path) -> None:
+def test_another_device_is_a_miss(folder):
     db = TuneDB(folder, "cpu")
     assert db.query_schedule(module(), H200.tvm(), "main") is None
     other = tvm.target.Target({"kind": "llvm", "mcpu": "nocona"})
@@ -113,7 +110,7 @@ def test_another_device_is_a_miss(folder: Path) -> None:
     assert gpu.query_schedule(module(), small, "main") is None, "256 threads"
 
 
-def test_what_only_says_that_it_is_ours_is_unknown(folder: Path) -> None:
+def test_what_only_says_that_it_is_ours_is_unknown(folder):
     db = TuneDB(folder, "cpu")
     ours = compute.depthwise_conv2d(SHAPE, Epilogue())
     liar = compute.depthwise_conv2d(NHWC, Epilogue()).with_attr("dwtir.shape", str(SHAPE))
@@ -136,11 +133,11 @@ def test_what_only_says_that_it_is_ours_is_unknown(folder: Path) -> None:
     assert len(db) == 2
 
 
-def test_what_is_committed_is_a_record_if_it_is_better(tmp_path: Path) -> None:
+def test_what_is_committed_is_a_record_if_it_is_better(tmp_path):
     db = TuneDB(tmp_path, "cpu")
     work = db.commit_workload(module())
 
-    def commit(sch: Schedule, *times: float) -> None:
+    def commit(sch, *times):
         record = ms.database.TuningRecord(sch.trace, work, list(times), CPU.tvm())
         db.commit_tuning_record(record)
 
@@ -162,9 +159,7 @@ def test_what_is_committed_is_a_record_if_it_is_better(tmp_path: Path) -> None:
     assert Record.read(path).strategy == Cpu(2, 1, 2)
 
 
-def test_build_takes_good_records_and_names_bad_ones(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_build_takes_good_records_and_names_bad_ones(folder, monkeypatch):
     monkeypatch.setenv("DWTIR_TUNE_DB", str(folder))
     assert dwtir.build(SHAPE, "tuned", target="cpu", on_miss="error").strategy == TILE
     own = Record.measured(Cpu(1, 1, 1), SHAPE, CPU, [1e-6], epilogue=Epilogue(("relu",)))
@@ -186,20 +181,14 @@ def test_build_takes_good_records_and_names_bad_ones(
 # As a command
 
 
-def run(*arguments: str | Path, status: int = 0) -> tuple[str, str]:
-    child = subprocess.run(
-        [sys.executable, "-m", "dwtir.db", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert child.returncode == status, child.stderr
-    assert "Traceback" not in child.stderr
-    return child.stdout, child.stderr
+@pytest.fixture
+def run(capsys):
+    return command(main, capsys)
 
 
-def test_list_and_show(folder: Path) -> None:
-    out, _ = run("list", "--db", folder)
+def test_list_and_show(folder, run):
+    out = processes.run("-m", "dwtir.db", "list", "--db", folder).stdout
+    assert out == run("list", "--db", folder)[0]
     head, *rows = out.splitlines()
     assert head.split()[:4] == ["device", "shape", "epilogue", "strategy"]
     assert len(rows) == 3
@@ -225,7 +214,7 @@ def test_list_and_show(folder: Path) -> None:
     run("list", "--what", status=2)
 
 
-def test_verify_and_prune(folder: Path) -> None:
+def test_verify_and_prune(folder, run):
     out, _ = run("verify", "--db", folder)
     assert "3 good, 0 bad" in out
     assert out.count("built and right on") == 2
@@ -244,7 +233,7 @@ def test_verify_and_prune(folder: Path) -> None:
     assert run("prune", "--db", folder)[0] == "nothing to remove\n"
 
 
-def test_verify_notices_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_notices_wrong_results(monkeypatch):
     record = Record.measured(TILE, SHAPE, CPU, [1e-6], epilogue=Epilogue(("bias",)))
     assert "built and right" in verify_record(record)
     exact = dwtir.reference.depthwise_conv2d
@@ -253,7 +242,7 @@ def test_verify_notices_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:
         verify_record(record)
 
 
-def test_metaschedule_exchange(folder: Path, tmp_path: Path) -> None:
+def test_metaschedule_exchange(folder, tmp_path, run):
     out, _ = run("export", "--db", folder, "--device", CPU.name, tmp_path / "ms")
     assert out.startswith("2 records")
     theirs = ms.database.JSONDatabase(work_dir=str(tmp_path / "ms"))
@@ -268,7 +257,7 @@ def test_metaschedule_exchange(folder: Path, tmp_path: Path) -> None:
     assert "2 not better" in out
 
 
-def test_an_index_map_survives_the_exchange(tmp_path: Path) -> None:
+def test_an_index_map_survives_the_exchange(tmp_path, run):
     """MetaSchedule writes the one of a strided layer's trace in another form than TVM's traces."""
     shape = DepthwiseConv2dShape.parse("1x8x15x17_k3_s2_psame")
     record = Record.measured(Cpu.choose(shape, CPU), shape, CPU, [2e-6])
@@ -280,7 +269,7 @@ def test_an_index_map_survives_the_exchange(tmp_path: Path) -> None:
     assert Record.read(record.path_in(tmp_path / "new")).strategy == record.strategy
 
 
-def test_damaged_exports_are_refused_line_by_line(folder: Path, tmp_path: Path) -> None:
+def test_damaged_exports_are_refused_line_by_line(folder, tmp_path, run):
     run("export", "--db", folder, "--device", CPU.name, tmp_path / "ms")
     path = tmp_path / "ms" / "database_tuning_record.json"
     first, second = path.read_text().splitlines()

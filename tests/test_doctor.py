@@ -1,22 +1,16 @@
 """The doctor, mostly from outside: what it prints and what it returns."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dwtir import cache, checks, cuda, doctor
 
 
-def run_doctor(
-    *argv: str, path: Path | None = None, **environment: str
-) -> tuple[int, dict[str, Any]]:
+def run_doctor(*argv, path=None, **environment):
     """Run the doctor in a child process; modules in `path` come before the installed ones."""
     folders = [str(path or ""), os.environ.get("PYTHONPATH", "")]
     child = subprocess.run(
@@ -29,17 +23,17 @@ def run_doctor(
     return child.returncode, json.loads(child.stdout)
 
 
-def finding(report: dict[str, Any], name: str) -> dict[str, Any]:
+def finding(report, name):
     (found,) = [entry for entry in report["findings"] if entry["name"] == name]
     return dict(found)
 
 
 @pytest.fixture(scope="module")
-def healthy() -> tuple[int, dict[str, Any]]:
+def healthy():
     return run_doctor("--target", "opencl", CUDA_VISIBLE_DEVICES="")
 
 
-def test_a_healthy_machine(healthy: tuple[int, dict[str, Any]]) -> None:
+def test_a_healthy_machine(healthy):
     status, report = healthy
     assert status == 0
     assert (report["target"], report["works"]) == ("opencl", True)
@@ -50,16 +44,14 @@ def test_a_healthy_machine(healthy: tuple[int, dict[str, Any]]) -> None:
     assert "ran a kernel" in finding(report, "OpenCL")["detail"]
 
 
-def test_nvrtc_is_checked_without_a_gpu(healthy: tuple[int, dict[str, Any]]) -> None:
+def test_nvrtc_is_checked_without_a_gpu(healthy):
     _, report = healthy
     for name in ("CUDA runtime", "NVRTC", "CUDA headers"):
         assert finding(report, name)["status"] == "ok", report
         assert not finding(report, name)["required"]
 
 
-def test_what_is_missing_has_a_remedy_and_what_works_has_none(
-    healthy: tuple[int, dict[str, Any]],
-) -> None:
+def test_what_is_missing_has_a_remedy_and_what_works_has_none(healthy):
     _, report = healthy
     missing = [entry for entry in report["findings"] if entry["status"] != "ok"]
     assert "GPU" in [entry["name"] for entry in missing]
@@ -67,7 +59,7 @@ def test_what_is_missing_has_a_remedy_and_what_works_has_none(
         assert bool(entry["remedy"]) == (entry["status"] != "ok"), entry
 
 
-def test_without_a_gpu_cuda_does_not_work(tmp_path: Path) -> None:
+def test_without_a_gpu_cuda_does_not_work(tmp_path):
     # Hides the driver of a machine that has one.
     (tmp_path / "libcuda.so.1").touch()
     status, report = run_doctor("--target", "cuda", LD_LIBRARY_PATH=str(tmp_path))
@@ -79,7 +71,7 @@ def test_without_a_gpu_cuda_does_not_work(tmp_path: Path) -> None:
     assert gpu["remedy"] == cuda.INSTALL_DRIVER
 
 
-def test_without_a_gpu_the_cpu_is_chosen_and_has_to_work(tmp_path: Path) -> None:
+def test_without_a_gpu_the_cpu_is_chosen_and_has_to_work(tmp_path):
     # Stands for a TVM that takes the process down, for one by an illegal instruction.
     (tmp_path / "tvm.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
     (tmp_path / "libcuda.so.1").touch()
@@ -90,7 +82,7 @@ def test_without_a_gpu_the_cpu_is_chosen_and_has_to_work(tmp_path: Path) -> None
     assert "--force-reinstall" in cpu["remedy"]
 
 
-def test_an_exception_of_a_probe_is_a_finding(tmp_path: Path) -> None:
+def test_an_exception_of_a_probe_is_a_finding(tmp_path):
     (tmp_path / "tvm.py").write_text("raise OSError('libLLVM.so: cannot open\\n  and more')\n")
     status, report = run_doctor("--target", "cpu", path=tmp_path)
     assert status == 1
@@ -100,9 +92,7 @@ def test_an_exception_of_a_probe_is_a_finding(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("package", "version"), [("apache-tvm", "0.26.0"), ("apache-tvm-ffi", "0.1.15.post1")]
 )
-def test_a_wrong_version_of_tvm_is_never_imported(
-    tmp_path: Path, package: str, version: str
-) -> None:
+def test_a_wrong_version_of_tvm_is_never_imported(tmp_path, package, version):
     metadata = tmp_path / f"{package.replace('-', '_')}-{version}.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
@@ -123,9 +113,7 @@ def test_a_wrong_version_of_tvm_is_never_imported(
 @pytest.mark.parametrize(
     ("compiler", "status"), [("no-such-compiler", "missing"), ("false", "broken")]
 )
-def test_a_linker_that_does_not_work_is_optional(
-    monkeypatch: pytest.MonkeyPatch, compiler: str, status: str
-) -> None:
+def test_a_linker_that_does_not_work_is_optional(monkeypatch, compiler, status):
     monkeypatch.setenv("CXX", compiler)
     found = checks._check_compiler("cpu")
     assert (found.status, found.required) == (status, False)
@@ -133,15 +121,13 @@ def test_a_linker_that_does_not_work_is_optional(
     assert "set CXX" in found.remedy
 
 
-def test_a_working_linker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_working_linker(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CC", raising=False)
     assert checks._check_compiler("cpu").status == "ok"
 
 
-def test_the_cache_folder_is_where_the_cache_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_folder_is_where_the_cache_is(tmp_path, monkeypatch):
     # It is made on first use: a folder that can be made is as good as one that is there.
     monkeypatch.setenv("DWTIR_CACHE_DIR", str(tmp_path / "parent" / "kernels"))
     found = checks._check_cache("cpu")
@@ -152,9 +138,7 @@ def test_the_cache_folder_is_where_the_cache_is(
     assert checks._check_cache("cpu").status == "ok"
 
 
-def test_a_cache_folder_below_a_file_is_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_folder_below_a_file_is_broken(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("DWTIR_CACHE_DIR", str(tmp_path / "file" / "kernels"))
     found = checks._check_cache("cpu")
@@ -163,9 +147,7 @@ def test_a_cache_folder_below_a_file_is_broken(
     assert "DWTIR_CACHE_DIR" in found.remedy
 
 
-def test_a_cache_folder_that_others_can_write_to_is_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_folder_that_others_can_write_to_is_broken(tmp_path, monkeypatch):
     tmp_path.chmod(0o770)
     monkeypatch.setenv("DWTIR_CACHE_DIR", str(tmp_path))
     found = checks._check_cache("cpu")
@@ -173,7 +155,7 @@ def test_a_cache_folder_that_others_can_write_to_is_broken(
     assert "writable by nobody else" in found.detail
 
 
-def test_the_table_says_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_what_is_needed(capsys):
     doctor._print_table(
         [
             doctor.Finding("here", "ok", "1.0"),
@@ -191,14 +173,14 @@ def test_the_table_says_what_is_needed(capsys: pytest.CaptureFixture[str]) -> No
     ]
 
 
-def test_an_unknown_target_is_a_usage_error() -> None:
+def test_an_unknown_target_is_a_usage_error():
     with pytest.raises(SystemExit) as error:
         doctor.main(["--target", "tpu"])
     assert error.value.code == 2
 
 
 @pytest.mark.gpu
-def test_with_a_gpu_cuda_is_chosen_and_works() -> None:
+def test_with_a_gpu_cuda_is_chosen_and_works():
     status, report = run_doctor()
     assert (status, report["target"]) == (0, "cuda"), report
     assert "ran a kernel for sm_" in finding(report, "CUDA kernel")["detail"]

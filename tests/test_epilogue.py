@@ -1,10 +1,7 @@
 """What an epilogue accepts, the tensors it takes, and what its steps compute."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from math import erf, exp, prod
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from strategies import epilogues, shapes
 
 
 @given(epilogues())
-def test_all_forms_mean_the_same(epilogue: Epilogue) -> None:
+def test_all_forms_mean_the_same(epilogue):
     assert Epilogue.of(epilogue) is epilogue
     assert Epilogue.of(epilogue.steps) == epilogue
     assert Epilogue.of(iter(epilogue.steps)) == epilogue
@@ -28,14 +25,12 @@ def test_all_forms_mean_the_same(epilogue: Epilogue) -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, "", "  ", (), []])
-def test_nothing_is_no_steps(nothing: Any) -> None:
+def test_nothing_is_no_steps(nothing):
     assert Epilogue.of(nothing) == Epilogue()
 
 
 @given(epilogues(), shapes())
-def test_each_step_has_its_tensors_in_order(
-    epilogue: Epilogue, shape: DepthwiseConv2dShape
-) -> None:
+def test_each_step_has_its_tensors_in_order(epilogue, shape):
     operands = epilogue.operands(shape)
     assert list(operands) == [name for step in epilogue.steps for name in STEPS[step]]
     for name, extents in operands.items():
@@ -43,7 +38,7 @@ def test_each_step_has_its_tensors_in_order(
     assert epilogue.least_bytes(shape) == shape.itemsize * sum(map(prod, operands.values()))
 
 
-def test_bytes_by_hand() -> None:
+def test_bytes_by_hand():
     shape = DepthwiseConv2dShape.parse("2x3x5x7_k3x2_m4_float16")
     epilogue = Epilogue.of("bias+scale_shift+residual+silu")
     assert list(epilogue.operands(shape)) == ["bias", "scale", "shift", "residual"]
@@ -64,16 +59,16 @@ def test_bytes_by_hand() -> None:
         (b"relu", "sequence of step names, got b'relu'"),
     ],
 )
-def test_what_is_no_epilogue(value: Any, message: str) -> None:
+def test_what_is_no_epilogue(value, message):
     with pytest.raises(InvalidEpilogueError, match=message):
         Epilogue.of(value)
 
 
-def test_steps_without_tensors_may_be_repeated() -> None:
+def test_steps_without_tensors_may_be_repeated():
     assert Epilogue.of("relu+bias+relu").steps == ("relu", "bias", "relu")
 
 
-def by_definition(step: str, x: float) -> float:
+def by_definition(step, x):
     return {
         "bias": x + 2.5,
         "scale_shift": x * 3.0 - 0.5,
@@ -87,7 +82,7 @@ def by_definition(step: str, x: float) -> float:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_oracles_steps_are_the_published_functions(step: str) -> None:
+def test_the_oracles_steps_are_the_published_functions(step):
     points = np.array([-40.0, -6.5, -3.0, -1.25, -0.0, 0.5, 1.0, 2.75, 3.0, 5.5, 6.0, 7.5, 40.0])
     shape = DepthwiseConv2dShape.parse(f"1x1x1x{points.size}_k1")
     operands = {
@@ -104,12 +99,12 @@ def test_the_oracles_steps_are_the_published_functions(step: str) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-14, atol=1e-15)
 
 
-def test_steps_are_applied_in_the_order_given() -> None:
+def test_steps_are_applied_in_the_order_given():
     shape = DepthwiseConv2dShape.parse("1x1x1x2_k1")
     data, weight = np.array([[[[-4.0, 1.0]]]]), np.ones((1, 1, 1, 1))
     operands = {"bias": np.array([2.0])}
 
-    def compute(epilogue: str) -> list[float]:
+    def compute(epilogue):
         result = reference.depthwise_conv2d(shape, data, weight, operands, epilogue=epilogue)
         return [float(value) for value in result.ravel()]
 
@@ -117,7 +112,7 @@ def test_steps_are_applied_in_the_order_given() -> None:
     assert compute("relu+bias") == [2.0, 3.0]
 
 
-def test_the_slopes_of_the_error_bound_hold() -> None:
+def test_the_slopes_of_the_error_bound_hold():
     """No step may stretch a difference more than `error_bound` reckons with."""
     x = np.linspace(-12, 12, 4801)
     for step in ("relu", "relu6", "hardswish", "silu", "gelu"):

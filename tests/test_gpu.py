@@ -1,26 +1,19 @@
 """What only a GPU shows: torch's streams, devices and graphs, and code kept across processes."""
 
-from __future__ import annotations
-
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 import dwtir
 from dwtir import DepthwiseConv2dShape, reference
 from dwtir.search_limits import Limit, SlowCompileError, for_search
+from processes import python, run
 
 pytestmark = pytest.mark.gpu
 
 SHAPE = DepthwiseConv2dShape.parse("2x24x19x23_k3_psame")
 
 
-def tensors(shape: DepthwiseConv2dShape = SHAPE, device: str = "cuda") -> tuple[Any, Any, Any]:
+def tensors(shape=SHAPE, device="cuda"):
     """Make integer data and weight on the GPU, and the exact output."""
     import torch
 
@@ -35,7 +28,7 @@ def tensors(shape: DepthwiseConv2dShape = SHAPE, device: str = "cuda") -> tuple[
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_torch_tensors_in_and_out(dtype: str, layout: str) -> None:
+def test_torch_tensors_in_and_out(dtype, layout):
     import torch
 
     shape = DepthwiseConv2dShape.parse(f"{SHAPE}".replace("float32_nchw", f"{dtype}_{layout}"))
@@ -50,7 +43,7 @@ def test_torch_tensors_in_and_out(dtype: str, layout: str) -> None:
     assert torch.equal(out, expected)
 
 
-def test_torchs_weight_is_taken_as_it_is() -> None:
+def test_torchs_weight_is_taken_as_it_is():
     import torch
 
     data, weight, expected = tensors()
@@ -60,19 +53,7 @@ def test_torchs_weight_is_taken_as_it_is() -> None:
         assert torch.equal(dwtir.build(SHAPE)(data, convolution.weight), expected)
 
 
-def test_a_gradient_is_refused_and_not_lost() -> None:
-    import torch
-
-    data, weight, expected = tensors()
-    kernel = dwtir.build(SHAPE)
-    weight.requires_grad_()
-    with pytest.raises(dwtir.ArgumentError, match="weight requires a gradient"):
-        kernel(data, weight)
-    with torch.no_grad():
-        assert torch.equal(kernel(data, weight), expected)
-
-
-def test_runs_on_torchs_current_stream() -> None:
+def test_runs_on_torchs_current_stream():
     """On another stream the kernel must wait for that stream's work and for no other's."""
     import torch
 
@@ -92,7 +73,7 @@ def test_runs_on_torchs_current_stream() -> None:
     assert torch.equal(out, expected)
 
 
-def test_replays_in_a_cuda_graph() -> None:
+def test_replays_in_a_cuda_graph():
     import torch
 
     kernel = dwtir.build(SHAPE, epilogue="bias+relu")
@@ -110,21 +91,7 @@ def test_replays_in_a_cuda_graph() -> None:
         assert torch.equal(out, torch.relu(expected * factor + bias.view(1, -1, 1, 1)))
 
 
-def test_wrong_places_are_named() -> None:
-    data, weight, _ = tensors()
-    kernel = dwtir.build(SHAPE)
-    with pytest.raises(dwtir.ArgumentError, match="data must be on cuda, got cpu"):
-        kernel(data.cpu(), weight.cpu())
-    with pytest.raises(dwtir.ArgumentError, match="weight must be on cuda, got cpu"):
-        dwtir.build(SHAPE)(data, weight.cpu())
-    with pytest.raises(dwtir.ArgumentError, match="data must be on cuda, got cpu"):
-        kernel(np.zeros(SHAPE.data_shape, np.float32), np.zeros(SHAPE.weight_shape, np.float32))
-    shifted = data.new_empty(data.numel() + 1)[1:].view(SHAPE.data_shape)
-    with pytest.raises(dwtir.ArgumentError, match="bytes past it"):
-        kernel(shifted, weight)
-
-
-def test_other_libraries_arrays() -> None:
+def test_other_libraries_arrays():
     import cupy
     import jax
     import torch
@@ -139,7 +106,7 @@ def test_other_libraries_arrays() -> None:
     assert np.array_equal(np.asarray(from_jax), expected.cpu().numpy())
 
 
-def test_the_last_device_while_the_first_is_current() -> None:
+def test_the_last_device_while_the_first_is_current():
     """With several GPUs the launch goes to the tensors' and leaves the current one alone."""
     import torch
 
@@ -151,10 +118,9 @@ def test_the_last_device_while_the_first_is_current() -> None:
     assert torch.cuda.current_device() == 0
 
 
-def test_resources_and_time_are_the_devices() -> None:
+def test_resources_and_time_are_the_devices():
     kernel = dwtir.build("8x64x56x56_k3_p1")
     use = kernel.resources()
-    assert use.registers is not None
     assert 0 < use.registers <= 255
     assert use.spill_bytes == 0
     timing = kernel.time(repeats=5)
@@ -170,24 +136,15 @@ print(kernel.resources().registers, "dwtir.compiler" in sys.modules)
 """
 
 
-def test_what_the_compiler_says_comes_through_tvm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_compiler_says_comes_through_tvm(tmp_path, monkeypatch):
     monkeypatch.setenv("DWTIR_CACHE_DIR", str(tmp_path))
     # NVRTC is stopped at once. What the search itself says of that is not asked here.
     with for_search(Limit(0.0)), pytest.raises(SlowCompileError, match="stopped, after 0 s"):
         dwtir.build("2x24x64x64_k7_p3")
 
 
-def test_a_second_process_takes_the_code_from_the_cache(tmp_path: Path) -> None:
-    environment = os.environ | {"DWTIR_CACHE_DIR": str(tmp_path)}
-    outputs = []
-    for _ in range(2):
-        child = subprocess.run(
-            [sys.executable, "-c", _BUILD_AGAIN], env=environment, capture_output=True, text=True
-        )
-        assert child.returncode == 0, child.stderr
-        outputs.append(child.stdout.split())
+def test_a_second_process_takes_the_code_from_the_cache(tmp_path):
+    outputs = [python(_BUILD_AGAIN, DWTIR_CACHE_DIR=str(tmp_path)).split() for _ in range(2)]
     assert outputs[0][:2] == outputs[1][:2]
     assert [output[2] for output in outputs] == ["True", "False"]
     assert len(list(tmp_path.glob("*.so"))) == 1
@@ -202,17 +159,11 @@ assert "libtvm_compiler" not in open("/proc/self/maps").read()
 """
 
 
-def test_an_exported_kernel_runs_without_the_compiler(tmp_path: Path) -> None:
+def test_an_exported_kernel_runs_without_the_compiler(tmp_path):
     import torch
 
     kernel = dwtir.build(SHAPE)
     kernel.export(tmp_path / "kernel.so")
     data, weight = torch.ones(SHAPE.data_shape).cuda(), torch.ones(SHAPE.weight_shape).cuda()
-    child = subprocess.run(
-        [sys.executable, "-c", _RUN_SAVED, str(tmp_path / "kernel.so")],
-        env=os.environ | {"TVM_USE_RUNTIME_LIB": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert child.returncode == 0, child.stderr
+    child = run("-c", _RUN_SAVED, tmp_path / "kernel.so", TVM_USE_RUNTIME_LIB="1")
     assert float(child.stdout) == kernel(data, weight).sum().item()

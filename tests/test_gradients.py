@@ -1,26 +1,22 @@
 """The gradients: adjoints of the convolution, reproducible, and kernels like any other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 
 import dwtir
-from backends import CPU, CUDA, OPENCL, Backend
+from backends import CPU, CUDA, OPENCL
 from dwtir import DepthwiseConv2dShape, Epilogue, InvalidEpilogueError, reference, schedules
 from dwtir.notation import OPERATIONS
 from dwtir.target import resolve
-from strategies import Tensors, integer_tensors, named_shapes, real_tensors, seeds, shapes
+from strategies import integer_tensors, named_shapes, real_tensors, seeds, shapes
 
 GRADIENTS = [operation for operation in OPERATIONS if operation != "forward"]
 
 
-def all_tensors(shape: DepthwiseConv2dShape, seed: int) -> Tensors:
+def all_tensors(shape, seed):
     """Make data, weight and the gradient of the output."""
     wanted = (replace(shape, operation=operation) for operation in OPERATIONS)
     return {
@@ -30,7 +26,7 @@ def all_tensors(shape: DepthwiseConv2dShape, seed: int) -> Tensors:
 
 @given(shape=shapes(flop=200_000), seed=seeds)
 @named_shapes(seed=0)
-def test_the_oracle_is_its_own_adjoint(shape: DepthwiseConv2dShape, seed: int) -> None:
+def test_the_oracle_is_its_own_adjoint(shape, seed):
     """A convolution is linear in data and in weight: <g, y> = <dx, x> = <dw, w>."""
     tensors = {name: array.astype(np.float64) for name, array in all_tensors(shape, seed).items()}
     results = {
@@ -50,7 +46,7 @@ def test_the_oracle_is_its_own_adjoint(shape: DepthwiseConv2dShape, seed: int) -
 
 
 @given(shape=shapes(flop=100_000, kernel=5), seed=seeds)
-def test_the_oracle_is_the_derivative(shape: DepthwiseConv2dShape, seed: int) -> None:
+def test_the_oracle_is_the_derivative(shape, seed):
     """A step of 1 along a direction changes the output by exactly what the gradient says."""
     tensors = {name: array.astype(np.float64) for name, array in all_tensors(shape, seed).items()}
     rng = np.random.default_rng(seed)
@@ -73,7 +69,7 @@ def test_the_oracle_is_the_derivative(shape: DepthwiseConv2dShape, seed: int) ->
     "backend", [CPU, OPENCL, pytest.param(CUDA, marks=pytest.mark.gpu)], ids=lambda one: one.name
 )
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_the_weights_gradient_is_the_same_bits_every_time(backend: Backend, layout: str) -> None:
+def test_the_weights_gradient_is_the_same_bits_every_time(backend, layout):
     shape = replace(DepthwiseConv2dShape.parse("3x40x29x31_k3_s2_p1_wgrad"), layout=layout)
     tile = schedules.choose(shape, backend.target())
     tensors = real_tensors(shape, Epilogue(), 0)
@@ -83,7 +79,7 @@ def test_the_weights_gradient_is_the_same_bits_every_time(backend: Backend, layo
 
 
 @pytest.mark.parametrize("operation", GRADIENTS)
-def test_a_gradient_has_no_epilogue(operation: str) -> None:
+def test_a_gradient_has_no_epilogue(operation):
     shape = replace(DepthwiseConv2dShape.parse("1x4x9x9_k3_p1"), operation=operation)
     with pytest.raises(InvalidEpilogueError, match=f"got bias.* for {operation}"):
         dwtir.build(shape, epilogue="bias", target="cpu")
@@ -92,14 +88,12 @@ def test_a_gradient_has_no_epilogue(operation: str) -> None:
 @pytest.mark.parametrize("target", ["cpu", "opencl", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("ending", ["dgrad", "wgrad"])
-def test_a_gradient_is_built_and_called_like_a_convolution(
-    target: str, layout: str, ending: str
-) -> None:
+def test_a_gradient_is_built_and_called_like_a_convolution(target, layout, ending):
     shape = DepthwiseConv2dShape.parse(f"2x24x17x15_k5_s2x1_p2_m2_{layout}_{ending}")
     kernel = dwtir.build(shape, target=target)
     arrays = list(integer_tensors(shape, Epilogue(), 0).values())
     expected = reference.depthwise_conv2d(shape, *arrays)
-    tensors: list[Any] = [*arrays]
+    tensors = [*arrays]
     if target == "cuda":
         import torch
 
@@ -114,7 +108,7 @@ def test_a_gradient_is_built_and_called_like_a_convolution(
         kernel(tensors[0])
 
 
-def test_threads_that_step_like_taps_are_refused() -> None:
+def test_threads_that_step_like_taps_are_refused():
     """TVM cannot lower such a tile: it does not see how wide the window is."""
     shape = DepthwiseConv2dShape.parse("1x1x3x9_k1x2_s2_d1x4_p0_wgrad")
     tile = schedules.TapSums(1, 2, 1, 1, 1, 1, threads=2, parts=1, part_threads=1)
@@ -127,7 +121,7 @@ def test_threads_that_step_like_taps_are_refused() -> None:
 
 
 @pytest.mark.parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_saved_gradient_is_loaded(target: str, tmp_path: Path) -> None:
+def test_a_saved_gradient_is_loaded(target, tmp_path):
     shape = DepthwiseConv2dShape.parse("2x24x17x15_k3_p1_nhwc_wgrad")
     kernel = dwtir.build(shape, target=target)
     kernel.export(tmp_path / "kernel.so")
@@ -137,7 +131,7 @@ def test_a_saved_gradient_is_loaded(target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_a_workspace_lives_as_long_as_a_graph() -> None:
+def test_a_workspace_lives_as_long_as_a_graph():
     """torch's tensors and TVM's, captured in a CUDA graph and replayed on other values."""
     import torch
 

@@ -1,9 +1,5 @@
 """The operators inside torch: compiled, exported, batched and traced; and what imports what."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -23,12 +19,12 @@ GEOMETRY = ((2, 1), (1, 1, 2, 0), (1, 2))
 
 
 @pytest.fixture(autouse=True)
-def _nothing_compiled() -> None:
+def _nothing_compiled():
     torch.manual_seed(0)
     torch.compiler.reset()
 
 
-def images() -> dict[str, torch.Tensor]:
+def images():
     image = torch.randn(2, 6, 9, 11)
     last = image.contiguous(memory_format=torch.channels_last)
     return {
@@ -44,7 +40,7 @@ def images() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", images())
-def test_torch_checks_the_operators(name: str) -> None:
+def test_torch_checks_the_operators(name):
     """The schemas are right, and the fake kernels' results have the real ones' strides."""
     image, weight, bias = images()[name], torch.randn(12, 1, 3, 3), torch.randn(12)
     opcheck(ops.depthwise_conv2d, (image, weight, bias, *GEOMETRY))
@@ -54,7 +50,7 @@ def test_torch_checks_the_operators(name: str) -> None:
 
 @pytest.mark.parametrize("wanted", [False, True])
 @pytest.mark.parametrize("name", images())
-def test_torch_checks_the_gradients(name: str, wanted: bool) -> None:
+def test_torch_checks_the_gradients(name, wanted):
     image, weight = images()[name].requires_grad_(wanted), torch.randn(12, 1, 3, 3)
     out = ops.depthwise_conv2d(image, weight.requires_grad_(wanted), None, *GEOMETRY)
     gradient = torch.randn_like(out).requires_grad_(wanted)
@@ -65,7 +61,7 @@ def test_torch_checks_the_gradients(name: str, wanted: bool) -> None:
     opcheck(ops.grad_weight, (image, gradient, weight.shape, *GEOMETRY))
 
 
-def test_an_epilogue_has_no_gradient() -> None:
+def test_an_epilogue_has_no_gradient():
     image, weight = torch.randn(1, 4, 5, 5), torch.randn(4, 1, 3, 3, requires_grad=True)
     geometry = ((1, 1), (0, 0, 0, 0), (1, 1))
     with pytest.raises(ArgumentError, match="a fused epilogue has no gradient"):
@@ -74,34 +70,32 @@ def test_an_epilogue_has_no_gradient() -> None:
         ops.fused(image, weight, [], "relu", *geometry)
 
 
-def network(padding: Any = "SAME") -> torch.nn.Module:
+def network(padding="SAME"):
     first = DepthwiseConv2d(8, 16, 3, 2, padding)
     return torch.nn.Sequential(first, torch.nn.ReLU(), DepthwiseConv2d(16, 16, 5, 1, "same", 2))
 
 
-class _Seen(TorchDispatchMode):  # type: ignore[misc]  # torch is Any to mypy
+class _Seen(TorchDispatchMode):
     """Notes the operators that run."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.names: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.names.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
-class _Tagged(torch.Tensor):  # type: ignore[misc]
+class _Tagged(torch.Tensor):
     """A tensor that is told of the functions that get it."""
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> torch.Tensor:
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def test_who_watches_sees_the_operators() -> None:
+def test_who_watches_sees_the_operators():
     image, weight = torch.randn(1, 6, 8, 8), torch.randn(6, 1, 3, 3, requires_grad=True)
     with _Seen() as seen:
         out = depthwise_conv2d(image, weight)
@@ -112,7 +106,7 @@ def test_who_watches_sees_the_operators() -> None:
     torch.testing.assert_close(out, F.conv2d(image, weight, groups=6))
 
 
-def test_a_backward_pass_may_be_watched_alone() -> None:
+def test_a_backward_pass_may_be_watched_alone():
     image, weight = torch.randn(1, 6, 8, 8), torch.randn(6, 1, 3, 3, requires_grad=True)
     out = depthwise_conv2d(image, weight)
     with _Seen() as seen:
@@ -120,12 +114,12 @@ def test_a_backward_pass_may_be_watched_alone() -> None:
     assert "dwtir.depthwise_conv2d_grad_weight.default" in seen.names
 
 
-def test_a_subclass_of_a_tensor_stays_one() -> None:
+def test_a_subclass_of_a_tensor_stays_one():
     image = torch.randn(1, 6, 8, 8).as_subclass(_Tagged)
     assert type(depthwise_conv2d(image, torch.randn(6, 1, 3, 3))) is _Tagged
 
 
-def test_a_tensor_without_values() -> None:
+def test_a_tensor_without_values():
     with FakeTensorMode() as mode:
         image = mode.from_tensor(torch.randn(1, 6, 8, 8))
         assert depthwise_conv2d(image, torch.empty(6, 1, 3, 3)).shape == (1, 6, 6, 6)
@@ -134,11 +128,11 @@ def test_a_tensor_without_values() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_plain_tensors_give_what_the_operators_give(form: torch.memory_format) -> None:
+def test_plain_tensors_give_what_the_operators_give(form):
     values = [torch.randn(2, 6, 9, 11).to(memory_format=form)]
     values += [torch.randn(12, 1, 3, 3), torch.randn(12)]
     found = []
-    ways: list[Any] = [ops.depthwise_conv2d, depthwise_conv2d]
+    ways = [ops.depthwise_conv2d, depthwise_conv2d]
     for compute in ways:
         tensors = [value.clone().requires_grad_() for value in values]
         out = compute(*tensors, *GEOMETRY)
@@ -151,7 +145,7 @@ def test_plain_tensors_give_what_the_operators_give(form: torch.memory_format) -
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_compiles_as_one_graph(form: torch.memory_format) -> None:
+def test_compiles_as_one_graph(form):
     model, image = network(), torch.randn(2, 8, 15, 17).contiguous(memory_format=form)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
@@ -159,7 +153,7 @@ def test_compiles_as_one_graph(form: torch.memory_format) -> None:
         assert compiled(image).stride() == model(image).stride()
 
 
-def test_compiles_for_sizes_that_change() -> None:
+def test_compiles_for_sizes_that_change():
     model = network()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
     with torch.no_grad():
@@ -169,14 +163,14 @@ def test_compiles_for_sizes_that_change() -> None:
 
 
 @pytest.mark.filterwarnings("default")
-def test_compiles_with_inductor() -> None:
+def test_compiles_with_inductor():
     model, image = network(), torch.randn(2, 8, 15, 17)
     compiled = torch.compile(model, fullgraph=True)
     with torch.no_grad():
         torch.testing.assert_close(compiled(image), model(image))
 
 
-def test_compiles_under_autocast() -> None:
+def test_compiles_under_autocast():
     model, image = network(), torch.randn(2, 8, 15, 17)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
@@ -184,7 +178,7 @@ def test_compiles_under_autocast() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_compiles_with_gradients(form: torch.memory_format) -> None:
+def test_compiles_with_gradients(form):
     model, image = network(), torch.randn(2, 8, 15, 17).contiguous(memory_format=form)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for _ in range(2):
@@ -199,7 +193,7 @@ def test_compiles_with_gradients(form: torch.memory_format) -> None:
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("padding", ["SAME", 1])
-def test_exports(padding: Any) -> None:
+def test_exports(padding):
     """TensorFlow's padding needs the image's size; torch's leaves it open."""
     model, image = network(padding).eval(), torch.randn(2, 8, 15, 17)
     batch, height = torch.export.Dim("batch"), torch.export.Dim("height", min=4)
@@ -213,11 +207,11 @@ def test_exports(padding: Any) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dims", [(0, None, None), (None, 0, 0), (2, 0, None), (0, None, 0)])
-def test_maps_over_a_dimension(dims: tuple[int | None, ...], form: torch.memory_format) -> None:
-    def ours(*tensors: torch.Tensor) -> torch.Tensor:
+def test_maps_over_a_dimension(dims, form):
+    def ours(*tensors):
         return depthwise_conv2d(*tensors, 1, 1)
 
-    def theirs(*tensors: torch.Tensor) -> torch.Tensor:
+    def theirs(*tensors):
         return F.conv2d(*tensors, 1, 1, groups=8)
 
     tensors = []
@@ -231,7 +225,7 @@ def test_maps_over_a_dimension(dims: tuple[int | None, ...], form: torch.memory_
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_maps_over_gradients(form: torch.memory_format) -> None:
+def test_maps_over_gradients(form):
     image = torch.randn(2, 8, 9, 7).contiguous(memory_format=form).requires_grad_()
     tensors = (
         image,
@@ -248,14 +242,14 @@ def test_maps_over_gradients(form: torch.memory_format) -> None:
 
 
 @pytest.mark.parametrize("dims", [(0, None), (None, 0), (0, 0), (1, 2)])
-def test_maps_over_the_gradients_operators(dims: tuple[int | None, int | None]) -> None:
+def test_maps_over_the_gradients_operators(dims):
     geometry = ((1, 1), (1, 1, 1, 1), (1, 1))
     sizes = {"image": (2, 8, 9, 7), "out": (2, 16, 9, 7), "weight": (16, 1, 3, 3)}
 
-    def data(gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def data(gradient, weight):
         return ops.grad_data(gradient, weight, sizes["image"], False, *geometry)
 
-    def filters(image: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    def filters(image, gradient):
         return ops.grad_weight(image, gradient, sizes["weight"], *geometry)
 
     for function, names in ((data, ("out", "weight")), (filters, ("image", "out"))):
@@ -281,11 +275,11 @@ print(int(torch.nn.functional.relu(image).sum()))
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("first", ["torch", "tvm", "dwtir", "dwtir.nn"])
-def test_the_order_of_imports_does_not_matter(first: str, device: str) -> None:
+def test_the_order_of_imports_does_not_matter(first, device):
     assert python(f"import {first}" + USE.replace("DEVICE", repr(device))) == "3\n100"
 
 
-def test_without_torch_the_extra_is_named() -> None:
+def test_without_torch_the_extra_is_named():
     code = """
 import sys
 sys.modules["torch"] = None
@@ -303,7 +297,7 @@ except dwtir.ToolchainError as error:
 
 
 @pytest.mark.gpu
-def test_runs_on_the_current_stream() -> None:
+def test_runs_on_the_current_stream():
     image = torch.randn(2, 8, 9, 9, device="cuda").contiguous(memory_format=torch.channels_last)
     weight = torch.randn(8, 1, 3, 3, device="cuda")
     expected = depthwise_conv2d(image, weight)
@@ -321,7 +315,7 @@ def test_runs_on_the_current_stream() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
-def test_a_cuda_graph_sees_what_the_weight_is_at_its_replay(form: torch.memory_format) -> None:
+def test_a_cuda_graph_sees_what_the_weight_is_at_its_replay(form):
     image = torch.randn(2, 8, 9, 9, device="cuda").contiguous(memory_format=form)
     weight = torch.randn(8, 1, 3, 3, device="cuda")
     depthwise_conv2d(image, weight)
@@ -336,7 +330,7 @@ def test_a_cuda_graph_sees_what_the_weight_is_at_its_replay(form: torch.memory_f
 
 
 @pytest.mark.gpu
-def test_runs_on_another_device_than_the_current_one() -> None:
+def test_runs_on_another_device_than_the_current_one():
     last = torch.device("cuda", torch.cuda.device_count() - 1)
     image, weight = torch.randn(2, 8, 9, 9), torch.randn(8, 1, 3, 3)
     got = depthwise_conv2d(image.to(last), weight.to(last))
@@ -344,5 +338,5 @@ def test_runs_on_another_device_than_the_current_one() -> None:
     torch.testing.assert_close(got.cpu(), F.conv2d(image, weight, groups=8))
 
 
-def test_the_operators_are_there_by_name() -> None:
+def test_the_operators_are_there_by_name():
     assert dwtir.nn.ops.depthwise_conv2d is torch.ops.dwtir.depthwise_conv2d.default

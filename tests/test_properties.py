@@ -1,11 +1,7 @@
 """What is true of every convolution, whoever computes it: no oracle is needed for most of it."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -13,22 +9,12 @@ import pytest
 import tvm
 from hypothesis import given, note, settings
 
-from backends import CPU, CUDA, H200, REPLAY, Backend, llvm, run_guarded
-from dwtir import (
-    ARTICLE_STEPS,
-    STRATEGIES,
-    DepthwiseConv2dShape,
-    Epilogue,
-    Strategy,
-    reference,
-    schedules,
-)
+from backends import CPU, CUDA, H200, REPLAY, llvm, run_guarded
+from dwtir import ARTICLE_STEPS, STRATEGIES, DepthwiseConv2dShape, Epilogue, reference, schedules
 from dwtir import compute as tir
-from dwtir.notation import DTYPES, OPERATIONS
+from dwtir.notation import OPERATIONS
 from strategies import (
     EXACT_STEPS,
-    NAMED_SHAPES,
-    Array,
     adapted,
     epilogues,
     integer_tensors,
@@ -60,17 +46,12 @@ computers = pytest.mark.parametrize(
 small_shapes = shapes(channels=5, size=24, kernel=7, flop=500_000)
 
 
-def in_layout(shape: DepthwiseConv2dShape, strategy: type[Strategy]) -> DepthwiseConv2dShape:
+def in_layout(shape, strategy):
     """Move a shape to a layout and dtype that the strategy schedules."""
     return adapted(shape, strategy, H200 if strategy.on_gpu else CPU.target())
 
 
-def convolve(
-    backend: Backend,
-    strategy: type[Strategy],
-    shape: DepthwiseConv2dShape,
-    *tensors: Mapping[str, Array],
-) -> list[Array]:
+def convolve(backend, strategy, shape, *tensors):
     target = backend.target()
     # A shape that is made of the drawn one may be too large for the strategy.
     claimed = strategy.claims(shape, target)
@@ -79,15 +60,15 @@ def convolve(
     return backend.run(tile, shape, Epilogue(), *[dict(inputs) for inputs in tensors])
 
 
-def as_nchw(shape: DepthwiseConv2dShape, image: Array) -> Array:
+def as_nchw(shape, image):
     return image if shape.layout == "NCHW" else image.transpose(0, 3, 1, 2)
 
 
-def as_nhwc(image: Array) -> Array:
+def as_nhwc(image):
     return np.ascontiguousarray(image.transpose(0, 2, 3, 1))
 
 
-def taps_first(shape: DepthwiseConv2dShape, weight: Array) -> Array:
+def taps_first(shape, weight):
     """View the filters as (kh, kw, channels, multiplier), whatever the layout."""
     return weight if shape.layout == "NHWC" else weight.transpose(2, 3, 0, 1)
 
@@ -95,7 +76,7 @@ def taps_first(shape: DepthwiseConv2dShape, weight: Array) -> Array:
 # Everybody agrees
 
 
-def everybody(shape: DepthwiseConv2dShape) -> list[tuple[str, Backend, Strategy]]:
+def everybody(shape):
     """List all strategies and all steps of the articles that take a shape."""
     found = [
         (name, backend, strategy.choose(shape, backend.target()))
@@ -115,7 +96,7 @@ def everybody(shape: DepthwiseConv2dShape) -> list[tuple[str, Backend, Strategy]
     ]
 
 
-def check_all_agree(shape: DepthwiseConv2dShape, epilogue: Epilogue, seed: int) -> int:
+def check_all_agree(shape, epilogue, seed):
     tensors = integer_tensors(shape, epilogue, seed)
     data, weight, *_ = tensors.values()
     expected = reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
@@ -135,15 +116,13 @@ def check_all_agree(shape: DepthwiseConv2dShape, epilogue: Epilogue, seed: int) 
     epilogue=epilogues(steps=EXACT_STEPS),
     seed=seeds,
 )
-def test_scheduled_and_unscheduled_agree(
-    shape: DepthwiseConv2dShape, epilogue: Epilogue, seed: int
-) -> None:
+def test_scheduled_and_unscheduled_agree(shape, epilogue, seed):
     note(f"{shape} {epilogue}")
     assert check_all_agree(shape, epilogue, seed) >= 2
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_every_step_of_the_articles_agrees(layout: str) -> None:
+def test_every_step_of_the_articles_agrees(layout):
     shape = DepthwiseConv2dShape.parse(f"2x3x37x41_k3_psame_{layout}")
     epilogue = Epilogue(("scale_shift", "relu"))
     steps = sum(map(len, ARTICLE_STEPS.values()))
@@ -153,9 +132,7 @@ def test_every_step_of_the_articles_agrees(layout: str) -> None:
 @computers
 @fewer
 @given(shape=small_shapes, seed=seeds)
-def test_the_two_layouts_agree(
-    backend: Backend, strategy: type[Strategy], shape: DepthwiseConv2dShape, seed: int
-) -> None:
+def test_the_two_layouts_agree(backend, strategy, shape, seed):
     """One layout by `strategy`, the other by the unscheduled function."""
     shape = in_layout(shape, strategy)
     if shape.layout == "NHWC":
@@ -182,16 +159,11 @@ def test_the_two_layouts_agree(
 @computers
 @fewer
 @given(shape=small_shapes, seed=seeds)
-def test_padding_is_zeros_around_the_input(
-    backend: Backend, strategy: type[Strategy], shape: DepthwiseConv2dShape, seed: int
-) -> None:
+def test_padding_is_zeros_around_the_input(backend, strategy, shape, seed):
     shape = in_layout(shape, strategy)
     top, left, bottom, right = shape.padding
     unpadded = replace(
-        shape,
-        height=shape.height + top + bottom,
-        width=shape.width + left + right,
-        padding=0,
+        shape, height=shape.height + top + bottom, width=shape.width + left + right, padding=0
     )
     tensors = integer_tensors(shape, Epilogue(), seed)
     around = ((0, 0), (0, 0), (top, bottom), (left, right))
@@ -207,13 +179,7 @@ def test_padding_is_zeros_around_the_input(
 @computers
 @fewer
 @given(shape=small_shapes, seed=seeds, data=st.data())
-def test_a_kernel_of_a_single_one_shifts(
-    backend: Backend,
-    strategy: type[Strategy],
-    shape: DepthwiseConv2dShape,
-    seed: int,
-    data: st.DataObject,
-) -> None:
+def test_a_kernel_of_a_single_one_shifts(backend, strategy, shape, seed, data):
     shape = in_layout(shape, strategy)
     image = real_tensors(shape, Epilogue(), seed)["data"]
     kh = data.draw(st.integers(0, shape.kernel[0] - 1))
@@ -236,9 +202,7 @@ def test_a_kernel_of_a_single_one_shifts(
 @computers
 @fewer
 @given(shape=small_shapes, seed=seeds)
-def test_a_stride_takes_every_nth_output(
-    backend: Backend, strategy: type[Strategy], shape: DepthwiseConv2dShape, seed: int
-) -> None:
+def test_a_stride_takes_every_nth_output(backend, strategy, shape, seed):
     shape = in_layout(shape, strategy)
     tensors = integer_tensors(shape, Epilogue(), seed)
     (got,) = convolve(backend, strategy, shape, tensors)
@@ -250,9 +214,7 @@ def test_a_stride_takes_every_nth_output(
 @computers
 @fewer
 @given(shape=small_shapes, seed=seeds)
-def test_the_convolution_is_linear(
-    backend: Backend, strategy: type[Strategy], shape: DepthwiseConv2dShape, seed: int
-) -> None:
+def test_the_convolution_is_linear(backend, strategy, shape, seed):
     shape = replace(in_layout(shape, strategy), dtype=strategy.dtypes[0])
     x, y = integer_tensors(shape, Epilogue(), seed), integer_tensors(shape, Epilogue(), seed + 1)
     # An eighth of the largest values, so that the sum is exact as well.
@@ -267,9 +229,7 @@ def test_the_convolution_is_linear(
 @computers
 @fewer
 @given(shape=shapes(channels=4, size=20, kernel=5, multiplier=4, flop=300_000), seed=seeds)
-def test_the_multiplier_is_that_many_convolutions(
-    backend: Backend, strategy: type[Strategy], shape: DepthwiseConv2dShape, seed: int
-) -> None:
+def test_the_multiplier_is_that_many_convolutions(backend, strategy, shape, seed):
     shape = in_layout(shape, strategy)
     tensors = integer_tensors(shape, Epilogue(), seed)
     (got,) = convolve(backend, strategy, shape, tensors)
@@ -292,7 +252,7 @@ def test_the_multiplier_is_that_many_convolutions(
 # Independence
 
 
-def near(shape: DepthwiseConv2dShape, bad: Array) -> Array:
+def near(shape, bad):
     """Tell which results see a bad input, or one beside it that tensor cores multiply along.
 
     They multiply what lies beside an output's inputs by zero.
@@ -319,13 +279,7 @@ def near(shape: DepthwiseConv2dShape, bad: Array) -> Array:
 @computers
 @fewer
 @given(shape=small_shapes, seed=seeds, data=st.data())
-def test_a_nan_reaches_only_the_outputs_that_see_it(
-    backend: Backend,
-    strategy: type[Strategy],
-    shape: DepthwiseConv2dShape,
-    seed: int,
-    data: st.DataObject,
-) -> None:
+def test_a_nan_reaches_only_the_outputs_that_see_it(backend, strategy, shape, seed, data):
     """A whole image of NaN, one pixel of infinity, and the filters of one channel.
 
     An output that lies wholly in the padding sees no input. Its sum of zeros times
@@ -347,7 +301,7 @@ def test_a_nan_reaches_only_the_outputs_that_see_it(
     as_nchw(shape, pixel)[n, c, h, w] = np.inf
     weight = tensors["weight"].copy()
     taps_first(shape, weight)[:, :, c] = np.nan
-    cases: list[dict[str, Any]] = [{"data": image}, {"data": pixel}, {"weight": weight}]
+    cases = [{"data": image}, {"data": pixel}, {"weight": weight}]
     results = convolve(backend, strategy, shape, *[tensors | case for case in cases])
     ones = (np.ones(shape.data_shape), np.ones(shape.weight_shape))
     sees_input = reference.depthwise_conv2d(shape, *ones) > 0
@@ -365,9 +319,7 @@ def test_a_nan_reaches_only_the_outputs_that_see_it(
 @computers
 @fewer
 @given(shape=small_shapes, seed=seeds)
-def test_batch_items_do_not_meet(
-    backend: Backend, strategy: type[Strategy], shape: DepthwiseConv2dShape, seed: int
-) -> None:
+def test_batch_items_do_not_meet(backend, strategy, shape, seed):
     shape = replace(in_layout(shape, strategy), batch=3)
     tensors = integer_tensors(shape, Epilogue(), seed)
     (got,) = convolve(backend, strategy, shape, tensors)
@@ -386,7 +338,7 @@ def test_batch_items_do_not_meet(
 @given(shape=shapes(channels=4000, size=400, kernel=40, batch=200, flop=2**26))
 @named_shapes()
 @settings(max_examples=10 * EXAMPLES)
-def test_the_chosen_tile_passes_its_check(shape: DepthwiseConv2dShape) -> None:
+def test_the_chosen_tile_passes_its_check(shape):
     """On every device that we know, without compiling anything."""
     for backend, operation in product((REPLAY, CPU), OPERATIONS):
         target = backend.target()
@@ -401,14 +353,3 @@ def test_the_chosen_tile_passes_its_check(shape: DepthwiseConv2dShape) -> None:
                     assert values, name
                     assert all(type(value) is int and value > 0 for value in values), name
                     assert list(values) == sorted(set(values)), name
-
-
-def test_the_named_shapes_are_what_they_are_called() -> None:
-    parsed = {name: DepthwiseConv2dShape.parse(text) for name, text in NAMED_SHAPES.items()}
-    assert parsed["one channel"].in_channels == 1
-    assert parsed["kernel = padded input"].out_shape == (1, 3, 1, 1)
-    above = parsed["stride above kernel"]
-    assert all(s > k for s, k in zip(above.stride, above.kernel, strict=True))
-    assert parsed["batch 3"].batch == 3
-    assert parsed["dilation 4"].dilation == (4, 4)
-    assert set(DTYPES) == {"float32", "float16", "bfloat16"}

@@ -1,7 +1,5 @@
 """The reference on a part of a result finds what is wrong there, and nothing else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,7 @@ from dwtir import DepthwiseConv2dShape, Epilogue, reference, spotcheck
 
 @pytest.mark.parametrize("text", ["2x6x9x11_k3_s2x1_psame_m2", "3x8x7x7_k5_p2_float16_nhwc"])
 @pytest.mark.parametrize("steps", ["", "scale_shift+residual+relu6", "_dgrad", "_wgrad"])
-def test_a_right_result_is_within_the_bound(text: str, steps: str) -> None:
+def test_a_right_result_is_within_the_bound(text, steps):
     if steps.startswith("_"):
         text, steps = text + steps, ""
     shape, epilogue = DepthwiseConv2dShape.parse(text), Epilogue.of(steps or None)
@@ -30,7 +28,7 @@ def test_a_right_result_is_within_the_bound(text: str, steps: str) -> None:
         assert spotcheck.error_ratio(shape, epilogue, inputs, wrong) == np.inf
 
 
-def test_a_large_result_is_sampled_at_both_ends() -> None:
+def test_a_large_result_is_sampled_at_both_ends():
     shape = DepthwiseConv2dShape.parse("16x64x64x64_k7_p3")
     epilogue = Epilogue()
     inputs = [np.ones(shape.data_shape, "float32"), np.ones(shape.weight_shape, "float32")]

@@ -1,13 +1,11 @@
 """The suite's data travels with the package and says what it says."""
 
-from __future__ import annotations
-
 import pytest
 
 from dwtir import DepthwiseConv2dShape, InvalidShapeError, suite
 
 
-def test_every_network_has_layers_in_every_form() -> None:
+def test_every_network_has_layers_in_every_form():
     assert len(suite.networks()) == 41
     # Five of the published networks have no depthwise layer.
     assert sum(bool(suite.network(name)) for name in suite.networks()) == 36
@@ -19,7 +17,7 @@ def test_every_network_has_layers_in_every_form() -> None:
         assert all(layer.count >= 1 for layer in layers)
 
 
-def test_a_network_is_found_by_its_short_name() -> None:
+def test_a_network_is_found_by_its_short_name():
     assert suite.network("mobilenet_v2") == suite.network("torchvision/mobilenet_v2")
     first = suite.network("mobilenet_v2")[0]
     assert first.shape == DepthwiseConv2dShape.parse("1x32x112x112_k3_p1")
@@ -27,7 +25,7 @@ def test_a_network_is_found_by_its_short_name() -> None:
         suite.network("vgg")
 
 
-def test_the_articles_rows() -> None:
+def test_the_articles_rows():
     rows = suite.seed_rows()
     assert len(rows) == 8
     shape, published, source = rows[-1]

@@ -1,10 +1,7 @@
 """NVRTC in processes of its own: the same code and errors, and an end when nobody waits."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,22 +17,22 @@ SPILLING = ChannelVector(7, 14, 1, 32, 1, 1, 16)
 
 
 @pytest.fixture
-def compilers() -> Iterator[Compilers]:
+def compilers():
     found = Compilers()
     yield found
     found.close()
 
 
-def source(strategy: str | ChannelVector = "manual") -> str:
+def source(strategy="manual"):
     return dwtir.build(SHAPE, strategy, target="nvidia-h200").source()
 
 
-def compile_on_and_on(compilers: Compilers, limit: Limit) -> None:
+def compile_on_and_on(compilers, limit):
     for _ in range(200):
         compilers.compile(limit, source(SPILLING), "sm_90", None)
 
 
-def test_they_make_the_same_code(compilers: Compilers) -> None:
+def test_they_make_the_same_code(compilers):
     text = source()
     right = compile_cubin(text, "sm_90", 2)
     for _ in range(2):
@@ -45,14 +42,14 @@ def test_they_make_the_same_code(compilers: Compilers) -> None:
     assert compilers._idle.qsize() == 1, "the second took the first one's process"
 
 
-def test_a_search_compiles_there(compilers: Compilers) -> None:
+def test_a_search_compiles_there(compilers):
     kernel = dwtir.build(SHAPE, ChannelVector(1, 2, 1, 32, 1, 1), target="nvidia-h200")
     with for_search(Limit(60, compilers.compile)):
         assert kernel.resources().spill_bytes == 0
     assert compilers._idle.qsize() == 1
 
 
-def test_errors_are_the_same(compilers: Compilers) -> None:
+def test_errors_are_the_same(compilers):
     with pytest.raises(SpillError, match=r"min_blocks=16 lets a thread spill \d+ bytes"):
         compilers.compile(Limit(60), source(SPILLING), "sm_90", SPILLING.min_blocks)
     with pytest.raises(CompileError, match="NVRTC rejected"):
@@ -63,7 +60,7 @@ def test_errors_are_the_same(compilers: Compilers) -> None:
         compilers.compile(Limit(0.01), source(SPILLING), "sm_90", None)
 
 
-def test_what_nobody_waits_for_ends_at_once(compilers: Compilers) -> None:
+def test_what_nobody_waits_for_ends_at_once(compilers):
     limit = Limit(60)
     threading.Timer(0.3, limit.stop).start()
     start = time.monotonic()
@@ -75,7 +72,7 @@ def test_what_nobody_waits_for_ends_at_once(compilers: Compilers) -> None:
     assert compilers.compile(Limit(60), source(), "sm_90", None).kernels
 
 
-def test_a_process_that_dies_is_replaced(compilers: Compilers) -> None:
+def test_a_process_that_dies_is_replaced(compilers):
     compilers.compile(Limit(60), source(), "sm_90", None)
     channel = compilers._idle.queue[0]
     channel.kill()
@@ -87,7 +84,7 @@ def test_a_process_that_dies_is_replaced(compilers: Compilers) -> None:
         compile_on_and_on(compilers, Limit(60))
 
 
-def test_threads_compile_at_the_same_time(compilers: Compilers) -> None:
+def test_threads_compile_at_the_same_time(compilers):
     text = source()
     found = []
     threads = [

@@ -1,7 +1,5 @@
 """Tuning through TVM's tracker: real trackers and servers, on loopback."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -12,8 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import psutil
 import pytest
@@ -23,10 +19,9 @@ from tvm.rpc.tracker import Tracker
 import dwtir
 from dwtir import DepthwiseConv2dShape, cuda
 from dwtir.epilogue import Epilogue
-from dwtir.target import Target, resolve
-from dwtir.tune import Outcome, Settings, Task, Trial, server
+from dwtir.target import resolve
+from dwtir.tune import Settings, Task, server
 from dwtir.tune.display import PlainDisplay
-from dwtir.tune.fleet import Fleet
 from dwtir.tune.remote import gpus_fleet, parse_address, tracker_fleet
 from dwtir.tune.run import tune_all
 
@@ -38,30 +33,30 @@ STOCK = "tvm.exec.rpc_server"
 class Watcher(PlainDisplay):
     """Does something at one of the trials."""
 
-    def __init__(self, at: int = 0, act: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, at=0, act=lambda: None):
         super().__init__(io.StringIO())
         self.notes: list[str] = []
         self._at, self._act = at, act
         self._seen = 0
 
-    def trial(self, trial: Trial, best: Trial | None, manual: Trial | None) -> None:
+    def trial(self, trial, best, manual):
         super().trial(trial, best, manual)
         self._seen += 1
         if self._seen == self._at:
             self._act()
 
-    def note(self, text: str) -> None:
+    def note(self, text):
         self.notes.append(text)
 
 
-def free_port() -> int:
+def free_port():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
         return port
 
 
 @pytest.fixture
-def tracker() -> Iterator[str]:
+def tracker():
     port = free_port()
     running = Tracker("127.0.0.1", port, port + 1, silent=True)
     try:
@@ -71,7 +66,7 @@ def tracker() -> Iterator[str]:
         running.proc = None
 
 
-def summary(tracker: str) -> list[str]:
+def summary(tracker):
     session = connect_tracker("127.0.0.1", int(tracker.rpartition(":")[2]))
     try:
         return [info["key"] for info in session.summary()["server_info"]]
@@ -79,7 +74,7 @@ def summary(tracker: str) -> list[str]:
         session.close()
 
 
-def await_servers(tracker: str, count: int) -> None:
+def await_servers(tracker, count):
     deadline = time.monotonic() + 40
     while summary(tracker).count("server:cpu") < count:
         assert time.monotonic() < deadline, "the servers did not start"
@@ -87,9 +82,7 @@ def await_servers(tracker: str, count: int) -> None:
 
 
 @contextlib.contextmanager
-def serving(
-    tracker: str, count: int, *, module: str = OURS, more: Sequence[str] = ()
-) -> Iterator[list[subprocess.Popen[str]]]:
+def serving(tracker, count, *, module=OURS, more=()):
     """Start servers of key ``cpu`` and wait until the tracker has them."""
     command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--key", "cpu"]
     command += ["--tracker", tracker, *more]
@@ -106,13 +99,13 @@ def serving(
         yield servers
 
 
-def end(started: subprocess.Popen[str]) -> None:
+def end(started):
     with contextlib.suppress(ProcessLookupError):
         os.killpg(started.pid, signal.SIGKILL)
     started.wait()
 
 
-def session_of(server: subprocess.Popen[str]) -> psutil.Process:
+def session_of(server):
     """Find the process of a server's session: there is one as soon as somebody is connected."""
     deadline = time.monotonic() + 20
     while not (found := psutil.Process(server.pid).children()):
@@ -121,9 +114,7 @@ def session_of(server: subprocess.Popen[str]) -> psutil.Process:
     return found[0]
 
 
-def run(
-    device: Target, fleet: Fleet, trials: int, folder: Path, display: Watcher, layer: str = LAYER
-) -> Outcome:
+def run(device, fleet, trials, folder, display, layer=LAYER):
     task = Task(DepthwiseConv2dShape.parse(layer), Epilogue.of("bias"))
     try:
         outcomes, failed = tune_all(
@@ -141,16 +132,14 @@ def run(
     return outcomes[0]
 
 
-def assert_complete(outcome: Outcome, trials: int) -> None:
+def assert_complete(outcome, trials):
     assert len(outcome.trials) == trials
     assert [trial.error for trial in outcome.trials if not trial.times] == []
     assert outcome.written
     assert outcome.path.is_file()
 
 
-def test_a_server_that_is_killed_leaves_its_candidates_to_others(
-    tracker: str, tmp_path: Path
-) -> None:
+def test_a_server_that_is_killed_leaves_its_candidates_to_others(tracker, tmp_path):
     with serving(tracker, 3) as servers:
         display = Watcher(5, lambda: os.killpg(servers[1].pid, signal.SIGKILL))
         device, fleet = tracker_fleet(tracker, "cpu", note=display.note, wait=15.0)
@@ -161,7 +150,7 @@ def test_a_server_that_is_killed_leaves_its_candidates_to_others(
     assert any("no free server of key 'cpu' in 15 s" in note for note in display.notes)
 
 
-def test_a_server_that_hangs_leaves_its_candidates_to_others(tracker: str, tmp_path: Path) -> None:
+def test_a_server_that_hangs_leaves_its_candidates_to_others(tracker, tmp_path):
     with serving(tracker, 2) as servers:
         display = Watcher(4, lambda: session_of(servers[0]).send_signal(signal.SIGSTOP))
         device, fleet = tracker_fleet(
@@ -172,7 +161,7 @@ def test_a_server_that_hangs_leaves_its_candidates_to_others(tracker: str, tmp_p
     assert any("the server said nothing for 25 s" in note for note in display.notes)
 
 
-def test_a_server_outlives_its_sessions(tracker: str, tmp_path: Path) -> None:
+def test_a_server_outlives_its_sessions(tracker, tmp_path):
     """A crash ends the session alone, and so does a call that takes too long."""
     with serving(tracker, 1) as servers:
         display = Watcher(3, lambda: session_of(servers[0]).send_signal(signal.SIGSEGV))
@@ -188,14 +177,14 @@ def test_a_server_outlives_its_sessions(tracker: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_tvms_own_servers(tracker: str, tmp_path: Path, dtype: str) -> None:
+def test_tvms_own_servers(tracker, tmp_path, dtype):
     with serving(tracker, 2, module=STOCK, more=["--silent"]) as servers:
         with pytest.raises(dwtir.InvalidTargetError, match="cannot say what device it has; give"):
             tracker_fleet(tracker, "cpu")
         with pytest.raises(dwtir.ToolchainError, match=r"run `python -m dwtir\.tune\.server`"):
             tracker_fleet(tracker, "cpu", "sm_75")
 
-        def kill_a_session() -> None:
+        def kill_a_session():
             (worker,) = psutil.Process(servers[0].pid).children()
             for session in worker.children():
                 session.kill()
@@ -207,14 +196,14 @@ def test_tvms_own_servers(tracker: str, tmp_path: Path, dtype: str) -> None:
     assert display.notes
 
 
-def command_line(process: psutil.Process) -> list[str]:
+def command_line(process):
     try:
         return process.cmdline()
     except psutil.ZombieProcess:  # ended, and not yet waited for
         return []
 
 
-def test_local_servers_come_and_go(tmp_path: Path) -> None:
+def test_local_servers_come_and_go(tmp_path):
     display = Watcher()
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with gpus_fleet(["a", "b", "c"], note=display.note, kind="cpu") as (device, fleet):
@@ -230,14 +219,13 @@ def test_local_servers_come_and_go(tmp_path: Path) -> None:
     assert psutil.wait_procs(started, 10)[1] == []
 
 
-def test_local_servers_end_with_us() -> None:
+def test_local_servers_end_with_us():
     """Even if nothing of ours runs any more that could end them."""
     script = (
         "import time; from dwtir.tune.remote import gpus_fleet\n"
         "with gpus_fleet(['a', 'b'], kind='cpu'): print('up', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
         try:
             assert child.stdout.readline() == b"up\n"
             started = psutil.Process(child.pid).children(recursive=True)
@@ -247,7 +235,7 @@ def test_local_servers_end_with_us() -> None:
     assert psutil.wait_procs(started, 10)[1] == []
 
 
-def test_a_local_server_that_does_not_start_is_named() -> None:
+def test_a_local_server_that_does_not_start_is_named():
     started = contextlib.ExitStack()
     with started, pytest.raises(dwtir.DeviceError, match="the server of -x ended with status 2"):
         started.enter_context(gpus_fleet(["-x"]))
@@ -258,14 +246,14 @@ def test_a_local_server_that_does_not_start_is_named() -> None:
         started.enter_context(gpus_fleet(["0", "0"]))
 
 
-def test_a_key_that_nobody_serves(tracker: str) -> None:
+def test_a_key_that_nobody_serves(tracker):
     with pytest.raises(dwtir.DeviceError, match="no server of key 'gpu'; it has none"):
         tracker_fleet(tracker, "gpu")
     with serving(tracker, 1), pytest.raises(dwtir.DeviceError, match="'gpu'; it has cpu"):
         tracker_fleet(tracker, "gpu")
 
 
-def test_no_tracker() -> None:
+def test_no_tracker():
     with pytest.raises(dwtir.DeviceError, match=r"the tracker at 127\.0\.0\.1:1: .*refused"):
         tracker_fleet("127.0.0.1:1", "cpu")
 
@@ -281,9 +269,7 @@ def test_no_tracker() -> None:
         (":9190", "HOST:PORT with a port"),
     ],
 )
-def test_addresses_that_are_refused(
-    address: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_addresses_that_are_refused(address, message, capsys):
     with pytest.raises(dwtir.InvalidTargetError, match=message):
         tracker_fleet(address, "cpu")
     assert server.main(["--tracker", address, "--key", "cpu"]) == 1
@@ -291,28 +277,25 @@ def test_addresses_that_are_refused(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::"])
-def test_a_server_listens_to_this_machine_only(
-    host: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_listens_to_this_machine_only(host, capsys):
     assert server.main(["--tracker", "127.0.0.1:9190", "--key", "cpu", "--host", host]) == 1
     assert "--host must be loopback, such as 127.0.0.1, unless" in capsys.readouterr().err
 
 
-def test_addresses_that_are_allowed() -> None:
+def test_addresses_that_are_allowed():
     assert parse_address("localhost:9190", False) == ("localhost", 9190)
     assert parse_address("127.0.0.2:1", False) == ("127.0.0.2", 1)
     assert parse_address("[::1]:65535", False) == ("::1", 65535)
     assert parse_address("10.0.0.1:9190", True) == ("10.0.0.1", 9190)
 
 
-def test_a_server_elsewhere_is_refused_by_the_client(tracker: str) -> None:
+def test_a_server_elsewhere_is_refused_by_the_client(tracker):
     """The tracker is asked by an address that counts as remote; both sides warn of it."""
     port = tracker.rpartition(":")[2]
     command = [sys.executable, "-m", OURS, "--key", "cpu", "--tracker", f"0.0.0.0:{port}"]
     command += ["--custom-addr", "10.0.0.1", "--allow-remote"]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        assert child.stderr is not None
         assert "full remote code execution" in child.stderr.readline()
         await_servers(tracker, 1)
         with pytest.raises(
@@ -329,7 +312,7 @@ def test_a_server_elsewhere_is_refused_by_the_client(tracker: str) -> None:
 
 
 @pytest.mark.gpu
-def test_a_server_for_each_gpu(tmp_path: Path) -> None:
+def test_a_server_for_each_gpu(tmp_path):
     gpus = [str(index) for index in range(min(cuda.device_count(), 2))]
     display = Watcher()
     with gpus_fleet(gpus, note=display.note) as (device, fleet):

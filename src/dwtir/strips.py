@@ -7,10 +7,27 @@ from math import gcd
 
 from .shape import DepthwiseConv2dShape
 
-__all__ = ["Strip"]
+__all__ = ["Strip", "apart", "part_sizes"]
 
 _RESIDUAL = 8
 """Registers that more than one row of a residual may take."""
+
+
+def apart(shape: DepthwiseConv2dShape) -> tuple[int, int]:
+    """Count the rows and columns from a result of a thread to its next.
+
+    With a dilation, results that are as far apart read inputs that are as far apart: the image
+    has so many parts, each a convolution without dilation. Columns of NCHW stay together, for
+    vectors are made of them.
+    """
+    down, right = shape.dilation
+    return down, 1 if shape.layout == "NCHW" else right
+
+
+def part_sizes(shape: DepthwiseConv2dShape) -> tuple[int, int]:
+    """Count the rows and columns of the result's first part, which no other has more of."""
+    down, right = apart(shape)
+    return -(-shape.result_height // down), -(-shape.result_width // right)
 
 
 @dataclass(frozen=True)
@@ -49,10 +66,20 @@ class Strip:
         return gcd(16 // self.shape.itemsize, self.cols, self.shape.result_width)
 
     @property
+    def spread(self) -> int:
+        """Columns of the window from a tap to the next."""
+        return self.shape.dilation[1] // apart(self.shape)[1]
+
+    @property
+    def reach(self) -> int:
+        """Columns of the window, all taps' together."""
+        return self.cols + (self.shape.kernel[1] - 1) * self.spread
+
+    @property
     def left(self) -> int:
         """Columns of padding."""
-        left = self.shape.padding[1]
-        return left if self.shape.operation == "forward" else self.shape.kernel[1] - 1 - left
+        left = self.shape.padding[1] // apart(self.shape)[1]
+        return left if self.shape.operation == "forward" else self.reach - self.cols - left
 
     @property
     def shift(self) -> int:
@@ -72,4 +99,4 @@ class Strip:
     @property
     def loads(self) -> int:
         """Vectors of a row."""
-        return -(-(self.shift + self.cols + self.shape.kernel[1] - 1) // self.step)
+        return -(-(self.shift + self.reach) // self.step)

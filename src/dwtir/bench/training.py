@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..errors import ArgumentError, CompileError
-from ..nn import DepthwiseConv2d
+from ..nn import replace
 from ..nn.chain import is_depthwise
 from ..target import Target
 from .contenders import Contender, convolutions
@@ -18,7 +18,7 @@ from .network_row import NUDGED, NetworkRow
 from .networks import Network, seeded
 from .rounds import in_short
 
-__all__ = ["PRECISIONS", "swap", "train"]
+__all__ = ["PRECISIONS", "train"]
 
 PRECISIONS = {"float32": 5e-3, "bfloat16 autocast": 5e-2}
 """What is trained in, and what the first two losses may differ, as a part of them.
@@ -29,39 +29,6 @@ The first sees the forward, the second the gradients. Later ones drift apart by 
 _ROUNDING = 2.0**-23
 
 _RATE, _MOMENTUM = 0.01, 0.9
-
-
-def swap(model: Any) -> int:
-    """Put `dwtir.nn.DepthwiseConv2d` in the place of depthwise convolutions, and count them.
-
-    The parameters stay the same objects. Subclasses of ``torch.nn.Conv2d`` are left.
-    """
-    swapped: dict[Any, DepthwiseConv2d] = {}
-    for parent in list(model.modules()):
-        for name, conv in parent.named_children():
-            if type(conv) is not torch.nn.Conv2d or not is_depthwise(conv):
-                continue
-            if conv not in swapped:
-                swapped[conv] = _like(conv)
-            setattr(parent, name, swapped[conv])
-    return len(swapped)
-
-
-def _like(conv: Any) -> DepthwiseConv2d:
-    made = DepthwiseConv2d(
-        conv.in_channels,
-        conv.out_channels,
-        conv.kernel_size,
-        conv.stride,
-        conv.padding,
-        conv.dilation,
-        bias=conv.bias is not None,
-        padding_mode=conv.padding_mode,
-        device="meta",
-    )
-    made.weight, made.bias = conv.weight, conv.bias
-    made.train(conv.training)
-    return made
 
 
 def train(
@@ -113,7 +80,8 @@ def train(
     images = images.to(device, memory_format=FORMATS[layout])
     model = deepcopy(network.model).train().to(device, memory_format=FORMATS[layout])
     own = deepcopy(model)
-    replaced = swap(own)
+    replaced = replace(own)
+    own.to(memory_format=FORMATS[layout])
     nudged = deepcopy(model)
     with torch.no_grad():
         for parameter in nudged.parameters():

@@ -5,6 +5,9 @@ all outputs that it is part of: ``acc[kh]`` is the output row of which the kerne
 ``kh`` have been added. The next row's sums take the place of the last one's, by one row
 of the kernel further, so that no index depends on the row.
 
+A dilation parts an image into `apart` many each way, in turn a row or a column; a thread's are
+all of one part, in which they are neighbours.
+
 The blocks are ``stream``, one thread's whole work, and what it holds.
 """
 
@@ -17,7 +20,7 @@ from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
 from ..epilogue import Epilogue
-from ..strips import Strip
+from ..strips import Strip, apart, part_sizes
 from . import script
 from .forward import epilogue_parts
 
@@ -44,14 +47,16 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     RH, RW = shape.result_height, shape.result_width
     KH, KW = shape.kernel
     TURNED = shape.operation == "grad_data"
-    TOP, LEFT, LEAD = shape.padding[0], strips.left, strips.shift
+    DOWN, RIGHT = apart(shape)
+    TOP, LEFT, LEAD = shape.padding[0] // DOWN, strips.left, strips.shift
     if TURNED:
         TOP = KH - 1 - TOP
-    BELOW = max(0, RH + KH - 1 - TOP - H)  # rows of padding below the image
+    BELOW = max(0, (RH - H) // DOWN + KH - 1 - TOP)  # rows of padding below the image
     V, D, LOADS = strips.channels, depth, strips.loads
     LOADED, STORE = strips.step, strips.store_step  # columns of a load and of a store
-    SEGMENTS, STRIPS = -(-RH // rows), -(-RW // cols)
-    REACH = cols + KW - 1
+    HEIGHT, WIDTH = part_sizes(shape)
+    SEGMENTS, STRIPS = -(-HEIGHT // rows) * DOWN, -(-WIDTH // cols) * RIGHT
+    REACH, SPREAD = strips.reach, strips.spread
     dtype = shape.dtype
     is_float = dtype == "float32"
     AHEAD = D - 1 if is_float else D
@@ -74,9 +79,21 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
             row, column = KH - 1 - row, KW - 1 - column
         return (channel, 0, row, column) if planes else (row, column, channel, 0)
 
+    def first_row(segment: Any) -> Any:
+        """Find the first row of a segment in its part of the image."""
+        return T.floordiv(segment, DOWN) * rows
+
+    def line(segment: Any, row: Any) -> Any:
+        """Find a row in the image, by its place in a segment."""
+        return (first_row(segment) + row) * DOWN + T.floormod(segment, DOWN)
+
+    def last_row(segment: Any, height: int) -> Any:
+        """Count the rows from a segment's first to the end of its part of an image."""
+        return T.floordiv(height - 1 - T.floormod(segment, DOWN), DOWN) + 1 - first_row(segment)
+
     def spot(n: Any, row: Any, strip: Any, place: Any, vector: Any, lane: Any) -> tuple[Any, ...]:
         """Find an element of a vector in an image, by its place in a strip."""
-        column = strip * cols + place
+        column = (T.floordiv(strip, RIGHT) * cols + place) * RIGHT + T.floormod(strip, RIGHT)
         return (n, vector, row, column + lane) if planes else (n, row, column, vector * V + lane)
 
     def place(column: Any, lane: Any, *of: Any) -> tuple[Any, ...]:
@@ -84,19 +101,28 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
         return (*of, column + lane, 0) if planes else (*of, column, lane)
 
     def area(n: Any, segment: Any, strip: Any, vector: Any) -> tuple[Any, ...]:
-        """Find all results of a thread."""
-        sizes = (segment, rows), (strip, cols), (vector, V)
+        """Find all results of a thread, and those of other parts between them."""
+        sizes = (
+            (T.floordiv(segment, DOWN), rows * DOWN),
+            (T.floordiv(strip, RIGHT), cols * RIGHT),
+            (vector, V),
+        )
         down, right, channels = (slice(at * size, at * size + size) for at, size in sizes)
         return (n, channels, down, right) if planes else (n, down, right, channels)
 
+    def is_before(strip: Any, column: Any, width: int) -> Any:
+        """Tell whether a column of a strip is left of the end of an image."""
+        if width % RIGHT == 0:  # by the strip's number
+            return T.floordiv(strip, RIGHT) < T.floordiv(width // RIGHT - column + cols - 1, cols)
+        return (T.floordiv(strip, RIGHT) * cols + column) * RIGHT + T.floormod(strip, RIGHT) < width
+
     def is_input(strip: Any, column: Any) -> Any:
-        """Tell whether a column of a strip's window is in the image, by the strip's number."""
+        """Tell whether a column of a strip's window is in the image."""
         first = T.floordiv(LEFT - column + cols - 1, cols)
-        end = T.floordiv(W + LEFT - column + cols - 1, cols)
-        return tirx.all(first <= strip, strip < end)
+        return tirx.all(first <= T.floordiv(strip, RIGHT), is_before(strip, column - LEFT, W))
 
     def is_output(strip: Any, column: Any) -> Any:
-        return strip < T.floordiv(RW - column + cols - 1, cols)
+        return is_before(strip, column, RW)
 
     unrolled = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
 
@@ -137,7 +163,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
         for kw, j, v in T.grid(KW, cols, V):
             acc[KH - 1 - back, j, v] = (
                 acc[KH - 1 - back, j, v]
-                + (raw[d, j + kw + LEAD, v] if is_float else row[j + kw, v])
+                + (raw[d, j + kw * SPREAD + LEAD, v] if is_float else row[j + kw * SPREAD, v])
                 * wide[KH - 1 - back, kw, v]
             )
 
@@ -176,16 +202,16 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                 last = T.sblock_alloc_buffer((max(1, BELOW), cols, V), dtype, scope="local")
                 result = T.sblock_alloc_buffer((cols, V), dtype, scope="local")
                 # Rows of the strip that read the image, by their place in its window.
-                low = T.max(0, TOP - vs * rows)
-                high = T.min(rows + KH - 1, H + TOP - vs * rows)
+                low = T.max(0, TOP - first_row(vs))
+                high = T.min(rows + KH - 1, TOP + last_row(vs, H))
                 for d in T.serial(D, annotations=unrolled):
                     for j, v in T.grid(LOADS * LOADED, V):
                         raw[d, j, v] = T.cast(0, dtype)
                 for d in T.unroll(AHEAD):
-                    load_row(data, raw, d, vn, vs * rows - TOP + low + d, vx, vc)
+                    load_row(data, raw, d, vn, line(vs, low + d - TOP), vx, vc)
                 if has_residual:
                     for d in T.unroll(ADDED):
-                        at = T.meta_var(vs * rows + low + d - (KH - 1))
+                        at = T.meta_var(line(vs, low + d - (KH - 1)))
                         load_residual(operands["residual"], added, d, vn, at, vx, vc)
                 for kh in T.unroll(KH):
                     for kw in T.unroll(KW):
@@ -215,13 +241,13 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                                 raw,
                                 T.floormod(d + AHEAD, D),
                                 vn,
-                                vs * rows - TOP + low + turn * D + d + AHEAD,
+                                line(vs, low + turn * D + d + AHEAD - TOP),
                                 vx,
                                 vc,
                             )
                             for back in T.serial(FIRST, annotations=unrolled):
                                 add_row(acc, raw, row, wide, d, back)
-                            at = T.meta_var(vs * rows + low + turn * D + d - (KH - 1))
+                            at = T.meta_var(line(vs, low + turn * D + d - (KH - 1)))
                             held = T.meta_var(hold(channels, added, T.floormod(d, ADDED)))
                             if KH - 1 <= low + turn * D + d:
                                 store_row(acc, KH - 1, held, result, out, vn, at, vx, vc)
@@ -232,7 +258,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                                     added,
                                     T.floormod(d, ADDED),
                                     vn,
-                                    at + ADDED,
+                                    at + ADDED * DOWN,
                                     vx,
                                     vc,
                                 )
@@ -241,14 +267,14 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                                     add_row(acc, raw, row, wide, d, back)
                 if has_residual:
                     for below in T.unroll(BELOW):
-                        at = T.meta_var(vs * rows + high + below - (KH - 1))
+                        at = T.meta_var(line(vs, high + below - (KH - 1)))
                         load_residual(operands["residual"], last, below, vn, at, vx, vc)
                 for below in T.unroll(BELOW):
                     if (
                         KH - 1 <= high + below
-                        and high + below < tirx.min(rows, RH - vs * rows) + KH - 1
+                        and high + below < tirx.min(rows, last_row(vs, RH)) + KH - 1
                     ):
-                        at = T.meta_var(vs * rows + high + below - (KH - 1))
+                        at = T.meta_var(line(vs, high + below - (KH - 1)))
                         held = T.meta_var(hold(channels, last, below))
                         store_row(acc, KH - 2 - below, held, result, out, vn, at, vx, vc)
 

@@ -13,6 +13,7 @@ from . import functional
 from .convert import convert, restore
 from .converted import OriginalPathWarning
 from .module import DepthwiseConv2d
+from .replace import replace
 from .report import ConvertedLayer, Report
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "Report",
     "convert",
     "functional",
+    "replace",
     "restore",
 ]

@@ -32,7 +32,7 @@ def convert(
     layer is replaced for the shapes, up to the batch size, the types, memory formats and
     the kind of device that it is seen with, if its kernel is faster. Anything else runs
     the original modules, and is warned about once a layer; so are calls that want a
-    gradient. Training is as it was: for that there is `DepthwiseConv2d`.
+    gradient. Training is as it was: for that there is `replace`.
 
     Modules stay where they are and keep their parameters: a replaced convolution gets a
     ``forward`` of its own, and so do the modules that became part of its kernel, which then

@@ -15,7 +15,7 @@ from .chain import Chain
 from .derived import Derived
 from .functional import autocast
 from .kernels import shape_of
-from .tensors import DEVICES, Tensor, memory_format, spatial_weight
+from .tensors import DEVICES, Tensor, memory_format, pack
 
 __all__ = ["ConvertedForward", "FoldedForward", "OriginalPathWarning", "form_of"]
 
@@ -146,10 +146,7 @@ class ConvertedForward:
 
         def make() -> list[Tensor]:
             made = weight.to(image.dtype)
-            if last:
-                made = spatial_weight(made).clone(memory_format=torch.contiguous_format)
-                made = made.permute(2, 0, 1).unsqueeze(1)
-            return [made]
+            return [pack(made) if last else made]
 
         return self._derived.get(("weight", image.dtype, last, weight.device), [weight], make)[0]
 

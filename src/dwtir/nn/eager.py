@@ -8,13 +8,13 @@ Even finding the kernel does; so what a call comes to is kept for those that are
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from ..arguments import ALIGNMENT
 from . import kernels, ops
-from .tensors import Tensor
+from .tensors import Tensor, arranged, forget_packed
 
 __all__ = ["Call", "Key", "calls", "fused", "key", "prepared"]
 
@@ -23,11 +23,27 @@ _KINDS = (torch.Tensor, torch.nn.Parameter)
 Key: TypeAlias = tuple[Any, ...]
 
 
-class Call(NamedTuple):
-    """The convolution of tensors that are alike, with gradients of any order."""
+class Call:
+    """The convolution of tensors that are alike, with gradients of any order.
 
-    compute: Callable[..., Tensor]
-    geometry: tuple[Any, ...]
+    Parameters
+    ----------
+    compute : callable
+        The convolution without its gradients.
+    geometry : tuple
+        Its stride, padding and dilation.
+    form : torch.memory_format, optional
+        How the image lies in memory; the weight is fit for its kernels. None if that is not so.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[..., Tensor],
+        geometry: tuple[Any, ...],
+        form: torch.memory_format | None,
+    ) -> None:
+        self.compute, self.geometry, self.form = compute, geometry, form
+        self._gradients: dict[str, Callable[..., Tensor]] = {}
 
     def __call__(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute it, of tensors with the `key` of this call."""
@@ -36,6 +52,28 @@ class Call(NamedTuple):
         ):
             return _apply(image, weight, bias, self)
         return self.compute(image, weight) if bias is None else self.compute(image, weight, bias)
+
+    def gradients(
+        self, image: Tensor, weight: Tensor, grad_out: Tensor, wanted: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        """Compute the gradients that are wanted, which nobody differentiates again."""
+        grad_out = arranged(grad_out, self.form)
+        of_image = of_weight = None
+        if wanted[0]:
+            of_image = self._gradient("grad_data", image, weight)(grad_out, weight)
+        if wanted[1]:
+            of_weight = self._gradient("grad_weight", image, weight)(image, grad_out)
+            if of_weight.stride() != weight.stride():
+                of_weight = of_weight.contiguous()
+        forget_packed(weight)
+        return of_image, of_weight, grad_out.sum((0, 2, 3)) if wanted[2] else None
+
+    def _gradient(self, operation: str, image: Tensor, weight: Tensor) -> Callable[..., Tensor]:
+        found = self._gradients.get(operation)
+        if found is None:
+            like = image, self.form, image.shape, weight.shape, self.geometry
+            found = self._gradients[operation] = kernels.prepared(*like, operation=operation)
+        return found
 
 
 calls: dict[Key, Call] = {}
@@ -49,14 +87,8 @@ def key(image: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> K
     the tensors are none of a CPU or a GPU, with memory of their own.
     """
     if (
-        torch.compiler.is_dynamo_compiling()
-        or type(image) not in _KINDS
+        _is_watched(image)
         or type(weight) not in _KINDS
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._is_torch_function_mode_enabled()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._is_tracing()
-        or image.is_neg()
         or weight.is_neg()
         or (bias is not None and (type(bias) not in _KINDS or bias.is_neg()))
     ):
@@ -73,6 +105,19 @@ def key(image: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> K
         elif weight.is_contiguous():
             form = torch.contiguous_format
     return image.shape, weight.shape, bias is None, form, image.dtype, image.device, geometry
+
+
+def _is_watched(tensor: Tensor) -> bool:
+    """Tell whether somebody looks at what is done with a tensor, or it is more than its memory."""
+    return bool(
+        torch.compiler.is_dynamo_compiling()
+        or type(tensor) not in _KINDS
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._is_torch_function_mode_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._is_tracing()
+        or tensor.is_neg()
+    )
 
 
 def prepared(
@@ -105,16 +150,20 @@ class _Convolution(torch.autograd.Function):  # type: ignore[misc]  # torch is A
     @staticmethod
     def forward(ctx: Any, image: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
         ctx.save_for_backward(image, weight)
-        ctx.geometry = call.geometry
+        ctx.call, ctx.geometry = call, call.geometry
         return call.compute(image, weight) if bias is None else call.compute(image, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
         # Once: hooks, as of checkpoints, may refuse a second time.
         image, weight = ctx.saved_tensors
-        functions = ops.data_gradient, ops.weight_gradient
-        if torch.is_grad_enabled() or key(grad_out, image, weight) is None:
+        if torch.is_grad_enabled() or _is_watched(grad_out):
             functions = ops.grad_data, ops.grad_weight
+        elif ctx.call.form is None:
+            functions = ops.data_gradient, ops.weight_gradient
+        else:
+            wanted = ctx.needs_input_grad
+            return *ctx.call.gradients(image, weight, grad_out, wanted), None
         return *ops.gradients(ctx, image, weight, grad_out, *functions), None
 
 

@@ -42,7 +42,8 @@ def depthwise_conv2d(
     weight : torch.Tensor
         Filters (k * C, 1, kh, kw) of the same type and device. For channels-last images a
         permuted copy is kept until a write to the weight, which is seen by the tensor's
-        version, or a backward pass; a write through ``.data`` is seen by neither.
+        version, or a backward pass; a write through ``.data`` is seen by neither. There is none
+        of a weight that lies as (kh, kw, k * C), as `DepthwiseConv2d` has it if asked for.
     bias : torch.Tensor, optional
         (k * C,) values.
     stride, dilation : int or (int, int)
@@ -87,7 +88,7 @@ def depthwise_conv2d(
         return ops.depthwise_conv2d(input, weight, bias, *geometry)
     epilogue = "" if bias is None else "bias"
     compute = eager.prepared(key, input, weight, epilogue, *geometry)
-    call = eager.calls[key] = eager.Call(compute, geometry)
+    call = eager.calls[key] = eager.Call(compute, geometry, key[3] if len(input) else None)
     return call(input, weight, bias)
 
 

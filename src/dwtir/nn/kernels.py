@@ -28,7 +28,6 @@ from .tensors import (
     memory_format,
     output_size,
     packed_weight,
-    spatial_weight,
 )
 
 __all__ = ["DTYPES", "check", "forward", "grad_data", "grad_weight", "prepared", "shape_of"]
@@ -94,21 +93,12 @@ def grad_weight(
     image: Tensor, grad_out: Tensor, weight_size: Sequence[int], *geometry: Sequence[int]
 ) -> Tensor:
     """Compute the gradient of the weight, contiguous as torch's weights are."""
-    form = memory_format(image)
-    out = image.new_empty(weight_size)
     if not image.shape[0]:
-        return out.zero_()
-    found = image.shape, out.shape, image.dtype, image.device, form, *map(tuple, geometry)
-    kernel = _kernel("", "grad_weight", *found)
-    tensors = [as_layout(arranged(tensor, form), form) for tensor in (image, grad_out)]
-    shape = kernel.shape.weight_shape
-    if form is torch.contiguous_format:
-        kernel.launch(*tensors, out=out.view(shape))
-    else:
-        made = image.new_empty(shape)
-        kernel.launch(*tensors, out=made)
-        spatial_weight(out).copy_(made.flatten(2))
-    return out
+        return image.new_zeros(weight_size)
+    form = memory_format(image)
+    size = torch.Size(weight_size)
+    compute = prepared(image, form, image.shape, size, geometry, operation="grad_weight")
+    return compute(arranged(image, form), arranged(grad_out, form)).contiguous()
 
 
 def _dense(weight: Tensor, form: torch.memory_format) -> Tensor:
@@ -159,18 +149,27 @@ def prepared(
     epilogue: str = "",
     operation: str = "forward",
 ) -> Callable[..., Tensor]:
-    """Return what computes `forward` or `grad_data` of tensors of `like`'s type and device.
+    """Return what computes an operation of tensors of `like`'s type and device.
 
     It takes an image, or its gradient, and operands that are `arranged`, the image in the
     memory format, and a weight that is `arranged`, or any weight if channels are last.
+    ``"grad_weight"`` takes an image and the gradient of the output, both in the format, and
+    gives the weight's gradient as it lies for channels that are last, if they are.
     """
     found = (image_size, weight_size, like.dtype, like.device, form, *map(tuple, geometry))
     return _prepared(form, epilogue, operation, *found)
 
 
 @cache
-def _prepared(form: torch.memory_format, *found: Any) -> Callable[..., Tensor]:
-    kernel = _kernel(*found)
+def _prepared(
+    form: torch.memory_format, epilogue: str, operation: str, *found: Any
+) -> Callable[..., Tensor]:
+    kernel = _kernel(epilogue, operation, *found)
+    return (_weight_gradient if operation == "grad_weight" else _image)(kernel, form)
+
+
+def _image(kernel: Kernel, form: torch.memory_format) -> Callable[..., Tensor]:
+    """Return what computes an image, or its gradient."""
     launch, shape = kernel.launch, kernel.shape
     weight_shape, several = shape.weight_shape, shape.channel_multiplier > 1
     size = (shape.batch, shape.result_channels, shape.result_height, shape.result_width)
@@ -184,6 +183,21 @@ def _prepared(form: torch.memory_format, *found: Any) -> Callable[..., Tensor]:
             weight = weight.view(weight_shape)
         launch(as_layout(image, form), weight, *operands, out=as_layout(out, form))
         return out
+
+    return compute
+
+
+def _weight_gradient(kernel: Kernel, form: torch.memory_format) -> Callable[..., Tensor]:
+    """Return what computes the gradient of the weight."""
+    launch, shape = kernel.launch, kernel.shape
+    spatial = (*shape.kernel, shape.out_channels, 1)
+
+    def compute(image: Tensor, grad_out: Tensor) -> Tensor:
+        out = image.new_empty(shape.weight_shape)
+        launch(as_layout(image, form), as_layout(grad_out, form), out=out)
+        if form is torch.channels_last:
+            return out.view(spatial).permute(2, 3, 0, 1)
+        return out.view(shape.out_channels, 1, *shape.kernel)
 
     return compute
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import ArgumentError
 from .functional import IntPair, PaddingArgument, depthwise_conv2d, sides
-from .tensors import Tensor
+from .tensors import Tensor, memory_format, pack
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["DepthwiseConv2d"]
 
@@ -18,7 +22,8 @@ class DepthwiseConv2d(torch.nn.Conv2d):  # type: ignore[misc]  # torch is Any to
 
     Parameters, ``state_dict`` and initial values are those of ``torch.nn.Conv2d``; what
     inputs and paddings it takes, and what it raises, is described at
-    `dwtir.nn.functional.depthwise_conv2d`.
+    `dwtir.nn.functional.depthwise_conv2d`. ``to(memory_format=torch.channels_last)`` lays the
+    weight out for channels-last images, which are then trained without a copy of it.
 
     Parameters
     ----------
@@ -73,6 +78,23 @@ class DepthwiseConv2d(torch.nn.Conv2d):  # type: ignore[misc]  # torch is Any to
         )
         if own is not None:
             self.padding = own
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Convert the parameters; a memory format is one of the images, and lays out the weight.
+
+        The weight has one channel, so that to torch it lies either way. What is asked for
+        shows in what becomes of images of both formats.
+        """
+        forms = (torch.contiguous_format, torch.channels_last)
+        images = [self.weight.new_empty(2, 2, 2, 2).contiguous(memory_format=f) for f in forms]
+        super()._apply(fn, recurse)
+        with torch.no_grad():
+            found = {memory_format(fn(image)) for image in images}
+        if len(found) == 1:
+            weight = self.weight.data
+            last = torch.channels_last in found
+            self.weight.data = pack(weight) if last else weight.contiguous()
+        return self
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
         if input.dim() > 2 and input.shape[-3] != self.in_channels:

@@ -25,8 +25,8 @@ __all__ = [
     "is_capturing",
     "memory_format",
     "output_size",
+    "pack",
     "packed_weight",
-    "spatial_weight",
 ]
 
 Tensor: TypeAlias = torch.Tensor
@@ -76,24 +76,28 @@ def output_size(
 
 
 # The weight: torch's (C * M, 1, kh, kw) is what NCHW kernels take. Those for NHWC want
-# (kh, kw, C, M) in memory, a copy that is kept while the weight does not change.
+# (kh, kw, C, M) in memory: a weight that lies so, which `pack` makes, or a copy that is kept
+# while the weight does not change.
 
 
-def spatial_weight(weight: Tensor) -> Tensor:
-    """View a weight as (kh, kw, C * M)."""
-    return weight.squeeze(1).permute(1, 2, 0)
+def pack(weight: Tensor) -> Tensor:
+    """Lay a weight out as (kh, kw, C * M), with the sizes that it has."""
+    return weight.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
 
 
 def packed_weight(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return a weight as contiguous (kh, kw, C, M), the shape that is given.
 
-    A weight that lies in memory like that, as a view, is taken as it is. Of others there
+    A weight that lies in memory like that is taken as it is. Of others there
     is one copy for each stream, of which nobody else has to know, until the weight's
     version changes. Nothing is kept of a weight without a version, nor while a CUDA graph
     is captured: replays have to see what the weight is then.
     """
+    spatial = weight.permute(2, 3, 0, 1)
+    if spatial.is_contiguous() and not weight.data_ptr() % ALIGNMENT:
+        return spatial if spatial.shape == shape else spatial.view(shape)
     if weight.is_inference() or is_capturing(weight):
-        return _packed(weight, shape)
+        return _packed(spatial, shape)
     key = shape, torch._C._cuda_getCurrentRawStream(weight.get_device()) if weight.is_cuda else 0
     stamp = weight.data_ptr(), weight._version
     number = id(weight)
@@ -103,15 +107,12 @@ def packed_weight(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
         _kept[number] = weakref.ref(weight, partial(_kept.pop, number)), kept
     found = kept.get(key)
     if found is None or found[0] != stamp:
-        found = kept[key] = stamp, _packed(weight.data, shape)
+        found = kept[key] = stamp, _packed(spatial.detach(), shape)
     return found[1]
 
 
-def _packed(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
-    spatial = spatial_weight(weight)
-    if not spatial.is_contiguous() or spatial.data_ptr() % ALIGNMENT:
-        spatial = spatial.clone(memory_format=torch.contiguous_format)
-    return spatial.view(shape)
+def _packed(spatial: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return spatial.clone(memory_format=torch.contiguous_format).view(shape)
 
 
 def forget_packed(weight: Tensor) -> None:

@@ -25,6 +25,10 @@ through twice: best is no cut. Rows of padding take no time.
 In NCHW a thread has one channel, neighbours have neighbouring strips, and `vector` columns
 are loaded together, as `Strip` says: ``threadIdx.y = n * c    threadIdx.x = strip``.
 
+A dilation parts an image into as many each way, of every other row and column and so on, and
+each part is a convolution without: segments and strips are of one part. In NCHW columns stay
+together, and a strip's window is wider by the dilation.
+
 Registers: channels * (KH * KW weights + KH * cols sums + the window). No shared memory.
 """
 
@@ -34,15 +38,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
+from math import gcd, prod
 from typing import TYPE_CHECKING, ClassVar
 
 from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape
-from ..strips import Strip
+from ..strips import Strip, apart, part_sizes
 from ..target import Target
 from .base import Strategy, varied, with_guesses
 from .channel_vector import ChannelVector
-from .cost import LINE, registers_for, touched
+from .cost import LINE, SECTOR, registers_for, touched
 from .register_window import RegisterWindow
 from .stream_cost import Stream, seconds
 from .tiles import (
@@ -78,6 +83,9 @@ _WARPS = (8, 9, 12, 15, 16, 18, 20, 24)
 _MARGINS = {"NHWC": 0.96, "NCHW": 1.0}
 """Share of the time of a window in registers that it may be expected to take, for models err."""
 
+_PER_SHARED = 5.0
+"""What a byte in a sector that blocks share costs, in bytes that are moved once."""
+
 _LEAST_TAPS = {"NHWC": 1, "NCHW": 49}
 """From which on: in NCHW, 5x5 kernels take as long either way."""
 
@@ -106,8 +114,8 @@ class RowStream(Strategy):
     name: ClassVar[str] = "row_stream"
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
     device: ClassVar[str] = (
-        "a GPU (with stride, dilation and channel_multiplier 1, at most "
-        f"{_MAX_TAPS} taps, and less padding than the kernel's rows)"
+        f"a GPU (with stride and channel_multiplier 1, at most {_MAX_TAPS} taps, and less padding "
+        "than the kernel's rows; a dilation that divides the padding)"
     )
 
     rows: int
@@ -124,10 +132,13 @@ class RowStream(Strategy):
         return (
             super()._is_for(shape, target)
             and shape.stride == (1, 1)
-            and shape.dilation == (1, 1)
             and shape.channel_multiplier == 1
             and shape.kernel[0] * shape.kernel[1] <= _MAX_TAPS
-            and max(shape.padding[0], shape.padding[2]) < shape.kernel[0]
+            and max(shape.padding[0], shape.padding[2]) < shape.kernel[0] * shape.dilation[0]
+            and all(
+                padding % distance == 0
+                for padding, distance in zip(shape.padding, 2 * apart(shape), strict=True)
+            )
         )
 
     @classmethod
@@ -139,7 +150,7 @@ class RowStream(Strategy):
         """
         planes = shape.layout == "NCHW"
         if (
-            shape.result_width <= shape.kernel[1]
+            part_sizes(shape)[1] <= shape.kernel[1]
             or shape.kernel[0] * shape.kernel[1] < _LEAST_TAPS[shape.layout]
             or (planes and shape.itemsize == 2)
         ):
@@ -220,7 +231,7 @@ class RowStream(Strategy):
         if shape.layout == "NCHW":
             self._require(self.cols % self.vector == 0, "vector", self.vector, "a divisor of cols")
         self._require(self.cols <= MAX_SIDE, "cols", self.cols, f"at most {MAX_SIDE}")
-        height = shape.result_height
+        height, _ = part_sizes(shape)
         self._require(self.rows <= height, "rows", self.rows, f"at most {height}")
         sums = self.cols * self._strip(shape).channels
         self._require(sums <= MAX_SUMS, "sums of a row", sums, f"at most {MAX_SUMS}")
@@ -240,14 +251,15 @@ class RowStream(Strategy):
         strip = self._strip(shape)
         held = kernel_h * (kernel_w + self.cols) * strip.channels
         loaded = self.depth * strip.loads * max(1, self.vector * shape.itemsize // 4)
-        wide = (self.cols + kernel_w - 1) * strip.channels if shape.itemsize == 2 else 0
+        wide = strip.reach * strip.channels if shape.itemsize == 2 else 0
         hangs = shape.layout == "NCHW" and shape.result_width % self.cols
         return held + loaded + wide + _OTHERS + (_HANGING if hangs else 0)
 
     def _split(self, shape: DepthwiseConv2dShape) -> tuple[tuple[int, int], ...]:
         """List what the threads of a block share, and how many do: along z, y and x."""
-        segments = -(-shape.result_height // self.rows), self.thread_z
-        strips = -(-shape.result_width // self.cols)
+        (height, width), (down, right) = part_sizes(shape), apart(shape)
+        segments = -(-height // self.rows) * down, self.thread_z
+        strips = -(-width // self.cols) * right
         channels = shape.result_channels
         if shape.layout == "NCHW":
             return segments, (shape.batch * channels, self.thread_y), (strips, self.thread_x)
@@ -262,18 +274,29 @@ class RowStream(Strategy):
         lines = touched(LINE, self.vector * size, ((x, self.cols * size), (32 / x, plane)))
         return 1 + max(0.0, lines - 32 * self.vector * size / LINE)
 
+    def _shared_bytes(self, shape: DepthwiseConv2dShape) -> float:
+        """Count bytes that take as long as the sectors which blocks share in the results do."""
+        piece, pixel = (
+            n * shape.itemsize for n in (self.thread_x * self.vector, shape.result_channels)
+        )
+        if shape.layout == "NCHW" or piece >= pixel:
+            return 0.0
+        share = (SECTOR - gcd(SECTOR, piece, pixel)) / piece
+        return _PER_SHARED * share * prod(shape.result_shape) * shape.itemsize
+
     def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
         """Estimate the time of the kernel."""
         kernel_h, kernel_w = shape.kernel
         strip = self._strip(shape)
-        sums, inputs = (n * strip.channels for n in (self.cols, self.cols + kernel_w - 1))
+        sums, inputs = (n * strip.channels for n in (self.cols, strip.reach))
         is_half = shape.itemsize == 2
-        segments = -(-shape.result_height // self.rows)
+        height, _ = part_sizes(shape)
+        segments = -(-height // self.rows)
         blocks = (1 if shape.layout == "NCHW" else shape.batch) / target.units
         for count, size in self._split(shape):
             blocks *= -(-count // size)
         work = Stream(
-            rows=(shape.result_height + (segments - 1) * (kernel_h - 1)) / segments,
+            rows=(height + (segments - 1) * (kernel_h - 1)) / segments,
             multiply_adds=kernel_h * kernel_w * sums,
             accesses=strip.loads + self.cols // strip.store_step,
             conversions=inputs + sums / 2 if is_half else 0,
@@ -284,7 +307,7 @@ class RowStream(Strategy):
             blocks=blocks,
             min_blocks=self.min_blocks,
         )
-        return seconds(work, shape.layout, shape.least_bytes)
+        return seconds(work, shape.layout, shape.least_bytes + self._shared_bytes(shape))
 
     def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import streamed_rows
@@ -300,8 +323,10 @@ class RowStream(Strategy):
         bz, tz = sch.split(segment, [None, self.thread_z])
         by, ty = sch.split(strip, [None, self.thread_y])
         bx, tx = sch.split(vector, [None, self.thread_x])
-        sch.reorder(*outer, bz, by, bx, tz, ty, tx)
-        sch.bind(sch.fuse(*outer, bz, by, bx), "blockIdx.x")
+        # In NCHW, the parts of an image share sectors of memory: their blocks run together.
+        blocks = [by, bz, bx] if not outer and shape.dilation[0] > 1 else [*outer, bz, by, bx]
+        sch.reorder(*blocks, tz, ty, tx)
+        sch.bind(sch.fuse(*blocks), "blockIdx.x")
         sch.bind(tz, "threadIdx.z")
         sch.bind(ty, "threadIdx.y")
         sch.bind(tx, "threadIdx.x")
@@ -316,7 +341,7 @@ def _ranked(
     if not tiles:
         across = shape.result_width if shape.layout == "NCHW" else shape.result_channels
         thread_x = even_split(across, 64)
-        return (cls(shape.result_height, 1, 1, thread_x, 1, 1, 1, _least_depth(shape)),)
+        return (cls(part_sizes(shape)[0], 1, 1, thread_x, 1, 1, 1, _least_depth(shape)),)
     return varied(tiles, lambda tile: (tile.rows, tile.cols))
 
 
@@ -333,7 +358,8 @@ def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
 
 def _threads(shape: DepthwiseConv2dShape, cols: int, vector: int) -> Iterator[tuple[int, int]]:
     """List threads of a block along x and y that are whole warps, or nearly."""
-    strips = -(-shape.result_width // cols)
+    width = part_sizes(shape)[1]
+    strips = -(-width // cols) * apart(shape)[1]
     if shape.layout == "NCHW":
         if vector != max(n for n in _vectors(shape) if cols % n == 0):
             return
@@ -343,20 +369,21 @@ def _threads(shape: DepthwiseConv2dShape, cols: int, vector: int) -> Iterator[tu
                 yield x, y
         return
     vectors = shape.result_channels // vector
-    counts = [n for n in divisors(vectors) if 16 <= n <= 192] or [min(vectors, 32)]
-    for x, y in product(counts, (1, 2, 4, 8)):
-        if x * y <= 256 and y <= strips and (x * y % 32 == 0 or x * y <= 32):
+    counts = {n for n in divisors(vectors) if 16 <= n <= 192} or {min(vectors, 32)}
+    for x, y in product(sorted({*counts, even_split(vectors, 256)}), (1, 2, 4, 8)):
+        if x * y <= 256 and y <= strips and (x * y % 32 == 0 or x * y <= 32 or x * y % 32 >= 26):
             yield x, y
 
 
 def _heights(shape: DepthwiseConv2dShape) -> list[int]:
     """List the rows of a segment: all of them, and where there are many, halves and quarters."""
-    height = shape.result_height
+    height, _ = part_sizes(shape)
     return sorted({height, *(-(-height // n) for n in (2, 4) if height >= 7 * n)})
 
 
 def _widths(shape: DepthwiseConv2dShape) -> list[int]:
-    widths = {even_split(shape.result_width, n) for n in (2, 4, 5, 7, 8, 10, 14)}
+    _, width = part_sizes(shape)
+    widths = {even_split(width, n) for n in (2, 4, 5, 7, 8, 10, 14, 16)}
     if shape.layout == "NCHW":  # whole vectors too: the last may hang over
         lanes = shape.row_lanes
         widths |= {-(-width // lanes) * lanes for width in widths}

@@ -103,8 +103,8 @@ class Stream(NamedTuple):
     min_blocks: int
 
 
-def seconds(work: Stream, layout: str, least_bytes: int) -> float:
-    """Estimate the time of a kernel whose tensors have so many bytes."""
+def seconds(work: Stream, layout: str, moved: float) -> float:
+    """Estimate the time of a kernel that moves so many bytes."""
     by = _CONSTANTS[layout]
     access = by.access + by.piece * (work.pieces - 1)
     row = work.multiply_adds + access * work.accesses + by.conversion * work.conversions + by.row
@@ -114,5 +114,5 @@ def seconds(work: Stream, layout: str, least_bytes: int) -> float:
     cycles = full * (instructions * work.min_blocks * work.warps / 4 + wait)
     if rest > 0:
         cycles += instructions * max(1.0, rest) * work.warps / 4 + wait
-    busy, memory = cycles / _CLOCK, least_bytes / by.bandwidth
+    busy, memory = cycles / _CLOCK, moved / by.bandwidth
     return _LAUNCH + float((busy**by.longer + memory**by.longer) ** (1 / by.longer))

@@ -1,0 +1,26 @@
+"""A small layer as a kernel: its tensors, and what must come out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dwtir import DepthwiseConv2dShape, Epilogue, Kernel, reference
+from strategies import Array, integer_tensors
+
+SHAPE = DepthwiseConv2dShape.parse("2x6x9x11_k3_s2x1_psame_m2")
+EPILOGUE = Epilogue(("bias", "relu"))
+
+
+def tensors_of(kernel: Kernel, seed: int = 0) -> list[Array]:
+    return list(integer_tensors(kernel.shape, kernel.epilogue, seed).values())
+
+
+def expected_of(kernel: Kernel, seed: int = 0) -> Array:
+    tensors = integer_tensors(kernel.shape, kernel.epilogue, seed)
+    data, weight, *_ = tensors.values()
+    return reference.depthwise_conv2d(kernel.shape, data, weight, tensors, epilogue=kernel.epilogue)
+
+
+def check(kernel: Kernel) -> None:
+    got = kernel(*tensors_of(kernel))
+    np.testing.assert_array_equal(np.asarray(got, np.float64), expected_of(kernel))

@@ -1,0 +1,281 @@
+"""Calling a kernel: tensors in and out, and which of them are refused in which words."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import tvm
+
+import dwtir
+from dwtir import ArgumentError, Kernel, reference
+from kernels import EPILOGUE, SHAPE, expected_of, tensors_of
+
+
+@pytest.fixture(params=["kernel", "opencl_kernel"])
+def either(request):
+    """A kernel of each target that takes NumPy's arrays."""
+    found: Kernel = request.getfixturevalue(request.param)
+    return found
+
+
+def aligned(shape, dtype, offset=0):
+    """Make an array of NaN that starts `offset` bytes after a multiple of 64."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.full(size + 128, 0xFF, np.uint8)
+    skip = -memory.ctypes.data % 64 + offset
+    return memory[skip : skip + size].view(dtype).reshape(shape)
+
+
+# Calling
+
+
+@pytest.mark.parametrize("target", ["cpu", "opencl"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_numpy_arrays_in_and_out(target, dtype):
+    kernel = dwtir.build(replace(SHAPE, dtype=dtype), epilogue=EPILOGUE, target=target)
+    got = kernel(*tensors_of(kernel))
+    assert isinstance(got, np.ndarray)
+    assert got.dtype == reference.numpy_dtype(dtype)
+    assert got.shape == SHAPE.out_shape
+    np.testing.assert_array_equal(got.astype(np.float64), expected_of(kernel))
+
+
+def test_out_is_written_and_returned_and_inputs_may_be_read_only(either):
+    tensors = tensors_of(either)
+    for tensor in tensors:
+        tensor.flags.writeable = False
+    out = aligned(SHAPE.out_shape, np.float32)
+    assert either(*tensors, out=out) is out
+    np.testing.assert_array_equal(out, expected_of(either))
+
+
+def test_any_stride_of_an_axis_of_one_is_contiguous():
+    kernel = dwtir.build("1x6x9x1_k3x1", target="cpu")
+    data, weight = tensors_of(kernel)
+    odd = np.lib.stride_tricks.as_strided(data, strides=(12, *data.strides[1:3], 40))
+    assert odd.flags.c_contiguous
+    np.testing.assert_array_equal(kernel(odd, weight), expected_of(kernel))
+
+
+def test_dlpack_tensors_in_and_out(kernel):
+    tensors = [tvm.runtime.tensor(array) for array in tensors_of(kernel)]
+    got = kernel(*tensors)
+    assert isinstance(got, tvm.runtime.Tensor)
+    np.testing.assert_array_equal(got.numpy(), expected_of(kernel))
+    out = tvm.runtime.tensor(np.full(SHAPE.out_shape, np.nan, np.float32))
+    assert kernel(*tensors, out=out) is out
+    np.testing.assert_array_equal(out.numpy(), expected_of(kernel))
+
+
+class Wrapped:
+    """A tensor of a library that dwtir has never heard of."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_tensors_of_unknown_libraries(kernel):
+    tensors = [Wrapped(array) for array in tensors_of(kernel)]
+    np.testing.assert_array_equal(kernel(*tensors).numpy(), expected_of(kernel))
+    with pytest.raises(ArgumentError, match=r"data must have shape \(2, 6, 9, 11\), got \(1,"):
+        kernel(Wrapped(np.ones((1, 6, 9, 11), np.float32)), *tensors[1:])
+    with pytest.raises(ArgumentError, match="weight must be float32, got float64"):
+        kernel(tensors[0], Wrapped(np.ones(SHAPE.weight_shape)), tensors[2])
+    with pytest.raises(ArgumentError, match="data must be contiguous"):
+        kernel(Wrapped(np.ones((2, 6, 9, 22), np.float32)[..., ::2]), *tensors[1:])
+    with pytest.raises(ArgumentError, match="data must start at a multiple of 16 bytes, got one 4"):
+        kernel(Wrapped(aligned(SHAPE.data_shape, np.float32, 4)), *tensors[1:])
+    memory = aligned((2 * 12 * 5 * 11,), np.float32)
+    data, out = memory[: 2 * 6 * 9 * 11].reshape(SHAPE.data_shape), memory.reshape(SHAPE.out_shape)
+    with pytest.raises(ArgumentError, match="out must not overlap data"):
+        kernel(Wrapped(data), *tensors[1:], out=Wrapped(out))
+
+
+def test_opencl_takes_numpy_arrays_only(opencl_kernel):
+    with pytest.raises(ArgumentError, match="OpenCL kernels take NumPy arrays, got"):
+        opencl_kernel(*[tvm.runtime.tensor(array) for array in tensors_of(opencl_kernel)])
+
+
+def copied_past(array, offset):
+    moved = aligned(array.shape, array.dtype, offset)
+    moved[...] = array
+    return moved
+
+
+WRONG_CALLS = {
+    "no operand": (
+        lambda d, w, b: (d, w),
+        r"takes 3 tensors \(data, weight, bias\) and out=, got 2",
+    ),
+    "one too many": (lambda d, w, b: (d, w, b, b), "takes 3 tensors .*, got 4"),
+    "a list": (
+        lambda d, w, b: (d, w.tolist(), b),
+        "weight must be a NumPy array like data, got list",
+    ),
+    "nothing": (lambda d, w, b: (d, w, None), "bias must be a NumPy array .* got NoneType"),
+    "data of no library": (
+        lambda d, w, b: (d.tolist(), w, b),
+        "data must be a NumPy array, a torch tensor or anything with __dlpack__, got list"
+        "|OpenCL kernels take NumPy arrays, got list",
+    ),
+    "batch": (
+        lambda d, w, b: (d[:1], w, b),
+        r"data must have shape \(2, 6, 9, 11\), got \(1, 6, 9, 11\)",
+    ),
+    "rank": (lambda d, w, b: (d[0], w, b), "data must have shape"),
+    "torch's weight in NumPy": (
+        lambda d, w, b: (d, w.reshape(12, 1, 3, 3), b),
+        r"weight must have shape \(6, 2, 3, 3\), got \(12, 1, 3, 3\)",
+    ),
+    "bias of the inputs": (lambda d, w, b: (d, w, b[:6]), r"bias must have shape \(12,\)"),
+    "float64": (lambda d, w, b: (d.astype(np.float64), w, b), "data must be float32, got float64"),
+    "int32": (lambda d, w, b: (d, w.view(np.int32), b), "weight must be float32, got int32"),
+    "bytes swapped": (lambda d, w, b: (d, w.astype(">f4"), b), "weight must be float32, got >f4"),
+    "transposed": (
+        lambda d, w, b: (np.asfortranarray(d), w, b),
+        "data must be contiguous; make a contiguous copy",
+    ),
+    "broadcast": (lambda d, w, b: (d, w, np.broadcast_to(b[:1], (12,))), "bias must be contiguous"),
+    "misaligned": (
+        lambda d, w, b: (copied_past(d, 8), w, b),
+        "data must start at a multiple of 16 bytes, got one 8 bytes past it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_CALLS)
+def test_wrong_tensors_are_refused(case, either):
+    change, message = WRONG_CALLS[case]
+    with pytest.raises(ArgumentError, match=message) as error:
+        either(*change(*tensors_of(either)))
+    assert isinstance(error.value, ValueError)
+    assert isinstance(error.value, TypeError)
+
+
+WRONG_OUTPUTS = {
+    "shape": (
+        np.empty((2, 12, 5, 12), np.float32),
+        r"out must have shape \(2, 12, 5, 11\), got \(2, 12, 5, 12\)",
+    ),
+    "dtype": (np.empty(SHAPE.out_shape), "out must be float32, got float64"),
+    "read-only": (
+        np.frombuffer(bytes(4 * 2 * 12 * 5 * 11), np.float32).reshape(SHAPE.out_shape),
+        "out must be writeable, got a read-only array",
+    ),
+    "kind": (
+        tvm.runtime.empty(SHAPE.out_shape, "float32"),
+        "out must be a NumPy array like data, got tvm",
+    ),
+    "misaligned": (
+        aligned(SHAPE.out_shape, np.float32, 4),
+        "out must start at a multiple of 16 bytes",
+    ),
+    "not contiguous": (np.empty((2, 12, 5, 22), np.float32)[..., ::2], "out must be contiguous"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_OUTPUTS)
+def test_wrong_outputs_are_refused(case, either):
+    out, message = WRONG_OUTPUTS[case]
+    with pytest.raises(ArgumentError, match=message):
+        either(*tensors_of(either), out=out)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_out_must_not_overlap_an_input(kernel, index):
+    tensors = tensors_of(kernel)
+    name = ("data", "weight", "bias")[index]
+    size = int(np.prod(SHAPE.out_shape))
+    memory = aligned((size + 4096,), np.float32)
+    out = memory[2048 : 2048 + size].reshape(SHAPE.out_shape)
+    length = tensors[index].size
+    for first, overlaps in (
+        (2048 - length, False),
+        (2048 - length + 4, True),
+        (2048, True),
+        (2048 + size - 4, True),
+        (2048 + size, False),
+    ):
+        place = memory[first : first + length].reshape(tensors[index].shape)
+        place[...] = tensors[index]
+        given = [*tensors[:index], place, *tensors[index + 1 :]]
+        if overlaps:
+            with pytest.raises(ArgumentError, match=f"out must not overlap {name} in memory"):
+                kernel(*given, out=out)
+        else:
+            np.testing.assert_array_equal(kernel(*given, out=out), expected_of(kernel))
+
+
+def test_a_refused_call_writes_nothing(kernel):
+    out = np.full(SHAPE.out_shape, 7, np.float32)
+    data, weight, _ = tensors_of(kernel)
+    with pytest.raises(ArgumentError):
+        kernel(data, weight, np.zeros(13, np.float32), out=out)
+    assert (out == 7).all()
+
+
+def test_threads_may_share_a_kernel(either):
+    def right(seed):
+        return np.array_equal(either(*tensors_of(either, seed)), expected_of(either, seed))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(right, range(40)))
+
+
+def test_torch_tensors_on_the_cpu(kernel):
+    data, weight, bias = (torch.from_numpy(array) for array in tensors_of(kernel))
+    for shape in (SHAPE.weight_shape, (12, 1, 3, 3)):
+        got = kernel(data, weight.reshape(shape), bias)
+        assert isinstance(got, torch.Tensor)
+        np.testing.assert_array_equal(got.numpy(), expected_of(kernel))
+
+
+# torch on a GPU; `test_gpu` has the calls that succeed
+
+
+@pytest.fixture(scope="module")
+def cuda_kernel():
+    return dwtir.build(SHAPE, epilogue=EPILOGUE, target="cuda")
+
+
+@pytest.mark.parametrize("home", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_wrong_torch_tensors_are_refused(request, home):
+    kernel: Kernel = request.getfixturevalue("cuda_kernel" if home == "cuda" else "kernel")
+    data, weight, bias = (torch.from_numpy(array).to(home) for array in tensors_of(kernel))
+    away = "cpu" if home == "cuda" else "meta"
+    shifted = torch.empty(data.numel() + 1, device=home)[1:].view(data.shape)
+    for wrong, message in (
+        ((data.to(away), weight, bias), f"data must be on {home}, got {away}"),
+        ((data, weight.to(away), bias), f"weight must be on {home}, got {away}"),
+        ((data, weight, bias.half()), "bias must be float32, got torch.float16"),
+        ((data[:1], weight, bias), r"data must have shape \(2, 6, 9, 11\), got \(1,"),
+        ((data.transpose(2, 3).contiguous().transpose(2, 3), weight, bias), "data must be contig"),
+        ((shifted, weight, bias), "data must start at a multiple of 16 bytes, got one 4"),
+        ((data, weight.clone().requires_grad_(), bias), "weight requires a gradient"),
+        ((data.to_sparse(), weight, bias), "data must be a dense tensor"),
+        ((data, weight.cpu().numpy(), bias), "weight must be a torch.Tensor like data, got numpy"),
+        ((data, weight), "takes 3 tensors"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            kernel(*wrong)
+    memory = torch.empty(4096, device=home)
+    overlapping = memory[: data.numel()].view(data.shape)
+    with pytest.raises(ArgumentError, match="out must not overlap data"):
+        kernel(
+            overlapping, weight, bias, out=memory[: np.prod(SHAPE.out_shape)].view(SHAPE.out_shape)
+        )
+    with torch.no_grad():
+        kernel(data, weight.clone().requires_grad_(), bias)
+
+    # Too small, and out begins where it ends: by the kernel's sizes the two would overlap.
+    small, after = memory[:64], memory[64 : 64 + np.prod(SHAPE.out_shape)]
+    with pytest.raises(ArgumentError, match=r"data must have shape .*, got \(64,\)"):
+        kernel(small, weight, bias, out=after.view(SHAPE.out_shape))

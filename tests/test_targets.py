@@ -1,0 +1,134 @@
+"""Targets by name, as mappings and of TVM; devices that are small, old or absent."""
+
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+
+import pytest
+import tvm
+
+import dwtir
+from dwtir import InvalidScheduleError, InvalidTargetError, Target
+from dwtir.schedules import SharedTile
+from dwtir.target import KNOWN_GPUS, resolve
+from dwtir.threads import physical_cores
+from kernels import SHAPE
+from processes import python
+
+
+def test_targets_by_name():
+    cpu = resolve("cpu")
+    assert resolve("llvm") == cpu
+    assert (cpu.kind, cpu.is_gpu, cpu.warp_size) == ("cpu", False, 1)
+    assert cpu.vector_bytes in (16, 32, 64)
+    assert resolve("opencl").kind == "opencl"
+    for name, gpu in KNOWN_GPUS.items():
+        assert resolve(name) is gpu
+        assert gpu.name == name
+        assert gpu.is_gpu
+    assert resolve(cpu) is cpu
+    unknown = resolve("sm_120")
+    assert (unknown.name, unknown.arch, unknown.bandwidth) == ("sm_120", "sm_120", None)
+    assert (unknown.max_threads_per_block, unknown.shared_bytes_per_block) == (1024, 49152)
+
+
+def test_targets_as_mappings_and_of_tvm():
+    h200 = KNOWN_GPUS["nvidia-h200"]
+    for given in (
+        {"kind": "cuda", "arch": "sm_90"},
+        tvm.target.Target({"kind": "cuda", "arch": "sm_90"}),
+        h200.tvm(),
+    ):
+        found = resolve(given)
+        assert (found.kind, found.arch, found.warp_size) == ("cuda", "sm_90", 32)
+        assert found.shared_bytes_per_block == h200.shared_bytes_per_block
+        assert found.bandwidth is None, "measured on one device, not on all of an architecture"
+    small = resolve({"kind": "cuda", "arch": "sm_75", "max_threads_per_block": 256})
+    assert small.max_threads_per_block == 256
+    assert resolve(tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})).arch == "x86-64-v3"
+    assert resolve({"kind": "opencl"}).kind == "opencl"
+    assert resolve(resolve("cpu").tvm()).arch == resolve("cpu").arch
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("tpu", r"unknown target 'tpu'; allowed are 'cuda', .*'nvidia-h200'"),
+        ("", "unknown target ''"),
+        ("cuda:x", "unknown target 'cuda:x'"),
+        ("cuda:", "unknown target 'cuda:'"),
+        ("sm_", "needs its architecture"),
+        ("sm_ninety", "needs its architecture"),
+        ({}, "kind must be cuda, llvm or opencl, got None"),
+        ({"kind": "metal"}, "kind must be cuda, llvm or opencl, got 'metal'"),
+        ({"kind": "cuda"}, "needs its architecture, such as 'sm_90', got arch=None"),
+        ({"kind": "cuda", "arch": 90}, "got arch=90"),
+        (
+            {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 0},
+            "max_threads_per_block must be a positive integer, got 0",
+        ),
+        (
+            {"kind": "opencl", "max_shared_memory_per_block": "48k"},
+            "shared_bytes_per_block must be a positive integer, got '48k'",
+        ),
+        ({"kind": "opencl", "thread_warp_size": True}, "warp_size must be a positive integer"),
+        (3, "got int"),
+    ],
+)
+def test_targets_that_do_not_exist(target, message):
+    with pytest.raises(InvalidTargetError, match=message):
+        resolve(target)
+
+
+def test_a_small_device_refuses_large_blocks():
+    target = resolve("opencl")
+    small = replace(target, max_threads_per_block=64)
+    with pytest.raises(InvalidScheduleError, match="threads per block must be at most 64"):
+        dwtir.build(SHAPE, SharedTile(thread_y=8, thread_x=16), target=small)
+
+
+def test_an_architecture_that_nvrtc_does_not_know_is_refused():
+    kernel = dwtir.build(SHAPE, target="sm_31")
+    with pytest.raises(InvalidTargetError, match="does not know the architecture sm_31"):
+        kernel.resources()
+
+
+def test_without_a_gpu_the_cpu_is_the_default():
+    out = python(
+        "import dwtir\n"
+        "from dwtir.target import resolve\n"
+        "assert resolve(None) == resolve('cpu')\n"
+        "assert dwtir.build('1x4x9x9_k3').target.kind == 'cpu'\n"
+        "try: resolve('cuda')\n"
+        "except dwtir.ToolchainError as error: print(error)\n",
+        CUDA_VISIBLE_DEVICES="",
+        PYTHONWARNINGS="error",
+    )
+    assert "To fix it" in out
+
+
+def test_a_target_is_a_value():
+    target = resolve("cpu")
+    assert Target(**asdict(target)) == target
+    assert hash(target) == hash(resolve("cpu"))
+
+
+def test_the_cpu_uses_the_cores_it_may():
+    """In a new process, since TVM looks at the setting only once; the user's own setting stays."""
+    code = (
+        "import dwtir, numpy as np, tvm\n"
+        "kernel = dwtir.build('1x8x16x16_k3_psame', target='cpu')\n"
+        "kernel(np.ones((1, 8, 16, 16), 'float32'), np.ones((8, 1, 3, 3), 'float32'))\n"
+        "print(tvm.get_global_func('runtime.NumThreads')())"
+    )
+
+    def threads(**environment):
+        own = {k: v for k, v in os.environ.items() if not k.endswith("NUM_THREADS")}
+        return int(
+            subprocess.check_output([sys.executable, "-c", code], env={**own, **environment})
+        )
+
+    assert threads() == physical_cores()
+    assert threads(TVM_NUM_THREADS="1") == 1
+    assert threads(OMP_NUM_THREADS="1") == 1
