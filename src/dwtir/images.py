@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import gcd, prod
-from typing import NamedTuple
 
 from .shape import DepthwiseConv2dShape
 
-__all__ = ["Course", "Images", "Stretch", "courses"]
+__all__ = ["Images"]
 
 _BANKS = 4
 """Bytes of a bank of shared memory."""
@@ -87,11 +85,6 @@ class Images:
         return gcd(most, self.channels * pixels, shape.result_channels * pixels)
 
     @property
-    def lanes_of_row(self) -> int:
-        """Elements of a row that are moved together at the most."""
-        return 16 // self.shape.itemsize
-
-    @property
     def taps(self) -> int:
         """Elements from one channel's weights to the next in shared memory."""
         return prod(self.shape.kernel) | 1
@@ -104,83 +97,3 @@ class Images:
         pixels = max(self.stride(prod(self.source)), self.stride(prod(self.result)))
         images = self.images * self.channels * pixels * self.shape.itemsize
         return -(-images // 16) * 16 + self.channels * self.taps * 4
-
-
-class Stretch(NamedTuple):
-    """Where a band has what its code counts from 0 on.
-
-    Parameters
-    ----------
-    band : int
-    source, result, tap : int
-        The rows of the image that is read, of that which is computed, and of the kernel, that
-        come first.
-    step : int
-        1, or -1 if the code goes through all of them upwards.
-    """
-
-    band: int
-    source: int
-    result: int
-    tap: int
-    step: int
-
-
-@dataclass(frozen=True)
-class Course:
-    """What the threads of some bands do alike.
-
-    Parameters
-    ----------
-    sources, results : int
-        Rows of the image that is read, and of that which is computed.
-    products : frozenset of (int, int, int)
-        Rows of both, counted from the band's first, that meet under a row of the kernel.
-    stretches : tuple of Stretch
-        The bands.
-    """
-
-    sources: int
-    results: int
-    products: frozenset[tuple[int, int, int]]
-    stretches: tuple[Stretch, ...]
-
-
-@lru_cache(maxsize=256)
-def courses(images: Images, bands: int, may_turn: bool = True) -> tuple[Course, ...]:
-    """Cut the rows of the result into bands, and list what their threads have to do.
-
-    The outermost are the higher ones, for padding spares them taps. Bands with the same
-    products are one course, those as well that have them upside down.
-    """
-    height, kernel_h = images.result[0], images.shape.kernel[0]
-    least, higher = divmod(height, bands)
-    outermost = sorted(range(bands), key=lambda band: min(band, bands - 1 - band))[:higher]
-    stride, dilation = images.shape.stride[0], images.shape.dilation[0]
-    found: dict[tuple[int, int, frozenset[tuple[int, int, int]]], list[Stretch]] = {}
-    first = 0
-    for band in range(bands):
-        end = first + least + (band in outermost)
-        met = [
-            (h * stride + kh * dilation - images.before(0), h - first, kh)
-            for kh in range(kernel_h)
-            for h in images.meets(0, kh, first, end)
-        ]
-        top = min((row for row, _, _ in met), default=0)
-        sources, results = max((row for row, _, _ in met), default=top - 1) + 1 - top, end - first
-        products = frozenset((row - top, h, kh) for row, h, kh in met)
-        turned = frozenset(
-            (sources - 1 - row, results - 1 - h, kernel_h - 1 - kh) for row, h, kh in products
-        )
-        if (
-            may_turn
-            and (sources, results, turned) in found
-            and (sources, results, products) not in found
-        ):
-            stretch = Stretch(band, top + sources - 1, end - 1, kernel_h - 1, -1)
-            found[sources, results, turned].append(stretch)
-        else:
-            key = sources, results, products
-            found.setdefault(key, []).append(Stretch(band, top, first, 0, 1))
-        first = end
-    return tuple(Course(*key, tuple(stretches)) for key, stretches in found.items())

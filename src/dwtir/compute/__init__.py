@@ -99,18 +99,12 @@ def whole_images(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 
 
 @lru_cache(maxsize=64)
-def split_images(
-    images: Images, epilogue: Epilogue, bands: int, turns: int, ahead: int, form: str
-) -> tirx.PrimFunc:
-    """Define the operation by bands of rows, without the taps that lie in the padding."""
-    shape = images.shape
-    epilogue.check_for(shape)
+def split_images(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
+    """Define the operation by bands of rows of the result, each of a thread."""
+    epilogue.check_for(images.shape)
     with _parsing:
-        if shape.layout == "NCHW":
-            func = split.nchw(images, epilogue, bands, turns, form)
-        else:
-            func = split.nhwc(images, epilogue, bands, turns, ahead)
-    return _named(func, shape, epilogue)
+        func = split.nchw(images, epilogue, bands)
+    return _named(func, images.shape, epilogue)
 
 
 @lru_cache(maxsize=64)  # to parse TVMScript takes 10 ms, and functions do not change

@@ -1,43 +1,46 @@
 """Several threads share an image: each computes a band of the result's rows.
 
-Loop nest in NCHW, for blocks of `thread_y` images x `thread_x` channels, `turns` times over::
+Loop nest, for blocks of `thread_y` images x `thread_x` channels::
 
-    blockIdx.x = (n / (turns * thread_y)) * (c / thread_x)
+    blockIdx.x = (n / thread_y) * (c / thread_x)
+      planes[thread_y, thread_x planes] = data                     (all threads)
       filters[thread_x, KH * KW] = weight as float32
-      ahead = data                                                   (all threads)
-      for turn:
-        planes[thread_y, thread_x planes] = ahead;  ahead = the next images
-        threadIdx.z = band    threadIdx.y = n    threadIdx.x = c
-          for row of planes that the band sees:
-            for kh, kw: for those oh, ow of the band whose input it is:
-              acc[oh, ow] += row[ow * SW + kw * DW - left] * filters[kh, kw]
-          results = epilogue(acc)
-        out = results                                                (all threads)
+      threadIdx.z = band    threadIdx.y = n    threadIdx.x = c
+        for row of planes that the band sees, if it is not padding:
+          window[W] = row as float32
+          for oh of the band that the row meets under a row of the kernel, kh:
+            for kw, ow whose input is not padding:
+              acc[oh, ow] += window[ow * SW + kw * DW - left] * filters[kh, kw]
+        results = epilogue(acc)
+      out = results                                                (all threads)
 
-In NHWC a thread loads rows itself, those `ahead` of the one in use.
+The loop over rows has the same code for all bands, so that it is short, and warps may have
+several. Planes and weights lie in shared memory as those of `whole_image`; what a warp loads
+together is free of conflicts where `thread_x` fills as many banks as there are.
 
-All loops of a band are written out, but for the taps in the padding. Bands with the same
-taps have the same code, as have those that are one another upside down: of 14 rows in
-4 bands, 4 + 3 + 3 + 4, there are two codes. A warp should have one band.
-
-Registers: a band's sums, the weights, and some rows; in NCHW with several turns a thread's
-share of the next images.
+Registers: a band's sums, a row of the image, a row of the kernel, and a few more. Shared bytes:
+thread_x * (thread_y * H * W elements + 4 * KH * KW).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from itertools import product
+from math import ceil, gcd, log2, prod
 from typing import TYPE_CHECKING, ClassVar
 
 from ..epilogue import Epilogue
-from ..images import Images, courses
+from ..images import Images
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
-from .base import Strategy, with_guesses
+from .banded_matrix import BandedMatrix
+from .base import Strategy, varied, with_guesses
 from .cost import registers_for
-from .tiles import BLOCK_COUNTS, MAX_SUMS, divisors, even_split
+from .register_window import RegisterWindow
+from .row_stream import RowStream
+from .tiles import BLOCK_COUNTS, MAX_BLOCKS, MAX_SUMS, MAX_THREADS, MAX_UNROLLED
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -45,19 +48,22 @@ if TYPE_CHECKING:
 
 __all__ = ["SplitImage"]
 
-_MOST_PIXELS = 1024
-"""Of an image and of a result."""
-
-_MOST_TAPS = 128
-"""Weights of a channel: each is a register."""
-
-_MOST_WRITTEN, _MOST_CACHED = 12000, 7000
-"""Multiply-adds of all courses: to compile, and what the instruction cache holds."""
+_MOST_PIXELS, _MOST_TAPS = 1024, 512
+"""Of an image and of a result, and of a kernel: a block has them in shared memory."""
 
 _OTHERS = 12
-"""Registers for addresses and what else a thread has."""
+"""Registers for addresses, tests and loads on the way."""
 
-_BANDS = (1, 2, 3, 4, 5, 7, 8, 10, 14, 16)
+_SHARED_BYTES = 227 << 10
+"""Of an SM, which its blocks share; each takes 1 KiB more than it asks for."""
+
+# Of the time: the clock, what it takes to launch, bytes a second of memory, and warps of an SM
+# that take no longer than fewer; cycles of an instruction, instructions of a row that is passed
+# and of its tests; and the exponent by which the longer of arithmetic and memory counts more,
+# with one block of an SM, and by how much more with twice as many. Fitted to 24 kernels of 8
+# layers on an H200.
+_CLOCK, _LAUNCH, _BANDWIDTH, _LEAST_WARPS = 1.755e9, 1.9e-6, 4.4e12, 8.0
+_CYCLES, _ROW, _TESTS, _LONGER, _TWICE = 1.25, 8.0, 4.0, 1.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -72,27 +78,20 @@ class SplitImage(Strategy):
         Bands of a result, each of a thread.
     min_blocks : int
         Blocks that an SM shall have room for at a time.
-    turns : int
-        Images that a thread has a band of, one after the other. The next one's rows are
-        loaded while one is computed.
-    ahead : int
-        Rows that are loaded ahead in NHWC, with several turns.
     """
 
     name: ClassVar[str] = "split_image"
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
+    layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
     device: ClassVar[str] = (
-        f"a GPU (images and results of 2 to {_MOST_PIXELS} pixels, at most {_MOST_TAPS} taps and "
-        f"{_MOST_WRITTEN} different products, channel_multiplier 1; a gradient: with stride 1)"
+        f"a GPU (images and results of 2 to {_MOST_PIXELS} pixels and at most {MAX_SUMS} columns, "
+        f"at most {_MOST_TAPS} taps, channel_multiplier 1; a gradient: with stride 1)"
     )
 
     thread_x: int
     thread_y: int
     bands: int
     min_blocks: int = 1
-    turns: int = 1
-    ahead: int = 1
-    form: str = "written"
 
     @classmethod
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
@@ -103,78 +102,129 @@ class SplitImage(Strategy):
             and shape.channel_multiplier == 1
             and min(sizes) > 1
             and max(sizes) <= _MOST_PIXELS
+            and max(shape.width, shape.out_width) <= MAX_SUMS
             and prod(shape.kernel) <= _MOST_TAPS
-            and shape.result_height <= 64
-            and _written(shape, shape.result_height) <= _MOST_WRITTEN
+            and shape.kernel[1] * shape.result_width <= MAX_UNROLLED
         )
 
     @classmethod
     def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
-        """Tell whether "manual" takes it: not before there is a model of its time."""
-        return False
+        """Tell whether it is expected to be faster than windows and streams.
+
+        Tensor cores and windows of halves are as fast.
+        """
+        if shape.itemsize == 2:
+            return False
+        kinds = (BandedMatrix, RowStream, RegisterWindow)
+        found = (kind for kind in kinds if kind.claims(shape, target) and kind.pays(shape, target))
+        other = next(found).choose(shape, target).expected_seconds(shape, target)
+        own = cls.choose(shape, target).expected_seconds(shape, target)
+        return other is not None and own < other
 
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> SplitImage:
-        """Choose a warp of channels, and the fewest bands whose registers suffice."""
-        tiles = (
-            cls(x, 1, bands, blocks)
-            for x in _channels(shape)
-            for bands in _bands(shape)
-            for blocks in (max(1, 12 // bands),)
-        )
-        fitting = (t for t in tiles if t._fits(shape, target) and t.is_promising(shape))
-        return next(fitting, cls(2, 1, shape.result_height))
+        """Choose the tile that is expected to take the least time."""
+        return cls.guesses(shape, target)[0]
+
+    @classmethod
+    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[SplitImage, ...]:
+        """List the tiles that are expected to take the least times, the fastest first."""
+        return _ranked(shape, target)
+
+    @classmethod
+    def tiles(cls, shape: DepthwiseConv2dShape, target: Target) -> Iterator[SplitImage]:
+        """List the tiles worth comparing, each with as many blocks as an SM has room for."""
+        for x, y, bands in product(_channels(shape), _batches(shape), _bands(shape)):
+            tile = cls(x, y, bands)
+            tile = cls(x, y, bands, max(1, tile._at_a_time(shape)))
+            if tile._passes(shape, target):
+                yield tile
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
         values = {
             "thread_x": _channels(shape),
-            "thread_y": tuple(dict.fromkeys(min(shape.batch, n) for n in (1, 2, 4))),
+            "thread_y": _batches(shape),
             "bands": _bands(shape),
             "min_blocks": BLOCK_COUNTS,
-            "turns": tuple(dict.fromkeys(min(shape.batch, n) for n in (1, 2, 3, 4, 6, 8))),
-            "ahead": (1, 2, 3) if shape.layout == "NHWC" else (1,),
         }
         return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
-        """Tell whether registers suffice and the code is cached."""
-        images = self._images(shape)
-        threads = self.thread_x * self.thread_y * self.bands
-        rows = -(-shape.result_height // self.bands)
-        needed = rows * images.result[1] + prod(shape.kernel) + images.source[1] + _OTHERS
-        if self.turns > 1:
-            share = self.thread_x * self.bands
-            own = -(-self.thread_x * prod(images.source) // share) * shape.itemsize // 4
-            needed += own if shape.layout == "NCHW" else self.ahead * images.source[1]
-        return (
-            needed <= registers_for(threads, self.min_blocks)
-            and _written(shape, self.bands) <= _MOST_CACHED
-        )
+        """Tell whether registers suffice."""
+        return self._registers(shape) <= registers_for(self._threads, self.min_blocks)
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
-        height, written = shape.result_height, _written(shape, self.bands)
+        height, rows = shape.result_height, -(-shape.result_height // self.bands)
         self._require(self.bands <= height, "bands", self.bands, f"at most {height}")
-        self._require(self.turns <= shape.batch, "turns", self.turns, f"at most {shape.batch}")
         # TVM confuses the loops of a block whose threads are all of one channel.
         self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
-        sums = -(-height // self.bands) * shape.result_width
-        self._require(sums <= MAX_SUMS, "sums of a thread", sums, f"at most {MAX_SUMS}")
-        self._require(
-            written <= _MOST_WRITTEN, "multiply-adds", written, f"at most {_MOST_WRITTEN}"
-        )
+        for name, count, most in (
+            ("sums of a thread", rows * shape.result_width, MAX_SUMS),
+            ("multiply-adds", rows * shape.result_width * shape.kernel[1], MAX_UNROLLED),
+        ):
+            self._require(count <= most, name, count, f"at most {most}")
         self._require_launch(
-            target,
-            threads=self.thread_x * self.thread_y * self.bands,
-            shared_bytes=self._images(shape).shared_bytes,
+            target, threads=self._threads, shared_bytes=self._images(shape).shared_bytes
         )
 
-    def _fits(self, shape: DepthwiseConv2dShape, target: Target) -> bool:
-        threads = self.thread_x * self.thread_y * self.bands
+    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+        """Estimate the time of the kernel, by the instructions that it issues and its bytes."""
+        blocks = -(-shape.batch // self.thread_y) * -(-shape.result_channels // self.thread_x)
+        on_each = blocks / target.units
+        issued, passes = self._instructions(shape)
+        warps = -(-self._threads // 32)
+        at_a_time = min(ceil(on_each), max(self.min_blocks, self._at_a_time(shape)))
+        together = max(_LEAST_WARPS, ceil(on_each) * warps)
+        busy = max(issued * _CYCLES / 4, passes) * together / _CLOCK
+        memory = shape.least_bytes / _BANDWIDTH / min(1.0, 2 * on_each)
+        longer = _LONGER + _TWICE * log2(at_a_time)
+        return _LAUNCH + float((busy**longer + memory**longer) ** (1 / longer))
+
+    def _instructions(self, shape: DepthwiseConv2dShape) -> tuple[float, float]:
+        """Count the instructions of a warp, and passes through the banks of shared memory."""
+        images, (kernel_h, kernel_w) = self._images(shape), shape.kernel
+        (height, width), columns = images.result, images.source[1]
+        is_half, size = shape.itemsize == 2, shape.itemsize / 4
+        rows = -(-height // self.bands)
+        met = sum(len(images.meets(0, kh, 0, height)) for kh in range(kernel_h)) / self.bands
+        seen = min((rows - 1) * shape.stride[0] + (kernel_h - 1) * shape.dilation[0] + 1, met)
+        beside = sum(len(images.meets(1, kw, 0, width)) for kw in range(kernel_w))
+        lanes_in, lanes_out = _lanes(shape, columns), _lanes(shape, width)
+        loads = columns / lanes_in + is_half * columns
+        issued = met * (beside + kernel_w + _TESTS) + seen * (loads + _ROW)
+        issued += rows * width * (1 + is_half + 1 / lanes_out)
+        copied = 0.0
+        for pixels in (prod(images.source), prod(images.result)):
+            issued += 3 * pixels / images.lanes(pixels) / self.bands
+            copied += pixels * size / self.bands
+        weights = prod(shape.kernel) / (self.thread_y * self.bands)
+        passes = met * kernel_w + seen * columns * size + rows * width * size + copied
+        return issued + 3 * weights, passes + weights
+
+    @property
+    def _threads(self) -> int:
+        return self.thread_x * self.thread_y * self.bands
+
+    def _registers(self, shape: DepthwiseConv2dShape) -> int:
+        rows, columns = -(-shape.result_height // self.bands), self._images(shape).source[1]
+        return rows * shape.result_width + columns + shape.kernel[1] + _OTHERS
+
+    def _at_a_time(self, shape: DepthwiseConv2dShape) -> int:
+        """Count the blocks that an SM has room for."""
+        counts = range(1, min(MAX_BLOCKS, MAX_THREADS // self._threads) + 1)
+        needed, taken = self._registers(shape), self._images(shape).shared_bytes + 1024
+        fitting = (n for n in counts if needed <= registers_for(self._threads, n))
+        return min(max(fitting, default=1), _SHARED_BYTES // taken)
+
+    def _passes(self, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        sums = -(-shape.result_height // self.bands) * shape.result_width
         return (
-            self._images(shape).shared_bytes <= target.shared_bytes_per_block
-            and threads * self.min_blocks <= target.max_threads_per_block
-            and -(-shape.result_height // self.bands) * shape.result_width <= MAX_SUMS
+            self.is_promising(shape)
+            and sums <= MAX_SUMS
+            and sums * shape.kernel[1] <= MAX_UNROLLED
+            and self._threads <= target.max_threads_per_block
+            and self._images(shape).shared_bytes <= target.shared_bytes_per_block
         )
 
     def _images(self, shape: DepthwiseConv2dShape) -> Images:
@@ -183,56 +233,42 @@ class SplitImage(Strategy):
     def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import split_images
 
-        return split_images(
-            self._images(shape), epilogue, self.bands, self.turns, self.ahead, self.form
-        )
+        return split_images(self._images(shape), epilogue, self.bands)
 
     def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
-        if shape.layout == "NHWC":
-            n, c, z = sch.get_loops(sch.get_sblock("depthwise_conv2d"))
-            bn, tn = sch.split(n, [None, self.thread_y])
-            bc, tc = sch.split(c, [None, self.thread_x])
-            sch.reorder(bn, bc, z, tn, tc)
-            sch.bind(sch.fuse(bn, bc), "blockIdx.x")
-            sch.bind(z, "threadIdx.z")
-            sch.bind(tn, "threadIdx.y")
-            sch.bind(tc, "threadIdx.x")
-            return
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("images"))), "blockIdx.x")
-        for name in (
-            "first",
-            "gather",
-            "ahead",
-            "filters",
-            "depthwise_conv2d",
-            "epilogue",
-            "store",
-        ):
+        for name in ("gather", "filters", "depthwise_conv2d", "epilogue", "store"):
             *_, z, y, x = sch.get_loops(sch.get_sblock(name))
             sch.bind(z, "threadIdx.z")
             sch.bind(y, "threadIdx.y")
             sch.bind(x, "threadIdx.x")
 
 
-@lru_cache(maxsize=1024)
-def _written(shape: DepthwiseConv2dShape, bands: int) -> int:
-    """Count the multiply-adds of all courses."""
-    images = Images(shape, 1, 1, shape.result_height)
-    width = shape.result_width
-    columns = sum(len(images.meets(1, kw, 0, width)) for kw in range(shape.kernel[1]))
-    return columns * sum(len(course.products) for course in courses(images, bands))
+@lru_cache(maxsize=256)
+def _ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[SplitImage, ...]:
+    tiles = list(SplitImage.tiles(shape, target))
+    tiles.sort(key=lambda tile: tile.expected_seconds(shape, target))
+    found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y))
+    return found or (SplitImage(2, 1, shape.result_height),)
+
+
+def _lanes(shape: DepthwiseConv2dShape, columns: int) -> int:
+    """Count the elements of a row that move together."""
+    return gcd(16 // shape.itemsize, columns)
 
 
 def _channels(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-    """List the channels of a block: divisors, where there are some, a warp first."""
-    channels = shape.result_channels
-    found = sorted(divisors(channels), key=lambda n: (abs(n - 32), n))
-    return tuple(n for n in found if 8 <= n <= 64) or (max(2, even_split(channels, 32)),)
+    """List the channels of a block whose rows are loaded from all banks."""
+    bytes_together = _lanes(shape, shape.width) * shape.itemsize
+    return tuple(n for n in (8, 16, 32) if n * bytes_together >= 128) or (32,)
+
+
+def _batches(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    """List the images of a block."""
+    return tuple(dict.fromkeys(min(shape.batch, n) for n in (1, 2)))
 
 
 def _bands(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-    """List the bands that are worth trying, of which the code is not too long."""
+    """List the bands that differ in the most rows that one has."""
     height = shape.result_height
-    counts = sorted({min(n, height) for n in (*_BANDS, height)})
-    found = (n for n in counts if _written(shape, n) <= _MOST_CACHED)
-    return tuple(found) or (height,)
+    return tuple(dict.fromkeys(-(-height // rows) for rows in (1, 2, 3, 4, 5, 7, 8)))
