@@ -7,7 +7,14 @@ from hypothesis import given
 
 import dwtir
 from dwtir import DepthwiseConv2dShape, compute, nvrtc
-from dwtir.schedules import ChannelVector, RegisterWindow, RowStream, WholeImage, choose
+from dwtir.schedules import (
+    ChannelVector,
+    RegisterWindow,
+    RowStream,
+    SplitImage,
+    WholeImage,
+    choose,
+)
 from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touched
 from dwtir.schedules.tiles import MAX_SIDE
 from dwtir.target import resolve
@@ -124,11 +131,14 @@ def test_blocks_at_a_time_fit(threads):
 def test_the_choice_passes_its_check(shape):
     tile = choose(shape, H200)
     tile.check_use(shape, H200)
-    assert isinstance(tile, RegisterWindow | ChannelVector | RowStream | WholeImage)
+    assert isinstance(tile, RegisterWindow | ChannelVector | RowStream | WholeImage | SplitImage)
     threads = tile.thread_x * tile.thread_y
-    if not isinstance(tile, WholeImage):
+    if isinstance(tile, SplitImage):
+        threads *= tile.bands
+    elif not isinstance(tile, WholeImage):
         threads *= tile.thread_z
-    assert tile.min_blocks in block_counts(threads) or isinstance(tile, RowStream | WholeImage)
+    if isinstance(tile, RegisterWindow | ChannelVector):
+        assert tile.min_blocks in block_counts(threads)
     assert tile.min_blocks * threads <= 2048
 
 
@@ -157,7 +167,10 @@ def test_blocks_share_no_sectors_of_odd_pixels(images: str) -> None:
         ("64x256x56x56_k3_p1_nhwc", "channel_vector"),
         ("128x96x56x56_k7_p3", "row_stream"),
         ("128x96x56x56_k7_p6_d2", "row_stream"),
-        ("128x384x14x14_k7_p3_dgrad", "row_stream"),
+        ("128x384x14x14_k7_p3_dgrad", "split_image"),
+        ("128x512x14x14_k3_p1", "split_image"),
+        ("128x192x28x28_k7_p3", "split_image"),
+        ("32x192x28x28_k5_p2", "register_window"),
         ("1x96x56x56_k7_p3", "register_window"),
         ("128x768x7x7_k7_p3", "whole_image"),
         ("128x95x57x57_k7_p3_float16", "register_window"),

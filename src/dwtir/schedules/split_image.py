@@ -266,7 +266,7 @@ def _lanes(shape: DepthwiseConv2dShape, columns: int) -> int:
 
 def _channels(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
     """List the channels of a block whose rows are loaded from all banks."""
-    bytes_together = _lanes(shape, shape.width) * shape.itemsize
+    bytes_together = _lanes(shape, Images(shape, 1, 1, 1).source[1]) * shape.itemsize
     return tuple(n for n in (8, 16, 32) if n * bytes_together >= 128) or (32,)
 
 
