@@ -219,9 +219,10 @@ class SplitImage(Strategy):
 
     def _at_a_time(self, shape: DepthwiseConv2dShape) -> int:
         """Count the blocks that an SM has room for."""
-        counts = range(1, min(MAX_BLOCKS, MAX_THREADS // self._threads) + 1)
+        threads = -(-self._threads // 32) * 32
+        counts = range(1, min(MAX_BLOCKS, MAX_THREADS // threads) + 1)
         needed, taken = self._registers(shape), self._images(shape).shared_bytes + 1024
-        fitting = (n for n in counts if needed <= registers_for(self._threads, n))
+        fitting = (n for n in counts if needed <= registers_for(threads, n))
         return min(max(fitting, default=1), _SHARED_BYTES // taken)
 
     def _passes(self, shape: DepthwiseConv2dShape, target: Target) -> bool:
