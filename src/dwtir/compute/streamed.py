@@ -126,7 +126,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
 
     unrolled = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
 
-    @T.inline
+    @script.inline
     def load_row(data, raw, d, n, row, strip, vector):  # type: ignore[no-untyped-def]
         """Load a strip's window of one row of the image, or of its last."""
         for j in T.unroll(LOADS):
@@ -136,13 +136,13 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                         spot(n, T.min(row, H - 1), strip, j * LOADED - (LEFT + LEAD), vector, e)
                     ]
 
-    @T.inline
+    @script.inline
     def load_channels(operand, channels, place, vector):  # type: ignore[no-untyped-def]
         """Load what the epilogue has of each channel."""
         for v in T.vectorized(V):
             channels[place, v] = operand[vector * V + v]
 
-    @T.inline
+    @script.inline
     def load_residual(operand, added, d, n, row, strip, vector):  # type: ignore[no-untyped-def]
         """Load what the epilogue adds to a row of a strip, or to the image's first or last."""
         for j in T.unroll(cols // STORE):
@@ -152,7 +152,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                         spot(n, T.max(0, T.min(row, RH - 1)), strip, j * STORE, vector, e)
                     ]
 
-    @T.inline
+    @script.inline
     def add_row(acc, raw, row, wide, d, back):  # type: ignore[no-untyped-def]
         """Move a row of sums one row of the kernel on, and add a row of the image to it."""
         for j, v in T.grid(cols, V):
@@ -167,7 +167,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                 * wide[KH - 1 - back, kw, v]
             )
 
-    @T.inline
+    @script.inline
     def store_row(  # type: ignore[no-untyped-def]
         acc, kh, held, result, out, n, row, strip, vector
     ):
