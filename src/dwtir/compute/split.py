@@ -21,7 +21,7 @@ from ..epilogue import Epilogue
 from ..images import Images
 from . import script
 from .forward import epilogue_parts
-from .whole import UNROLLED, Part, copy, move
+from .parts import UNROLLED, Part, copy, move
 
 __all__ = ["nchw"]
 
