@@ -180,6 +180,14 @@ def test_rows_are_streamed_where_there_is_much_arithmetic(text, strategy):
     assert choose(DepthwiseConv2dShape.parse(text), H200).name == strategy
 
 
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_small_images_take_turns_where_blocks_come_one_after_the_other(layout):
+    """Measured on 128 of them: 6 and 14 % faster. On 32 all blocks are there at once."""
+    for batch, turns in ((1, 1), (32, 1), (128, 2)):
+        shape = DepthwiseConv2dShape.parse(f"{batch}x768x7x7_k7_p3_{layout}")
+        assert WholeImage.choose(shape, H200).turns == turns
+
+
 @pytest.mark.parametrize(
     ("images", "tile"),
     [("float16_nhwc", (7, 1, 32, 4, 1, 3, 2)), ("nchw", (8, 4, 7, 18, 1, 3, 2))],

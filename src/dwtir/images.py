@@ -24,12 +24,15 @@ class Images:
         Of a block.
     rows : int
         Rows of the result that a thread sums together.
+    turns : int
+        Images of a thread, one after the other.
     """
 
     shape: DepthwiseConv2dShape
     channels: int
     images: int
     rows: int
+    turns: int = 1
 
     @property
     def source(self) -> tuple[int, int]:
@@ -43,6 +46,11 @@ class Images:
     def result(self) -> tuple[int, int]:
         """Rows and columns of the image that is computed."""
         return self.shape.result_height, self.shape.result_width
+
+    @property
+    def ahead(self) -> int:
+        """Rows of an image that are loaded ahead in NHWC, if another image comes before."""
+        return -(-self.source[0] // 2)
 
     def before(self, axis: int) -> int:
         """Count the rows (axis 0) or columns (axis 1) of padding before the image that is read."""

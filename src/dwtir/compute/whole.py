@@ -6,12 +6,15 @@ of 49 are left.
 
 The blocks are those of `dwtir.compute`. In NCHW, where a thread's image lies apart from its
 neighbour's, those of a block come and go through shared memory, by ``gather`` and ``store``;
-so do the weights, by ``filters``.
+so do the weights, by ``filters``. Where a thread has several images, one after the other,
+``gather`` loads the first one into registers, and ``planes`` writes what is there to shared
+memory and loads the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from math import gcd, prod
 from typing import Any
 
@@ -23,7 +26,7 @@ from ..epilogue import Epilogue
 from ..images import Images
 from . import script
 from .forward import epilogue_parts
-from .parts import UNROLLED, Part, copy, move
+from .parts import UNROLLED, Part, copy, move, share
 
 __all__ = ["nchw", "nhwc"]
 
@@ -33,10 +36,12 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     shape = images.shape
     (image_name, source), (_, weights) = shape.input_shapes.items()
     N, C = source[:2]
-    X, Y, RW = images.channels, images.images, images.result[1]
+    X, Y, D, RW = images.channels, images.images, images.turns, images.result[1]
     READ, WRITTEN, TAPS = prod(images.source), prod(images.result), prod(shape.kernel)
     FROM, TO, APART = images.stride(READ), images.stride(WRITTEN), images.taps
     TOGETHER = gcd(4, X * TAPS, C * TAPS) if APART == TAPS else 1
+    IN, OUT = (READ, FROM, images.lanes(READ)), (WRITTEN, TO, images.lanes(WRITTEN))
+    AHEAD = -(-READ // images.lanes(READ)) * images.lanes(READ)
     dtype = shape.dtype
     declare, finish = epilogue_parts(shape, epilogue)
 
@@ -47,11 +52,12 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
         weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
         operands = T.meta_var(declare())
         out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
-        for b, c in T.grid(-(-N // Y), -(-C // X)):
+        for b, c in T.grid(-(-N // (Y * D)), -(-C // X)):
             with T.sblock("images"):
                 vb, vc = T.axis.remap("SS", [b, c])
                 T.reads()
-                T.writes(out[vb * Y : vb * Y + Y, vc * X : vc * X + X, :, :])
+                T.writes(out[vb * (Y * D) : vb * (Y * D) + Y * D, vc * X : vc * X + X, :, :])
+                ahead = T.sblock_alloc_buffer((Y, X, AHEAD), dtype, scope="local")
                 planes = T.sblock_alloc_buffer((Y, X * FROM), dtype, scope="shared")
                 filters = T.sblock_alloc_buffer((X * APART,), "float32", scope="shared")
                 results = T.sblock_alloc_buffer((Y, X * TO), dtype, scope="shared")
@@ -60,65 +66,98 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                 for y, x in T.grid(Y, X):
                     with T.sblock("gather"):
                         vy, vx = T.axis.remap("SS", [y, x])
-                        if vb * Y + vy < N:
-                            whole = T.meta_var(Part(data, vb * Y + vy, 0, 0, vc * X * READ))
-                            sizes = T.meta_var((READ, FROM, images.lanes(READ)))
-                            copy(some, whole, Part(planes, vy, 0), sizes, (X, vx))
+                        n = T.meta_var(vb * (Y * D) + vy)
+                        if n < N:
+                            whole = T.meta_var(Part(data, n, 0, 0, vc * X * READ))
+                            if D == 1:
+                                copy(some, whole, Part(planes, vy, 0), IN, (X, vx))
+                            else:
+                                _fetch(some, whole, Part(ahead, vy, vx, 0), IN, (X, vx))
                 for y, x in T.grid(Y, X):
                     with T.sblock("filters"):
                         vy, vx = T.axis.remap("SS", [y, x])
                         whole = T.meta_var(Part(weight, 0, 0, 0, vc * X * TAPS))
                         sizes = T.meta_var((TAPS, APART, TOGETHER))
                         copy(some, whole, Part(filters, 0), sizes, (X * Y, vy * X + vx))
-                for y, x in T.grid(Y, X):
-                    with T.sblock("depthwise_conv2d"):
-                        vy, vx = T.axis.remap("SS", [y, x])
-                        T.reads(planes[vy, :], filters[:])
-                        T.writes(acc[vy, vx, :])
-                        raw = T.sblock_alloc_buffer((READ,), dtype, scope="local")
-                        window = T.sblock_alloc_buffer((READ,), "float32", scope="local")
-                        taps = T.sblock_alloc_buffer((TAPS,), "float32", scope="local")
-                        move(Part(planes, vy, vx * FROM), Part(raw, 0), READ, images.vector(READ))
-                        for place in T.serial(READ, annotations=UNROLLED):
-                            window[place] = T.cast(raw[place], "float32")
-                        own = T.meta_var(Part(filters, vx * APART))
-                        _sum(images, Part(acc, vy, vx, 0), window, taps, own.__getitem__)
-                for y, x in T.grid(Y, X):
-                    with T.sblock("epilogue"):
-                        vy, vx = T.axis.remap("SS", [y, x])
-                        result = T.sblock_alloc_buffer((WRITTEN,), dtype, scope="local")
-                        n = T.meta_var(T.min(vb * Y + vy, N - 1))
-                        channel = T.meta_var(T.min(vc * X + vx, C - 1))
-                        for place in T.serial(WRITTEN, annotations=UNROLLED):
-                            element = T.meta_var((n, channel, place // RW, place % RW))
-                            result[place] = finish(acc[vy, vx, place], operands, channel, element)
-                        to = T.meta_var(Part(results, vy, vx * TO))
-                        move(Part(result, 0), to, WRITTEN, images.vector(WRITTEN))
-                for y, x in T.grid(Y, X):
-                    with T.sblock("store"):
-                        vy, vx = T.axis.remap("SS", [y, x])
-                        if vb * Y + vy < N:
-                            whole = T.meta_var(Part(out, vb * Y + vy, 0, 0, vc * X * WRITTEN))
-                            sizes = T.meta_var((WRITTEN, TO, images.lanes(WRITTEN)))
-                            own = T.meta_var(Part(results, vy, 0))
-                            copy(some, whole, own, sizes, (X, vx), is_load=False)
+                for d in T.serial(D):
+                    with T.sblock("turn"):
+                        vd = T.axis.spatial(D, d)
+                        T.reads()
+                        T.writes(
+                            out[vb * (Y * D) : vb * (Y * D) + Y * D, vc * X : vc * X + X, :, :]
+                        )
+                        for y, x in T.grid(Y, X):
+                            with T.sblock("planes"):
+                                vy, vx = T.axis.remap("SS", [y, x])
+                                T.reads()
+                                T.writes(planes[vy, :])
+                                if D == 1:
+                                    T.evaluate(0)
+                                else:
+                                    own = T.meta_var(Part(ahead, vy, vx, 0))
+                                    _put(some, own, Part(planes, vy, 0), IN, (X, vx))
+                                    n = T.meta_var((vb * D + vd + 1) * Y + vy)
+                                    if vd + 1 < D and n < N:
+                                        whole = T.meta_var(Part(data, n, 0, 0, vc * X * READ))
+                                        _fetch(some, whole, own, IN, (X, vx))
+                        for y, x in T.grid(Y, X):
+                            with T.sblock("depthwise_conv2d"):
+                                vy, vx = T.axis.remap("SS", [y, x])
+                                T.reads(planes[vy, :], filters[:])
+                                T.writes(acc[vy, vx, :])
+                                raw = T.sblock_alloc_buffer((READ,), dtype, scope="local")
+                                window = T.sblock_alloc_buffer((READ,), "float32", scope="local")
+                                taps = T.sblock_alloc_buffer((TAPS,), "float32", scope="local")
+                                move(
+                                    Part(planes, vy, vx * FROM),
+                                    Part(raw, 0),
+                                    READ,
+                                    images.vector(READ),
+                                )
+                                for place in T.serial(READ, annotations=UNROLLED):
+                                    window[place] = T.cast(raw[place], "float32")
+                                own = T.meta_var(Part(filters, vx * APART))
+                                _sum(images, Part(acc, vy, vx, 0), window, taps, own.__getitem__)
+                        for y, x in T.grid(Y, X):
+                            with T.sblock("epilogue"):
+                                vy, vx = T.axis.remap("SS", [y, x])
+                                result = T.sblock_alloc_buffer((WRITTEN,), dtype, scope="local")
+                                n = T.meta_var(T.min((vb * D + vd) * Y + vy, N - 1))
+                                channel = T.meta_var(T.min(vc * X + vx, C - 1))
+                                for place in T.serial(WRITTEN, annotations=UNROLLED):
+                                    element = T.meta_var((n, channel, place // RW, place % RW))
+                                    result[place] = finish(
+                                        acc[vy, vx, place], operands, channel, element
+                                    )
+                                own = T.meta_var(Part(results, vy, vx * TO))
+                                move(Part(result, 0), own, WRITTEN, images.vector(WRITTEN))
+                        for y, x in T.grid(Y, X):
+                            with T.sblock("store"):
+                                vy, vx = T.axis.remap("SS", [y, x])
+                                n = T.meta_var((vb * D + vd) * Y + vy)
+                                if n < N:
+                                    whole = T.meta_var(Part(out, n, 0, 0, vc * X * WRITTEN))
+                                    own = T.meta_var(Part(results, vy, 0))
+                                    copy(some, whole, own, OUT, (X, vx), is_load=False)
 
     return whole_nchw
 
 
 def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient, where channels lie side by side."""
-    shape = images.shape
+    shape, turns = images.shape, images.turns
     (image_name, source), (_, weights) = shape.input_shapes.items()
     N, H, W, C = source
     (RH, RW), KW, TAPS = images.result, shape.kernel[1], prod(shape.kernel)
     dtype = shape.dtype
     declare, finish = epilogue_parts(shape, epilogue)
+    go = _sum if turns == 1 else _sum_in_turn
 
-    def loading(data: tirx.Buffer, window: tirx.Buffer, n: Any, c: Any) -> Callable[[int], None]:
-        def load(row: int) -> None:
+    def loading(data: tirx.Buffer, window: tirx.Buffer, n: Any, c: Any) -> Callable[..., None]:
+        def load(row: int, turn: Any = 0) -> None:
+            image = tirx.min(n * turns + turn, N - 1)
             with T.serial(W, annotations=UNROLLED) as w:
-                T.buffer_store(window, T.cast(data[n, row, w, c], "float32"), [row * W + w])
+                T.buffer_store(window, T.cast(data[image, row, w, c], "float32"), [row * W + w])
 
         return load
 
@@ -127,10 +166,11 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def storing(
         acc: tirx.Buffer, operands: Any, out: tirx.Buffer, n: Any, c: Any
-    ) -> Callable[[int], None]:
-        def store(row: int) -> None:
-            with T.serial(RW, annotations=UNROLLED) as w:
-                place = (n, row, w, c)
+    ) -> Callable[..., None]:
+        def store(row: int, turn: Any = 0) -> None:
+            image = n * turns + turn
+            with T.If(image < N), T.Then(), T.serial(RW, annotations=UNROLLED) as w:
+                place = (image, row, w, c)
                 T.buffer_store(out, finish(acc[row * RW + w], operands, c, place), place)
 
         return store
@@ -142,15 +182,15 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
         weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
         operands = T.meta_var(declare())
         out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
-        for n, c in T.grid(N, C):
+        for n, c in T.grid(-(-N // turns), C):
             with T.sblock("depthwise_conv2d"):
                 vn, vc = T.axis.remap("SS", [n, c])
                 T.reads()
-                T.writes(out[vn, :, :, vc])
+                T.writes(out[vn * turns : vn * turns + turns, :, :, vc])
                 window = T.sblock_alloc_buffer((H * W,), "float32", scope="local")
                 taps = T.sblock_alloc_buffer((TAPS,), "float32", scope="local")
                 acc = T.sblock_alloc_buffer((RH * RW,), "float32", scope="local")
-                _sum(
+                go(
                     images,
                     Part(acc, 0),
                     window,
@@ -213,3 +253,62 @@ def _sum(
         if store:
             for row in range(first, until):
                 store(row)
+
+
+def _sum_in_turn(
+    images: Images,
+    acc: Part,
+    window: tirx.Buffer,
+    taps: tirx.Buffer,
+    weight: Callable[[int], Any],
+    load: Callable[[int, Any], None],
+    store: Callable[[int, Any], None],
+) -> None:
+    """Sum the products of one image after the other, row after row of the image that is read.
+
+    All weights are held. A row is loaded `Images.ahead` rows before it is used, those of the
+    next image too. Rows of the result go to ``store`` as soon as they are ready.
+    """
+    shape, (height, width), (rows, columns) = images.shape, images.result, images.source
+    (stride, right), (below, beside) = shape.stride, shape.dilation
+    met = [
+        (h * stride + kh * below - images.before(0), h, kh)
+        for kh in range(shape.kernel[0])
+        for h in images.meets(0, kh, 0, height)
+    ]
+    used = [kw for kw in range(shape.kernel[1]) if images.meets(1, kw, 0, width)]
+    last = {h: max((row for row, other, _ in met if other == h), default=0) for h in range(height)}
+    for row in range(images.ahead):
+        load(row, 0)
+    for kh, kw in product(sorted({kh for _, _, kh in met}), used):
+        tap = kh * shape.kernel[1] + kw
+        turned = tap if shape.operation == "forward" else prod(shape.kernel) - 1 - tap
+        T.buffer_store(taps, weight(turned), [tap])
+    with T.serial(images.turns) as turn:
+        with T.serial(height * width, annotations=UNROLLED) as place:
+            T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
+        for row in range(rows):
+            for (_, h, kh), kw in product(sorted(m for m in met if m[0] == row), used):
+                cols, tap = images.meets(1, kw, 0, width), kh * shape.kernel[1] + kw
+                at = row * columns + kw * beside - images.before(1)
+                with T.serial(cols.start, cols.stop, annotations=UNROLLED) as w:
+                    place = acc.at(h * width + w)
+                    value = window[w * right + at]
+                    T.buffer_store(acc.buffer, acc.buffer[place] + value * taps[tap], place)
+            for h in range(height):
+                if last[h] == row:
+                    store(h, turn)
+            further, coming = divmod(row + images.ahead, rows)
+            load(coming, tirx.min(turn + further, images.turns - 1))
+
+
+def _fetch(channels: Any, whole: Part, held: Part, sizes: Any, threads: Any) -> None:
+    """Load a thread's share into its registers."""
+    for place, _, own in share(channels, sizes, threads):
+        T.buffer_store(held.buffer, whole[place], held.at(own))
+
+
+def _put(channels: Any, held: Part, shared: Part, sizes: Any, threads: Any) -> None:
+    """Write a thread's share to shared memory."""
+    for _, apart, own in share(channels, sizes, threads):
+        T.buffer_store(shared.buffer, held[own], shared.at(apart))

@@ -1,27 +1,31 @@
 """Every thread computes one channel of one small image, all of which it has in registers.
 
-Loop nest in NCHW, for blocks of `thread_y` images x `thread_x` channels::
+Loop nest in NCHW, for blocks of `thread_y` images x `thread_x` channels, `turns` times over::
 
-    blockIdx.x = (n / thread_y) * (c / thread_x)
-      planes[thread_y, thread_x planes] = data                     (all threads)
+    blockIdx.x = (n / (turns * thread_y)) * (c / thread_x)
+      ahead = data                                                 (all threads)
       filters[thread_x, KH * KW] = weight as float32
-      threadIdx.y = n    threadIdx.x = c
-        window[H, W] = planes as float32
-        for some of the result's rows:
-          for kh, kw: for those oh, ow of the rows whose input is not padding:
-            acc[oh, ow] += window[oh * SH + kh * DH - top, ...] * filters[kh, kw]
-        results = epilogue(acc)
-      out = results                                                (all threads)
+      for turn:
+        planes[thread_y, thread_x planes] = ahead;  ahead = data of the next turn
+        threadIdx.y = n    threadIdx.x = c
+          window[H, W] = planes as float32
+          for some of the result's rows:
+            for kh, kw: for those oh, ow of the rows whose input is not padding:
+              acc[oh, ow] += window[oh * SH + kh * DH - top, ...] * filters[kh, kw]
+          results = epilogue(acc)
+        out = results                                              (all threads)
 
 All loops of a thread are written out, for each tap over the results that it has an input
 for: of 13x13 taps on 7x7 inputs 71 % lie in the padding. The others cost one instruction each.
 
 Planes lie apart in shared memory by an odd number of vectors, so that a warp reads all
 banks, and are copied as one piece. In NHWC neighbouring threads have neighbouring channels: loads,
-weights and stores are a thread's own.
+weights and stores are a thread's own. With several turns it goes through the image row by row
+there, and loads each row half an image ahead.
 
 Registers: the image, its results and a few more; with fewer `rows` than the result has,
-those of `rows` and all weights. Shared bytes: thread_x * (thread_y * H * W elements + 4 * KH * KW).
+those of `rows` and all weights. With several turns also `ahead`; in NHWC all weights, and
+half of the image. Shared bytes: thread_x * (thread_y * H * W elements + 4 * KH * KW).
 """
 
 from __future__ import annotations
@@ -87,6 +91,8 @@ class WholeImage(Strategy):
         and used at once; with fewer the first results are ready sooner.
     min_blocks : int
         Blocks that an SM shall have room for at a time.
+    turns : int
+        Images of a thread, one after the other. The next one is loaded while one is computed.
     """
 
     name: ClassVar[str] = "whole_image"
@@ -100,6 +106,7 @@ class WholeImage(Strategy):
     thread_y: int
     rows: int
     min_blocks: int = 1
+    turns: int = 1
 
     @classmethod
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
@@ -138,11 +145,11 @@ class WholeImage(Strategy):
     @classmethod
     def tiles(cls, shape: DepthwiseConv2dShape) -> Iterator[WholeImage]:
         """List the tiles worth comparing: a few warps, whose registers suffice."""
-        sizes = _WARPS, _channels(shape), _batches(shape), _heights(shape)
-        for together, x, y, rows in product(*sizes):
+        sizes = _WARPS, _channels(shape), _batches(shape), _heights(shape), _turns(shape)
+        for together, x, y, rows, turns in product(*sizes):
             warps = -(-x * y // 32)
-            tile = cls(x, y, rows, together // warps)
-            if together % warps == 0 and tile.is_promising(shape):
+            tile = cls(x, y, rows, together // warps, turns)
+            if together % warps == 0 and tile._sums_all(shape) and tile.is_promising(shape):
                 yield tile
 
     @classmethod
@@ -152,19 +159,27 @@ class WholeImage(Strategy):
             "thread_y": _batches(shape),
             "rows": _heights(shape),
             "min_blocks": BLOCK_COUNTS,
+            "turns": _turns(shape),
         }
         return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
         """Tell whether registers suffice; weights are held if they are used again."""
-        rows, cols = self.rows, shape.result_width
-        held = prod(shape.kernel) if rows < shape.result_height else 0
-        needed = prod(self._images(shape).source) + rows * cols + held + _OTHERS
+        images = self._images(shape)
+        rows, cols = images.source
+        held = prod(shape.kernel) if self.rows < shape.result_height else 0
+        if self.turns > 1 and shape.layout == "NHWC":
+            rows, held = images.ahead + 1, prod(shape.kernel)
+        elif self.turns > 1:
+            held += rows * cols * shape.itemsize // 4
+        needed = rows * cols + self.rows * shape.result_width + held + _OTHERS
         return needed <= registers_for(self.thread_x * self.thread_y, self.min_blocks)
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         height = shape.result_height
         self._require(self.rows <= height, "rows", self.rows, f"at most {height}")
+        self._require(self.turns <= shape.batch, "turns", self.turns, f"at most {shape.batch}")
+        self._require(self._sums_all(shape), "rows", self.rows, f"{height} in NHWC with turns")
         # TVM confuses the loops of a block whose threads are all of one channel.
         self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
         self._require_launch(
@@ -174,9 +189,12 @@ class WholeImage(Strategy):
         )
 
     def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
-        """Estimate the time of the kernel, by the instructions that it issues and its bytes."""
+        """Estimate the time of the kernel, by the instructions that it issues and its bytes.
+
+        An image that is loaded ahead is worth as much as another block.
+        """
         x, y = self.thread_x, self.thread_y
-        blocks = -(-shape.batch // y) * -(-shape.result_channels // x)
+        blocks = -(-shape.batch // (y * self.turns)) * -(-shape.result_channels // x)
         on_each = blocks / target.units
         warps = max(_LEAST_WARPS, ceil(on_each) * -(-x * y // 32))
         busy = self._instructions(shape) * _CYCLES[shape.layout] * warps / 4 / _CLOCK
@@ -184,22 +202,28 @@ class WholeImage(Strategy):
         memory = shape.least_bytes / _BANDWIDTH + again / _WEIGHT_BANDWIDTH
         memory /= min(1.0, 2 * on_each)  # an SM alone draws about two shares
         one, twice = _LONGER[shape.layout]
-        longer = one + twice * log2(min(self.min_blocks, ceil(on_each)))
+        together = min(self.min_blocks, ceil(on_each)) * min(2, self.turns)
+        longer = one + twice * log2(together)
         return _LAUNCH + float((busy**longer + memory**longer) ** (1 / longer))
 
     def _instructions(self, shape: DepthwiseConv2dShape) -> float:
         """Count the instructions of a thread."""
         images, taps, is_half = self._images(shape), prod(shape.kernel), shape.itemsize == 2
         read, written = prod(images.source), prod(images.result)
-        count = float(images.multiply_adds + taps + is_half * (read + written))
+        count = float(images.multiply_adds + is_half * (read + written))
         if shape.layout == "NHWC":
-            return count + read + written + is_half * taps
+            return self.turns * (count + read + written) + taps + is_half * taps
         for pixels in (read, written):
             count += pixels / images.vector(pixels) + 2 * pixels / images.lanes(pixels)
-        return count + 2 * taps / self.thread_y
+        return self.turns * (count + taps) + 2 * taps / self.thread_y
+
+    def _sums_all(self, shape: DepthwiseConv2dShape) -> bool:
+        """Tell whether all rows are summed together, where they have to be."""
+        is_free = self.turns == 1 or shape.layout == "NCHW"
+        return is_free or self.rows == shape.result_height
 
     def _images(self, shape: DepthwiseConv2dShape) -> Images:
-        return Images(shape, self.thread_x, self.thread_y, self.rows)
+        return Images(shape, self.thread_x, self.thread_y, self.rows, self.turns)
 
     def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import whole_images
@@ -217,7 +241,7 @@ class WholeImage(Strategy):
             sch.bind(tc, "threadIdx.x")
             return
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("images"))), "blockIdx.x")
-        for name in ("gather", "filters", "depthwise_conv2d", "epilogue", "store"):
+        for name in ("gather", "filters", "planes", "depthwise_conv2d", "epilogue", "store"):
             *_, y, x = sch.get_loops(sch.get_sblock(name))
             sch.bind(y, "threadIdx.y")
             sch.bind(x, "threadIdx.x")
@@ -228,7 +252,7 @@ def _ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[WholeImage, ..
     most = target.shared_bytes_per_block
     tiles = [tile for tile in WholeImage.tiles(shape) if tile._images(shape).shared_bytes <= most]
     tiles.sort(key=lambda tile: tile.expected_seconds(shape, target))
-    found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y))
+    found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y, tile.turns))
     return found or (WholeImage(2, 1, shape.result_height),)
 
 
@@ -250,3 +274,8 @@ def _batches(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
 def _heights(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
     """List the rows of a result that are summed together."""
     return tuple(dict.fromkeys(even_split(shape.result_height, n) for n in (8, 4, 2, 1)))
+
+
+def _turns(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    """List the images of a thread."""
+    return tuple(n for n in (1, 2, 3, 4) if n <= shape.batch)
