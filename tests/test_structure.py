@@ -23,6 +23,7 @@ from dwtir.schedules import (
     RegisterWindow,
     RowStream,
     SharedTile,
+    SplitImage,
     TapSums,
     WholeImage,
     named,
@@ -311,6 +312,22 @@ def test_whole_images_multiply_no_padding(text, tile):
     ones = [np.ones(extents, np.float32) for extents in shape.input_shapes.values()]
     products = reference.depthwise_conv2d(shape, *ones)
     assert images.multiply_adds * 6 * 40 == products.sum()
+
+
+@pytest.mark.parametrize("text", ["6x40x14x14_k7_p3", "6x40x14x13_k4x3_p2_d2_float16_dgrad"])
+def test_bands_of_an_image_have_one_code(text):
+    shape = DepthwiseConv2dShape.parse(text)
+    sources = []
+    for bands in (7, 14):
+        tile = SplitImage(16, 1, bands, 4)
+        kernel = dwtir.build(shape, tile, target="nvidia-h200")
+        sources.append(kernel.source())
+        resources = kernel.resources()
+        images = Images(shape, tile.thread_x, tile.thread_y, shape.result_height)
+        assert abs(resources.shared_bytes - images.shared_bytes) <= 16
+        assert resources.spill_bytes == resources.stack_bytes == 0
+    two_rows, one_row = sources
+    assert len(one_row) < len(two_rows)
 
 
 def kernel_names(source):

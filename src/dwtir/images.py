@@ -1,4 +1,4 @@
-"""The images of `whole_image`: what a thread and a block of them have, in vectors."""
+"""The images of `whole_image` and `split_image`: what a thread and a block have, in vectors."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from ..epilogue import Epilogue
 from ..images import Images
 from ..shape import DepthwiseConv2dShape
 from ..strips import Strip
-from . import banded, forward, grad_data, grad_weight, streamed, whole
+from . import banded, forward, grad_data, grad_weight, split, streamed, whole
 from .sizes import SLACK
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "SLACK",
     "banded_matrix",
     "depthwise_conv2d",
+    "split_images",
     "streamed_rows",
     "whole_images",
 ]
@@ -95,6 +96,15 @@ def whole_images(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
         define = whole.nchw if shape.layout == "NCHW" else whole.nhwc
         func = define(images, epilogue)
     return _named(func, shape, epilogue)
+
+
+@lru_cache(maxsize=64)
+def split_images(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
+    """Define the operation by bands of rows of the result, each of a thread."""
+    epilogue.check_for(images.shape)
+    with _parsing:
+        func = split.nchw(images, epilogue, bands)
+    return _named(func, images.shape, epilogue)
 
 
 @lru_cache(maxsize=64)  # to parse TVMScript takes 10 ms, and functions do not change

@@ -13,7 +13,7 @@ memory and loads the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from math import gcd, prod
 from typing import Any
@@ -26,10 +26,9 @@ from ..epilogue import Epilogue
 from ..images import Images
 from . import script
 from .forward import epilogue_parts
+from .parts import UNROLLED, Part, copy, move, share
 
 __all__ = ["nchw", "nhwc"]
-
-_UNROLLED = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
 
 
 def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
@@ -69,17 +68,17 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                         vy, vx = T.axis.remap("SS", [y, x])
                         n = T.meta_var(vb * (Y * D) + vy)
                         if n < N:
-                            whole = T.meta_var(_Part(data, n, 0, 0, vc * X * READ))
+                            whole = T.meta_var(Part(data, n, 0, 0, vc * X * READ))
                             if D == 1:
-                                _copy(some, whole, _Part(planes, vy, 0), IN, (X, vx))
+                                copy(some, whole, Part(planes, vy, 0), IN, (X, vx))
                             else:
-                                _fetch(some, whole, _Part(ahead, vy, vx, 0), IN, (X, vx))
+                                _fetch(some, whole, Part(ahead, vy, vx, 0), IN, (X, vx))
                 for y, x in T.grid(Y, X):
                     with T.sblock("filters"):
                         vy, vx = T.axis.remap("SS", [y, x])
-                        whole = T.meta_var(_Part(weight, 0, 0, 0, vc * X * TAPS))
+                        whole = T.meta_var(Part(weight, 0, 0, 0, vc * X * TAPS))
                         sizes = T.meta_var((TAPS, APART, TOGETHER))
-                        _copy(some, whole, _Part(filters, 0), sizes, (X * Y, vy * X + vx))
+                        copy(some, whole, Part(filters, 0), sizes, (X * Y, vy * X + vx))
                 for d in T.serial(D):
                     with T.sblock("turn"):
                         vd = T.axis.spatial(D, d)
@@ -95,11 +94,11 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                                 if D == 1:
                                     T.evaluate(0)
                                 else:
-                                    own = T.meta_var(_Part(ahead, vy, vx, 0))
-                                    _put(some, own, _Part(planes, vy, 0), IN, (X, vx))
+                                    own = T.meta_var(Part(ahead, vy, vx, 0))
+                                    _put(some, own, Part(planes, vy, 0), IN, (X, vx))
                                     n = T.meta_var((vb * D + vd + 1) * Y + vy)
                                     if vd + 1 < D and n < N:
-                                        whole = T.meta_var(_Part(data, n, 0, 0, vc * X * READ))
+                                        whole = T.meta_var(Part(data, n, 0, 0, vc * X * READ))
                                         _fetch(some, whole, own, IN, (X, vx))
                         for y, x in T.grid(Y, X):
                             with T.sblock("depthwise_conv2d"):
@@ -109,32 +108,37 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                                 raw = T.sblock_alloc_buffer((READ,), dtype, scope="local")
                                 window = T.sblock_alloc_buffer((READ,), "float32", scope="local")
                                 taps = T.sblock_alloc_buffer((TAPS,), "float32", scope="local")
-                                _move(_Part(planes, vy, vx * FROM), _Part(raw, 0), READ, images)
-                                for place in T.serial(READ, annotations=_UNROLLED):
+                                move(
+                                    Part(planes, vy, vx * FROM),
+                                    Part(raw, 0),
+                                    READ,
+                                    images.vector(READ),
+                                )
+                                for place in T.serial(READ, annotations=UNROLLED):
                                     window[place] = T.cast(raw[place], "float32")
-                                own = T.meta_var(_Part(filters, vx * APART))
-                                _sum(images, _Part(acc, vy, vx, 0), window, taps, own.__getitem__)
+                                own = T.meta_var(Part(filters, vx * APART))
+                                _sum(images, Part(acc, vy, vx, 0), window, taps, own.__getitem__)
                         for y, x in T.grid(Y, X):
                             with T.sblock("epilogue"):
                                 vy, vx = T.axis.remap("SS", [y, x])
                                 result = T.sblock_alloc_buffer((WRITTEN,), dtype, scope="local")
                                 n = T.meta_var(T.min((vb * D + vd) * Y + vy, N - 1))
                                 channel = T.meta_var(T.min(vc * X + vx, C - 1))
-                                for place in T.serial(WRITTEN, annotations=_UNROLLED):
+                                for place in T.serial(WRITTEN, annotations=UNROLLED):
                                     element = T.meta_var((n, channel, place // RW, place % RW))
                                     result[place] = finish(
                                         acc[vy, vx, place], operands, channel, element
                                     )
-                                own = T.meta_var(_Part(results, vy, vx * TO))
-                                _move(_Part(result, 0), own, WRITTEN, images)
+                                own = T.meta_var(Part(results, vy, vx * TO))
+                                move(Part(result, 0), own, WRITTEN, images.vector(WRITTEN))
                         for y, x in T.grid(Y, X):
                             with T.sblock("store"):
                                 vy, vx = T.axis.remap("SS", [y, x])
                                 n = T.meta_var((vb * D + vd) * Y + vy)
                                 if n < N:
-                                    whole = T.meta_var(_Part(out, n, 0, 0, vc * X * WRITTEN))
-                                    own = T.meta_var(_Part(results, vy, 0))
-                                    _copy(some, whole, own, OUT, (X, vx), is_load=False)
+                                    whole = T.meta_var(Part(out, n, 0, 0, vc * X * WRITTEN))
+                                    own = T.meta_var(Part(results, vy, 0))
+                                    copy(some, whole, own, OUT, (X, vx), is_load=False)
 
     return whole_nchw
 
@@ -152,7 +156,7 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     def loading(data: tirx.Buffer, window: tirx.Buffer, n: Any, c: Any) -> Callable[..., None]:
         def load(row: int, turn: Any = 0) -> None:
             image = tirx.min(n * turns + turn, N - 1)
-            with T.serial(W, annotations=_UNROLLED) as w:
+            with T.serial(W, annotations=UNROLLED) as w:
                 T.buffer_store(window, T.cast(data[image, row, w, c], "float32"), [row * W + w])
 
         return load
@@ -165,7 +169,7 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     ) -> Callable[..., None]:
         def store(row: int, turn: Any = 0) -> None:
             image = n * turns + turn
-            with T.If(image < N), T.Then(), T.serial(RW, annotations=_UNROLLED) as w:
+            with T.If(image < N), T.Then(), T.serial(RW, annotations=UNROLLED) as w:
                 place = (image, row, w, c)
                 T.buffer_store(out, finish(acc[row * RW + w], operands, c, place), place)
 
@@ -188,7 +192,7 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                 acc = T.sblock_alloc_buffer((RH * RW,), "float32", scope="local")
                 go(
                     images,
-                    _Part(acc, 0),
+                    Part(acc, 0),
                     window,
                     taps,
                     weighing(weight, vc),
@@ -199,26 +203,12 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     return whole_nhwc
 
 
-class _Part:
-    """A stretch of a buffer, indexed from 0 on. A copy may go on past the ends of rows."""
-
-    def __init__(self, buffer: tirx.Buffer, *first: Any) -> None:
-        self.buffer, self._first = buffer, first
-
-    def at(self, index: Any) -> tuple[Any, ...]:
-        *others, last = self._first
-        return (*others, last + index)
-
-    def __getitem__(self, index: Any) -> tirx.PrimExpr:
-        return self.buffer[self.at(index)]
-
-
 # These write statements while a script is parsed, with numbers in place of loops over taps.
 
 
 def _sum(
     images: Images,
-    acc: _Part,
+    acc: Part,
     window: tirx.Buffer,
     taps: tirx.Buffer,
     weight: Callable[[int], Any],
@@ -236,7 +226,7 @@ def _sum(
     rows_held, taps_held = set[int](), set[int]()
     for first in range(0, height, images.rows):
         until = min(first + images.rows, height)
-        with T.serial(first * width, until * width, annotations=_UNROLLED) as place:
+        with T.serial(first * width, until * width, annotations=UNROLLED) as place:
             T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
         for tap in range(count):
             kh, kw = divmod(tap, shape.kernel[1])
@@ -254,7 +244,7 @@ def _sum(
                 T.buffer_store(taps, weight(turned), [tap])
             at = above * columns + kw * beside - images.before(1)
             with (
-                T.serial(rows.start, rows.stop, annotations=_UNROLLED) as h,
+                T.serial(rows.start, rows.stop, annotations=UNROLLED) as h,
                 T.serial(cols.start, cols.stop) as w,
             ):
                 value = window[h * (down * columns) + w * right + at]
@@ -267,7 +257,7 @@ def _sum(
 
 def _sum_in_turn(
     images: Images,
-    acc: _Part,
+    acc: Part,
     window: tirx.Buffer,
     taps: tirx.Buffer,
     weight: Callable[[int], Any],
@@ -295,13 +285,13 @@ def _sum_in_turn(
         turned = tap if shape.operation == "forward" else prod(shape.kernel) - 1 - tap
         T.buffer_store(taps, weight(turned), [tap])
     with T.serial(images.turns) as turn:
-        with T.serial(height * width, annotations=_UNROLLED) as place:
+        with T.serial(height * width, annotations=UNROLLED) as place:
             T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
         for row in range(rows):
             for (_, h, kh), kw in product(sorted(m for m in met if m[0] == row), used):
                 cols, tap = images.meets(1, kw, 0, width), kh * shape.kernel[1] + kw
                 at = row * columns + kw * beside - images.before(1)
-                with T.serial(cols.start, cols.stop, annotations=_UNROLLED) as w:
+                with T.serial(cols.start, cols.stop, annotations=UNROLLED) as w:
                     place = acc.at(h * width + w)
                     value = window[w * right + at]
                     T.buffer_store(acc.buffer, acc.buffer[place] + value * taps[tap], place)
@@ -312,66 +302,13 @@ def _sum_in_turn(
             load(coming, tirx.min(turn + further, images.turns - 1))
 
 
-def _move(source: _Part, target: _Part, count: int, images: Images) -> None:
-    """Move a thread's plane between shared memory and registers, in vectors."""
-    lanes = images.vector(count)
-    with T.serial(count // lanes, annotations=_UNROLLED) as place, T.vectorized(lanes) as lane:
-        index = place * lanes + lane
-        T.buffer_store(target.buffer, source[index], target.at(index))
-
-
-def _copy(
-    channels: tuple[int, Any],
-    whole: _Part,
-    shared: _Part,
-    sizes: tuple[int, int, int],
-    threads: tuple[int, Any],
-    *,
-    is_load: bool = True,
-) -> None:
-    """Copy a thread's share of what lies side by side to shared memory, or back."""
-    for place, apart, _ in _share(channels, sizes, threads):
-        source, target, first, to = whole, shared, place, apart
-        if not is_load:
-            source, target, first, to = shared, whole, apart, place
-        value = T.cast(source[first], target.buffer.dtype)
-        T.buffer_store(target.buffer, value, target.at(to))
-
-
-def _fetch(channels: Any, whole: _Part, held: _Part, sizes: Any, threads: Any) -> None:
+def _fetch(channels: Any, whole: Part, held: Part, sizes: Any, threads: Any) -> None:
     """Load a thread's share into its registers."""
-    for place, _, own in _share(channels, sizes, threads):
+    for place, _, own in share(channels, sizes, threads):
         T.buffer_store(held.buffer, whole[place], held.at(own))
 
 
-def _put(channels: Any, held: _Part, shared: _Part, sizes: Any, threads: Any) -> None:
+def _put(channels: Any, held: Part, shared: Part, sizes: Any, threads: Any) -> None:
     """Write a thread's share to shared memory."""
-    for _, apart, own in _share(channels, sizes, threads):
+    for _, apart, own in share(channels, sizes, threads):
         T.buffer_store(shared.buffer, held[own], shared.at(apart))
-
-
-def _share(
-    channels: tuple[int, Any], sizes: tuple[int, int, int], threads: tuple[int, Any]
-) -> Iterator[tuple[Any, Any, Any]]:
-    """Deal what lies side by side out to threads, and go through a thread's share in vectors.
-
-    Parameters
-    ----------
-    channels : (int, PrimExpr)
-        Of the block, and those that there are.
-    sizes : (int, int, int)
-        Elements of a channel, from one to the next in shared memory, and of a vector.
-    threads : (int, PrimExpr)
-        All that share, and the number of this one.
-
-    Yields
-    ------
-    (PrimExpr, PrimExpr, PrimExpr)
-        The place of an element side by side, in shared memory, and among the thread's own.
-    """
-    (most, count), (size, stride, lanes), (all_threads, thread) = channels, sizes, threads
-    for turn in range(-(-most * size // (lanes * all_threads))):
-        place = (thread + turn * all_threads) * lanes
-        apart = place if stride == size else place // size * stride + place % size
-        with T.If(place < count * size), T.Then(), T.vectorized(lanes) as lane:
-            yield place + lane, apart + lane, turn * lanes + lane

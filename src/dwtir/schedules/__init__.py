@@ -19,6 +19,7 @@ from .ladder import LADDER_STEPS, Ladder
 from .register_window import RegisterWindow
 from .row_stream import RowStream
 from .shared_tile import SharedTile
+from .split_image import SplitImage
 from .tap_sums import TapSums
 from .whole_image import WholeImage
 
@@ -35,6 +36,7 @@ __all__ = [
     "RegisterWindow",
     "RowStream",
     "SharedTile",
+    "SplitImage",
     "Strategy",
     "TapSums",
     "WholeImage",
@@ -46,6 +48,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     strategy.name: strategy
     for strategy in (
         WholeImage,
+        SplitImage,
         BandedMatrix,
         BandedPlanes,
         RowStream,

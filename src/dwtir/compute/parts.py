@@ -1,0 +1,82 @@
+"""Stretches of buffers, and copies of them that the threads of a block share.
+
+What is here writes statements while a script is parsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+__all__ = ["UNROLLED", "Part", "copy", "move", "share"]
+
+UNROLLED = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
+
+
+class Part:
+    """A stretch of a buffer, indexed from 0 on. A copy may go on past the ends of rows."""
+
+    def __init__(self, buffer: tirx.Buffer, *first: Any) -> None:
+        self.buffer, self._first = buffer, first
+
+    def at(self, index: Any) -> tuple[Any, ...]:
+        *others, last = self._first
+        return (*others, last + index)
+
+    def __getitem__(self, index: Any) -> tirx.PrimExpr:
+        return self.buffer[self.at(index)]
+
+
+def move(source: Part, target: Part, count: int, lanes: int) -> None:
+    """Move what lies side by side between shared memory and registers, in vectors."""
+    with T.serial(count // lanes, annotations=UNROLLED) as place, T.vectorized(lanes) as lane:
+        index = place * lanes + lane
+        T.buffer_store(target.buffer, source[index], target.at(index))
+
+
+def copy(
+    channels: tuple[int, Any],
+    whole: Part,
+    shared: Part,
+    sizes: tuple[int, int, int],
+    threads: tuple[int, Any],
+    *,
+    is_load: bool = True,
+) -> None:
+    """Copy a thread's share of what lies side by side to shared memory, or back; see `share`."""
+    for place, apart, _ in share(channels, sizes, threads):
+        source, target, first, to = whole, shared, place, apart
+        if not is_load:
+            source, target, first, to = shared, whole, apart, place
+        value = T.cast(source[first], target.buffer.dtype)
+        T.buffer_store(target.buffer, value, target.at(to))
+
+
+def share(
+    channels: tuple[int, Any], sizes: tuple[int, int, int], threads: tuple[int, Any]
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Deal what lies side by side out to threads, and go through a thread's share in vectors.
+
+    Parameters
+    ----------
+    channels : (int, PrimExpr)
+        Of the block, and those that there are.
+    sizes : (int, int, int)
+        Elements of a channel, from one to the next in shared memory, and of a vector.
+    threads : (int, PrimExpr)
+        All that share, and the number of this one.
+
+    Yields
+    ------
+    (PrimExpr, PrimExpr, PrimExpr)
+        The place of an element side by side, in shared memory, and among the thread's own.
+    """
+    (most, count), (size, stride, lanes), (all_threads, thread) = channels, sizes, threads
+    for turn in range(-(-most * size // (lanes * all_threads))):
+        place = (thread + turn * all_threads) * lanes
+        apart = place if stride == size else place // size * stride + place % size
+        with T.If(place < count * size), T.Then(), T.vectorized(lanes) as lane:
+            yield place + lane, apart + lane, turn * lanes + lane

@@ -1,0 +1,169 @@
+"""The convolution of planes, or the data's gradient, each image by several threads.
+
+Each thread has a band of the result's rows, and goes down the rows of the image that they see.
+This is one loop with one code for all bands: which rows of the kernel a row meets, it asks as
+it goes. Taps in the padding beside a row are not there, and rows in the padding are passed over.
+
+The blocks are those of `whole`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import gcd, prod
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..arguments import ALIGNMENT
+from ..epilogue import Epilogue
+from ..images import Images
+from . import script
+from .forward import epilogue_parts
+from .parts import UNROLLED, Part, copy, move
+
+__all__ = ["nchw"]
+
+
+def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
+    """Define the operation by threads of so many bands."""
+    shape = images.shape
+    (image_name, source), (_, weights) = shape.input_shapes.items()
+    N, C = source[:2]
+    X, Y, Z, (RH, RW), SW = images.channels, images.images, bands, images.result, images.source[1]
+    READ, WRITTEN, TAPS = prod(images.source), prod(images.result), prod(shape.kernel)
+    FROM, TO, APART, ROWS = images.stride(READ), images.stride(WRITTEN), images.taps, -(-RH // Z)
+    TOGETHER = gcd(4, X * TAPS, C * TAPS) if APART == TAPS else 1
+    LANES_IN, LANES_OUT = (gcd(16 // shape.itemsize, width) for width in (SW, RW))
+    dtype = shape.dtype
+    declare, finish = epilogue_parts(shape, epilogue)
+
+    def loading(planes: tirx.Buffer, window: tirx.Buffer, y: Any, x: Any) -> Callable[[Any], None]:
+        def load(row: Any) -> None:
+            with T.serial(SW // LANES_IN, annotations=UNROLLED) as w, T.vectorized(LANES_IN) as v:
+                place = w * LANES_IN + v
+                value = T.cast(planes[y, x * FROM + row * SW + place], "float32")
+                T.buffer_store(window, value, [place])
+
+        return load
+
+    @script.prim_func(s_tir=True)
+    def split_nchw() -> None:
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        data = T.arg(image_name, T.buffer(source, dtype, align=ALIGNMENT))
+        weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
+        operands = T.meta_var(declare())
+        out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
+        for b, c in T.grid(-(-N // Y), -(-C // X)):
+            with T.sblock("images"):
+                vb, vc = T.axis.remap("SS", [b, c])
+                T.reads()
+                T.writes(out[vb * Y : vb * Y + Y, vc * X : vc * X + X, :, :])
+                planes = T.sblock_alloc_buffer((Y, X * FROM), dtype, scope="shared")
+                filters = T.sblock_alloc_buffer((X * APART,), "float32", scope="shared")
+                results = T.sblock_alloc_buffer((Y, X * TO), dtype, scope="shared")
+                acc = T.sblock_alloc_buffer((Z, Y, X, ROWS * RW), "float32", scope="local")
+                some = T.meta_var((X, X if C % X == 0 else T.min(X, C - vc * X)))
+                for z, y, x in T.grid(Z, Y, X):
+                    with T.sblock("gather"):
+                        vz, vy, vx = T.axis.remap("SSS", [z, y, x])
+                        if vb * Y + vy < N:
+                            whole = T.meta_var(Part(data, vb * Y + vy, 0, 0, vc * X * READ))
+                            sizes = T.meta_var((READ, FROM, images.lanes(READ)))
+                            copy(some, whole, Part(planes, vy, 0), sizes, (X * Z, vz * X + vx))
+                for z, y, x in T.grid(Z, Y, X):
+                    with T.sblock("filters"):
+                        vz, vy, vx = T.axis.remap("SSS", [z, y, x])
+                        whole = T.meta_var(Part(weight, 0, 0, 0, vc * X * TAPS))
+                        sizes = T.meta_var((TAPS, APART, TOGETHER))
+                        threads = T.meta_var((X * Y * Z, (vz * Y + vy) * X + vx))
+                        copy(some, whole, Part(filters, 0), sizes, threads)
+                for z, y, x in T.grid(Z, Y, X):
+                    with T.sblock("depthwise_conv2d"):
+                        vz, vy, vx = T.axis.remap("SSS", [z, y, x])
+                        T.reads(planes[vy, :], filters[:])
+                        T.writes(acc[vz, vy, vx, :])
+                        window = T.sblock_alloc_buffer((SW,), "float32", scope="local")
+                        taps = T.sblock_alloc_buffer((shape.kernel[1],), "float32", scope="local")
+                        load = T.meta_var(loading(planes, window, vy, vx))
+                        own = T.meta_var(Part(acc, vz, vy, vx, 0))
+                        band = T.meta_var(_band(RH, Z, vz))
+                        _sum(images, band, own, window, taps, Part(filters, vx * APART), load)
+                for z, y, x in T.grid(Z, Y, X):
+                    with T.sblock("epilogue"):
+                        vz, vy, vx = T.axis.remap("SSS", [z, y, x])
+                        T.reads(acc[vz, vy, vx, :])
+                        T.writes(results[vy, vx * TO : vx * TO + WRITTEN])
+                        first, _, most, rows = T.meta_var(_band(RH, Z, vz))
+                        n = T.meta_var(T.min(vb * Y + vy, N - 1))
+                        channel = T.meta_var(T.min(vc * X + vx, C - 1))
+                        result = T.sblock_alloc_buffer((ROWS * RW,), dtype, scope="local")
+                        for row in T.unroll(most):
+                            if row < rows:
+                                for w in T.serial(RW, annotations=UNROLLED):
+                                    element = T.meta_var((n, channel, first + row, w))
+                                    value = T.meta_var(acc[vz, vy, vx, row * RW + w])
+                                    result[row * RW + w] = finish(value, operands, channel, element)
+                                to = T.meta_var(Part(results, vy, vx * TO + (first + row) * RW))
+                                move(Part(result, row * RW), to, RW, LANES_OUT)
+                for z, y, x in T.grid(Z, Y, X):
+                    with T.sblock("store"):
+                        vz, vy, vx = T.axis.remap("SSS", [z, y, x])
+                        if vb * Y + vy < N:
+                            whole = T.meta_var(Part(out, vb * Y + vy, 0, 0, vc * X * WRITTEN))
+                            sizes = T.meta_var((WRITTEN, TO, images.lanes(WRITTEN)))
+                            own = T.meta_var(Part(results, vy, 0))
+                            threads = T.meta_var((X * Z, vz * X + vx))
+                            copy(some, whole, own, sizes, threads, is_load=False)
+
+    return split_nchw
+
+
+def _band(height: int, bands: int, band: Any) -> tuple[Any, int, int, Any]:
+    """Find a band's first row, and its rows: the fewest and the most of any, and its own."""
+    least, more = divmod(height, bands)
+    if not more:
+        return band * least, least, least, least
+    first = tirx.floordiv(band * height, bands)
+    return first, least, least + 1, tirx.floordiv((band + 1) * height, bands) - first
+
+
+def _sum(
+    images: Images,
+    band: tuple[Any, int, int, Any],
+    acc: Part,
+    window: tirx.Buffer,
+    taps: tirx.Buffer,
+    weight: Part,
+    load: Callable[[Any], None],
+) -> None:
+    """Sum the products of a band, row after row of the image that it sees."""
+    shape, width = images.shape, images.result[1]
+    (kernel_h, kernel_w), (down, right) = shape.kernel, shape.stride
+    (below, beside), (first, least, most, rows) = shape.dilation, band
+    with T.serial(most * width, annotations=UNROLLED) as place:
+        T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
+    with T.serial((most - 1) * down + (kernel_h - 1) * below + 1) as seen:
+        row = first * down - images.before(0) + seen
+        with T.If(tirx.all(0 <= row, row < images.source[0])), T.Then():
+            load(row)
+            for h in range(most):
+                above = seen - h * down
+                tests = [0 <= above] * (h > 0) + [above < kernel_h * below] * (h < most - 1)
+                tests += [tirx.floormod(above, below) == 0] * (below > 1)
+                tests += [h < rows] * (h >= least)
+                with T.If(tirx.all(*tests, tirx.const(True, "bool"))), T.Then():
+                    for kw in range(kernel_w):
+                        cols = images.meets(1, kw, 0, width)
+                        if not cols:
+                            continue
+                        tap = tirx.floordiv(above, below) * kernel_w + kw
+                        if shape.operation != "forward":
+                            tap = kernel_h * kernel_w - 1 - tap
+                        T.buffer_store(taps, weight[tap], [kw])
+                        at = kw * beside - images.before(1)
+                        with T.serial(cols.start, cols.stop, annotations=UNROLLED) as w:
+                            place = acc.at(h * width + w)
+                            value = window[w * right + at] * taps[kw]
+                            T.buffer_store(acc.buffer, acc.buffer[place] + value, place)

@@ -1,0 +1,282 @@
+"""Several threads share an image: each computes a band of the result's rows.
+
+Loop nest, for blocks of `thread_y` images x `thread_x` channels::
+
+    blockIdx.x = (n / thread_y) * (c / thread_x)
+      planes[thread_y, thread_x planes] = data                     (all threads)
+      filters[thread_x, KH * KW] = weight as float32
+      threadIdx.z = band    threadIdx.y = n    threadIdx.x = c
+        for row of planes that the band sees, if it is not padding:
+          window[W] = row as float32
+          for oh of the band that the row meets under a row of the kernel, kh:
+            for kw, ow whose input is not padding:
+              acc[oh, ow] += window[ow * SW + kw * DW - left] * filters[kh, kw]
+        results = epilogue(acc)
+      out = results                                                (all threads)
+
+The loop over rows has the same code for all bands, so that it is short, and warps may have
+several. Planes and weights lie in shared memory as those of `whole_image`; what a warp loads
+together is free of conflicts where `thread_x` fills as many banks as there are.
+
+Registers: a band's sums, a row of the image, a row of the kernel, and a few more. Shared bytes:
+thread_x * (thread_y * H * W elements + 4 * KH * KW).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import ceil, gcd, log2, prod
+from typing import TYPE_CHECKING, ClassVar
+
+from ..epilogue import Epilogue
+from ..images import Images
+from ..shape import DepthwiseConv2dShape
+from ..target import Target
+from .banded_matrix import BandedMatrix
+from .base import Strategy, varied, with_guesses
+from .cost import registers_for
+from .register_window import RegisterWindow
+from .row_stream import RowStream
+from .tiles import BLOCK_COUNTS, MAX_BLOCKS, MAX_SUMS, MAX_THREADS, MAX_UNROLLED
+
+if TYPE_CHECKING:
+    from tvm import tirx
+    from tvm.s_tir import Schedule
+
+__all__ = ["SplitImage"]
+
+_MOST_PIXELS, _MOST_TAPS = 1024, 512
+"""Of an image and of a result, and of a kernel: a block has them in shared memory."""
+
+_OTHERS = 9
+"""Registers for addresses, tests and loads on the way."""
+
+_BEST_SUMS = 32
+"""Of a thread: with more of them fewer warps wait for shared memory in turns."""
+
+_SHARED_BYTES = 227 << 10
+"""Of an SM, which its blocks share; each takes 1 KiB more than it asks for."""
+
+# Of the time: the clock, what it takes to launch and to end, bytes a second of memory, and warps
+# of an SM that take no longer than fewer; cycles of an instruction, and instructions of a row
+# beside its loads and of its tests; and the exponent by which the longer of arithmetic and memory
+# counts more, with one block of an SM at a time, and by how much more with twice as many. Fitted
+# to 18 kernels of 8 layers on an H200, 4 % from their times on the average.
+_CLOCK, _LAUNCH, _BANDWIDTH, _LEAST_WARPS = 1.755e9, 4.7e-6, 4.25e12, 7.4
+_CYCLES, _ROW, _TESTS, _LONGER, _TWICE = 1.17, 7.5, 3.3, 1.09, 0.39
+_MARGIN = 1.06
+"""By which windows are slower than expected where images are small."""
+
+
+@dataclass(frozen=True)
+class SplitImage(Strategy):
+    """Tile of the split images.
+
+    Parameters
+    ----------
+    thread_x, thread_y : int
+        Threads of a block over channels and images.
+    bands : int
+        Bands of a result, each of a thread.
+    min_blocks : int
+        Blocks that an SM shall have room for at a time.
+    """
+
+    name: ClassVar[str] = "split_image"
+    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
+    layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
+    device: ClassVar[str] = (
+        f"a GPU (images and results of 2 to {_MOST_PIXELS} pixels and at most {MAX_SUMS} columns, "
+        f"at most {_MOST_TAPS} taps, channel_multiplier 1; a gradient: with stride 1)"
+    )
+
+    thread_x: int
+    thread_y: int
+    bands: int
+    min_blocks: int = 1
+
+    @classmethod
+    def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        sizes = shape.height * shape.width, shape.out_height * shape.out_width
+        return (
+            super()._is_for(shape, target)
+            and (shape.operation == "forward" or shape.stride == (1, 1))
+            and shape.channel_multiplier == 1
+            and min(sizes) > 1
+            and max(sizes) <= _MOST_PIXELS
+            and max(shape.width, shape.out_width) <= MAX_SUMS
+            and prod(shape.kernel) <= _MOST_TAPS
+            and shape.kernel[1] * shape.result_width <= MAX_UNROLLED
+        )
+
+    @classmethod
+    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether it is expected to be faster than windows and streams.
+
+        Tensor cores and windows of halves are as fast.
+        """
+        if shape.itemsize == 2:
+            return False
+        kinds = (BandedMatrix, RowStream, RegisterWindow)
+        found = (kind for kind in kinds if kind.claims(shape, target) and kind.pays(shape, target))
+        other = next(found).choose(shape, target)
+        expected = other.expected_seconds(shape, target)
+        own = cls.choose(shape, target).expected_seconds(shape, target)
+        margin = _MARGIN if isinstance(other, RegisterWindow) else 1.0
+        return expected is not None and own < margin * expected
+
+    @classmethod
+    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> SplitImage:
+        """Choose the tile that is expected to take the least time."""
+        return cls.guesses(shape, target)[0]
+
+    @classmethod
+    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[SplitImage, ...]:
+        """List the tiles that are expected to take the least times, the fastest first."""
+        return _ranked(shape, target)
+
+    @classmethod
+    def tiles(cls, shape: DepthwiseConv2dShape, target: Target) -> Iterator[SplitImage]:
+        """List the tiles worth comparing, each with as many blocks as an SM has room for."""
+        for x, y, bands in product(_channels(shape), _batches(shape), _bands(shape)):
+            tile = cls(x, y, bands)
+            tile = cls(x, y, bands, max(1, tile._at_a_time(shape)))
+            if tile._passes(shape, target):
+                yield tile
+
+    @classmethod
+    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+        values = {
+            "thread_x": _channels(shape),
+            "thread_y": _batches(shape),
+            "bands": _bands(shape),
+            "min_blocks": BLOCK_COUNTS,
+        }
+        return with_guesses(values, cls.guesses(shape, target))
+
+    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+        """Tell whether registers suffice."""
+        return self._registers(shape) <= registers_for(self._threads, self.min_blocks)
+
+    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        height, rows = shape.result_height, -(-shape.result_height // self.bands)
+        self._require(self.bands <= height, "bands", self.bands, f"at most {height}")
+        # TVM confuses the loops of a block whose threads are all of one channel.
+        self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
+        for name, count, most in (
+            ("sums of a thread", rows * shape.result_width, MAX_SUMS),
+            ("multiply-adds", rows * shape.result_width * shape.kernel[1], MAX_UNROLLED),
+        ):
+            self._require(count <= most, name, count, f"at most {most}")
+        self._require_launch(
+            target, threads=self._threads, shared_bytes=self._images(shape).shared_bytes
+        )
+
+    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+        """Estimate the time of the kernel, by the instructions that it issues and its bytes."""
+        blocks = -(-shape.batch // self.thread_y) * -(-shape.result_channels // self.thread_x)
+        on_each = blocks / target.units
+        issued, passes = self._instructions(shape)
+        warps = self._threads / 32
+        at_a_time = min(ceil(on_each), max(self.min_blocks, self._at_a_time(shape)))
+        together = max(_LEAST_WARPS, ceil(on_each) * warps)
+        busy = max(issued * _CYCLES / 4, passes) * together / _CLOCK
+        memory = shape.least_bytes / _BANDWIDTH / min(1.0, 2 * on_each)
+        longer = _LONGER + _TWICE * log2(at_a_time)
+        return _LAUNCH + float((busy**longer + memory**longer) ** (1 / longer))
+
+    def _instructions(self, shape: DepthwiseConv2dShape) -> tuple[float, float]:
+        """Count the instructions of a warp, and passes through the banks of shared memory."""
+        images, (kernel_h, kernel_w) = self._images(shape), shape.kernel
+        (height, width), columns = images.result, images.source[1]
+        is_half, size = shape.itemsize == 2, shape.itemsize / 4
+        rows = -(-height // self.bands)
+        met = sum(len(images.meets(0, kh, 0, height)) for kh in range(kernel_h)) / self.bands
+        seen = min((rows - 1) * shape.stride[0] + (kernel_h - 1) * shape.dilation[0] + 1, met)
+        beside = sum(len(images.meets(1, kw, 0, width)) for kw in range(kernel_w))
+        lanes_in, lanes_out = _lanes(shape, columns), _lanes(shape, width)
+        loads = columns / lanes_in + is_half * columns
+        issued = met * (beside + kernel_w + _TESTS) + seen * (loads + _ROW)
+        issued += rows * width * (1 + is_half + 1 / lanes_out)
+        copied = 0.0
+        for pixels in (prod(images.source), prod(images.result)):
+            issued += 3 * pixels / images.lanes(pixels) / self.bands
+            copied += pixels * size / self.bands
+        weights = prod(shape.kernel) / (self.thread_y * self.bands)
+        passes = met * kernel_w + seen * columns * size + rows * width * size + copied
+        return issued + 3 * weights, passes + weights
+
+    @property
+    def _threads(self) -> int:
+        return self.thread_x * self.thread_y * self.bands
+
+    def _registers(self, shape: DepthwiseConv2dShape) -> int:
+        rows, columns = -(-shape.result_height // self.bands), self._images(shape).source[1]
+        return rows * shape.result_width + columns + shape.kernel[1] + _OTHERS
+
+    def _at_a_time(self, shape: DepthwiseConv2dShape) -> int:
+        """Count the blocks that an SM has room for."""
+        threads = -(-self._threads // 32) * 32
+        counts = range(1, min(MAX_BLOCKS, MAX_THREADS // threads) + 1)
+        needed, taken = self._registers(shape), self._images(shape).shared_bytes + 1024
+        fitting = (n for n in counts if needed <= registers_for(threads, n))
+        return min(max(fitting, default=1), _SHARED_BYTES // taken)
+
+    def _passes(self, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        sums = -(-shape.result_height // self.bands) * shape.result_width
+        return (
+            self.is_promising(shape)
+            and sums <= max(_BEST_SUMS, shape.result_width)
+            and sums * shape.kernel[1] <= MAX_UNROLLED
+            and self._threads <= target.max_threads_per_block
+            and self._images(shape).shared_bytes <= target.shared_bytes_per_block
+        )
+
+    def _images(self, shape: DepthwiseConv2dShape) -> Images:
+        return Images(shape, self.thread_x, self.thread_y, shape.result_height)
+
+    def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+        from ..compute import split_images
+
+        return split_images(self._images(shape), epilogue, self.bands)
+
+    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+        sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("images"))), "blockIdx.x")
+        for name in ("gather", "filters", "depthwise_conv2d", "epilogue", "store"):
+            *_, z, y, x = sch.get_loops(sch.get_sblock(name))
+            sch.bind(z, "threadIdx.z")
+            sch.bind(y, "threadIdx.y")
+            sch.bind(x, "threadIdx.x")
+
+
+@lru_cache(maxsize=256)
+def _ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[SplitImage, ...]:
+    tiles = list(SplitImage.tiles(shape, target))
+    tiles.sort(key=lambda tile: tile.expected_seconds(shape, target))
+    found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y))
+    return found or (SplitImage(2, 1, shape.result_height),)
+
+
+def _lanes(shape: DepthwiseConv2dShape, columns: int) -> int:
+    """Count the elements of a row that move together."""
+    return gcd(16 // shape.itemsize, columns)
+
+
+def _channels(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    """List the channels of a block whose rows are loaded from all banks."""
+    bytes_together = _lanes(shape, Images(shape, 1, 1, 1).source[1]) * shape.itemsize
+    return tuple(n for n in (8, 16, 32) if n * bytes_together >= 128) or (32,)
+
+
+def _batches(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    """List the images of a block."""
+    return tuple(dict.fromkeys(min(shape.batch, n) for n in (1, 2)))
+
+
+def _bands(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    """List the bands that differ in the most rows that one has."""
+    height = shape.result_height
+    return tuple(dict.fromkeys(-(-height // rows) for rows in (1, 2, 3, 4, 5, 7, 8)))
