@@ -7,7 +7,7 @@ from hypothesis import given
 
 import dwtir
 from dwtir import DepthwiseConv2dShape, compute, nvrtc
-from dwtir.schedules import ChannelVector, RegisterWindow, RowStream, choose
+from dwtir.schedules import ChannelVector, RegisterWindow, RowStream, WholeImage, choose
 from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touched
 from dwtir.schedules.tiles import MAX_SIDE
 from dwtir.target import resolve

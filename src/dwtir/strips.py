@@ -18,9 +18,12 @@ def apart(shape: DepthwiseConv2dShape) -> tuple[int, int]:
 
     With a dilation, results that are as far apart read inputs that are as far apart: the image
     has so many parts, each a convolution without dilation. Columns of NCHW stay together, for
-    vectors are made of them.
+    vectors are made of them. A single tap has no dilation.
     """
-    down, right = shape.dilation
+    down, right = (
+        distance if taps > 1 else 1
+        for distance, taps in zip(shape.dilation, shape.kernel, strict=True)
+    )
     return down, 1 if shape.layout == "NCHW" else right
 
 

@@ -146,11 +146,12 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     def load_residual(operand, added, d, n, row, strip, vector):  # type: ignore[no-untyped-def]
         """Load what the epilogue adds to a row of a strip, or to the image's first or last."""
         for j in T.unroll(cols // STORE):
-            if is_output(strip, j * STORE):
-                for e in T.vectorized(STORE * V):
-                    added[place(j * STORE, e, d)] = operand[
-                        spot(n, T.max(0, T.min(row, RH - 1)), strip, j * STORE, vector, e)
-                    ]
+            for e in T.vectorized(STORE * V):
+                added[place(j * STORE, e, d)] = T.if_then_else(
+                    is_output(strip, j * STORE),
+                    operand[spot(n, T.max(0, T.min(row, RH - 1)), strip, j * STORE, vector, e)],
+                    T.cast(0, dtype),
+                )
 
     @script.inline
     def add_row(acc, raw, row, wide, d, back):  # type: ignore[no-untyped-def]
