@@ -40,6 +40,8 @@ _FIELDS = (
 )
 _USUAL: dict[str, Any] = {"epilogue": "none", "target": {}, "seed": 0}
 """Fields that are in the file only where they are something else."""
+_VERSIONS = ("apache-tvm", "dwtir", "gpu", "driver", "cuda")
+"""What the versions are of, in the order of the file's line: all of it, or the first two."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class Record:
         return None if manual is None else manual / self.median_secs
 
     def as_json(self) -> dict[str, Any]:
-        """Return the record as JSON values, in the order of the file, which packs the trace."""
+        """Return the record as JSON values; the file packs the trace and the versions."""
         found = {
             "schema": SCHEMA,
             "shape": self.shape.brief,
@@ -235,6 +237,9 @@ class Record:
             raise RecordError(f"run_secs must be a list, got {traces.brief(record['run_secs'])}")
         if isinstance(record["trace"], str):
             record = record | {"trace": packing.unpack(record["trace"])}
+        if isinstance(record["versions"], str):
+            given = record["versions"].split(", ")
+            record = record | {"versions": dict(zip(_VERSIONS, given, strict=False))}
         found = cls(
             **{name: record[name] for name in _SAME},
             shape=shape,
@@ -304,7 +309,8 @@ class Record:
         """
         self._check()
         path = self.path_in(folder)
-        text = _pretty(self.as_json() | {"trace": packing.pack(self.trace)}).encode()
+        short = {"trace": packing.pack(self.trace), "versions": _line(self.versions)}
+        text = _pretty(self.as_json() | short).encode()
         if len(text) > MAX_BYTES:
             raise RecordError(f"{path}: a record is at most {MAX_BYTES} bytes, got {len(text)}")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -336,6 +342,12 @@ def read_strategy(kind: object, parameters: object) -> Strategy:
 def file_name(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> str:
     """Name the file of a record: the shape, and the epilogue it was tuned with if any."""
     return f"{shape}{'+' if epilogue.steps else ''}{'+'.join(epilogue.steps)}.json"
+
+
+def _line(versions: Mapping[str, str]) -> Any:
+    """Write versions as a line, if it can be read again."""
+    line = ", ".join(versions[name] for name in _VERSIONS if name in versions)
+    return line if dict(zip(_VERSIONS, line.split(", "), strict=False)) == versions else versions
 
 
 def _rounded(seconds: float) -> float:
