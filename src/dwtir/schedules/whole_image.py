@@ -60,6 +60,10 @@ _MOST_PIXELS = 64
 _MOST_TAPS = 512
 """Of a kernel, whose weights a block has in shared memory."""
 
+_MOST_TURNING, _TURNING = 64, 1.028
+"""Taps of a kernel for which several images a thread pay: 13x13 took 4 to 29 % longer. And how much
+they must promise: up to 2.7 % expected, 5x5 took up to 8 % longer, and from 2.9 on, 7x7 less."""
+
 _OTHERS = 20
 """Registers for weights, addresses and loads on the way."""
 
@@ -251,7 +255,9 @@ class WholeImage(Strategy):
 def _ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[WholeImage, ...]:
     most = target.shared_bytes_per_block
     tiles = [tile for tile in WholeImage.tiles(shape) if tile._images(shape).shared_bytes <= most]
-    tiles.sort(key=lambda tile: tile.expected_seconds(shape, target))
+    tiles.sort(
+        key=lambda tile: tile.expected_seconds(shape, target) * (_TURNING if tile.turns > 1 else 1)
+    )
     found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y, tile.turns))
     return found or (WholeImage(2, 1, shape.result_height),)
 
@@ -277,5 +283,6 @@ def _heights(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
 
 
 def _turns(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-    """List the images of a thread."""
-    return tuple(n for n in (1, 2, 3, 4) if n <= shape.batch)
+    """List the images of a thread: one, if the kernel is large."""
+    most = shape.batch if prod(shape.kernel) <= _MOST_TURNING else 1
+    return tuple(n for n in (1, 2, 3, 4) if n <= most)
