@@ -21,10 +21,10 @@ from dwtir.target import resolve
 
 # Odd sizes, so that tiles hang over every edge; 8 channels make a vector of 16 bytes. The
 # large kernel takes the strategies' second way, row by row; the next is one that tensor
-# cores multiply, forward and backward, and the last has whole images in registers.
+# cores multiply, forward and backward, then whole images in registers, and a dilation.
 SIZES = (
     *("2x8x13x17_k3_psame", "1x8x19x18_k13_s2_psame", "2x4x11x14_k5_p2"),
-    "5x20x7x7_k5_p2",
+    *("5x20x7x7_k5_p2", "1x4x11x14_k3_p2_d2"),
 )
 ENDINGS = ("", "_dgrad", "_wgrad")
 EPILOGUE = "scale_shift+relu"
@@ -43,12 +43,20 @@ def main(target: str) -> int:
                     for schedule in schedules(shape, device):
                         right = is_right(shape, schedule, device)
                         wrong += not right
-                        print(f"{'ok   ' if right else 'WRONG'} {schedule:16} {shape}", flush=True)
+                        print(
+                            f"{'ok   ' if right else 'WRONG'} {schedule!s:16} {shape}", flush=True
+                        )
     return 1 if wrong else 0
 
 
-def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterator[str]:
+def schedules(
+    shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target
+) -> Iterator[str | dwtir.Strategy]:
     """Name the strategies for the shape, and the articles' steps where they are for it."""
+    whole = dwtir.STRATEGIES["whole_image"]
+    if whole.claims(shape, device) and shape.batch > 1:
+        tile = whole.choose(shape, device).parameters
+        yield whole(**tile | {"turns": 2, "rows": shape.result_height})
     claiming = [name for name, kind in dwtir.STRATEGIES.items() if kind.claims(shape, device)]
     yield from claiming
     for steps in dwtir.ARTICLE_STEPS.values():
@@ -57,7 +65,9 @@ def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterat
                 yield name
 
 
-def is_right(shape: dwtir.DepthwiseConv2dShape, schedule: str, device: dwtir.Target) -> bool:
+def is_right(
+    shape: dwtir.DepthwiseConv2dShape, schedule: str | dwtir.Strategy, device: dwtir.Target
+) -> bool:
     """Build the kernel, run it, and compare with the oracle."""
     epilogue = EPILOGUE if shape.operation == "forward" else None
     kernel = dwtir.build(shape, schedule, epilogue=epilogue, target=device)

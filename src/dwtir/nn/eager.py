@@ -57,12 +57,12 @@ class Call:
         self, image: Tensor, weight: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
         """Compute the gradients that are wanted, which nobody differentiates again."""
-        grad_out = arranged(grad_out, self.form)
+        given = arranged(grad_out, self.form)
         of_image = of_weight = None
         if wanted[0]:
-            of_image = self._gradient("grad_data", image, weight)(grad_out, weight)
+            of_image = self._gradient("grad_data", image, weight)(given, weight)
         if wanted[1]:
-            of_weight = self._gradient("grad_weight", image, weight)(image, grad_out)
+            of_weight = self._gradient("grad_weight", image, weight)(image, given)
             if of_weight.stride() != weight.stride():
                 of_weight = of_weight.contiguous()
         forget_packed(weight)

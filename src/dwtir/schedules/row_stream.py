@@ -134,7 +134,7 @@ class RowStream(Strategy):
             and shape.stride == (1, 1)
             and shape.channel_multiplier == 1
             and shape.kernel[0] * shape.kernel[1] <= _MAX_TAPS
-            and max(shape.padding[0], shape.padding[2]) < shape.kernel[0] * shape.dilation[0]
+            and max(shape.padding[0], shape.padding[2]) < shape.kernel[0] * apart(shape)[0]
             and has_parts(shape)
         )
 
