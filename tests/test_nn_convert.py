@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -15,26 +16,27 @@ from dwtir.nn import DepthwiseConv2d, OriginalPathWarning, convert, restore
 FORMS = [torch.contiguous_format, torch.channels_last]
 
 
-class InvertedResidual(nn.Module):
+class InvertedResidual(nn.Sequential):
     """As in MobileNetV2: expand, depthwise, project, each with a normalisation."""
 
     def __init__(self, channels, stride, activation):
-        super().__init__()
         hidden = 3 * channels
-        self.expand = nn.Conv2d(channels, hidden, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(hidden)
-        self.act1 = activation()
-        self.depthwise = nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False)
-        self.norm2 = nn.BatchNorm2d(hidden)
-        self.act2 = activation()
-        self.project = nn.Conv2d(hidden, channels, 1, bias=False)
-        self.norm3 = nn.BatchNorm2d(channels)
+        parts = (
+            nn.Conv2d(channels, hidden, 1, bias=False),
+            nn.BatchNorm2d(hidden),
+            activation(),
+            nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False),
+            nn.BatchNorm2d(hidden),
+            activation(),
+            nn.Conv2d(hidden, channels, 1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+        names = ["expand", "norm1", "act1", "depthwise", "norm2", "act2", "project", "norm3"]
+        super().__init__(OrderedDict(zip(names, parts, strict=True)))
         self.residual = stride == 1
 
     def forward(self, image):
-        out = self.act1(self.norm1(self.expand(image)))
-        out = self.act2(self.norm2(self.depthwise(out)))
-        out = self.norm3(self.project(out))
+        out = super().forward(image)
         return image + out if self.residual else out
 
 

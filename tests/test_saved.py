@@ -119,13 +119,10 @@ NOT_OURS = "not a kernel saved by dwtir"
 FOREIGN_DESCRIPTIONS = [
     ("schema", 2, "not a kernel of schema 1"),
     ("tvm", "0.18.0", "made by TVM 0.18.0, this is 0.27.0"),
-    ("tvm", ..., "made by TVM None"),
     ("code_bytes", -1, DAMAGED),
     ("code_bytes", 2**40, DAMAGED),
     ("code_bytes", True, DAMAGED),
-    ("code_bytes", 1e3, DAMAGED),
     ("code_sha256", "0" * 64, "code is damaged; its SHA-256"),
-    ("code_sha256", None, "code is damaged; its SHA-256"),
     ("kernel", None, DAMAGED),
     ("", b"[]", "not a kernel of schema 1"),
     ("", b"{", NOT_OURS),
@@ -143,7 +140,6 @@ FOREIGN_DESCRIPTIONS = [
     ("kernel.target.features", 3, DAMAGED),
     ("kernel.provenance", [], DAMAGED),
     ("kernel.resources", {"gold": 1}, DAMAGED),
-    ("kernel.resources", None, DAMAGED),
     ("kernel.workspace", [["int8", [4]]], "a workspace must be one of"),
     ("kernel.script", ..., DAMAGED),
 ]

@@ -241,20 +241,11 @@ def test_a_file_lists_layers(tmp_path):
     [
         ("1x8x9x9_k33", InvalidShapeError, "the output is empty"),
         (LAYER | {"kernle": 3}, InvalidShapeError, "unknown shape parameters ['kernle']"),
-        ({"batch": 1}, InvalidShapeError, "missing shape parameters"),
         (LAYER | {"layers": 0}, InvalidShapeError, "layers must be an integer >= 1, got 0"),
-        (LAYER | {"layers": True}, InvalidShapeError, "layers must be an integer >= 1, got True"),
         (LAYER | {"kernel": [3, "3"]}, InvalidShapeError, "kernel must be an integer >= 1"),
-        (LAYER | {"padding": {"top": 1}}, InvalidShapeError, "padding must be an integer >= 0"),
         (LAYER | {"epilogue": "tanh"}, InvalidEpilogueError, "unknown epilogue step 'tanh'"),
-        (
-            LAYER | {"epilogue": {"relu": 6}},
-            InvalidEpilogueError,
-            "epilogue must be a text or a list",
-        ),
         (LAYER | {"epilogue": 6}, InvalidEpilogueError, "an epilogue is None"),
         (7, InvalidShapeError, "a shape is a DepthwiseConv2dShape, its text form or"),
-        ([], InvalidShapeError, "a shape is a DepthwiseConv2dShape, its text form or"),
     ],
 )
 def test_a_wrong_entry_is_named(tmp_path, entry, error, reason):
