@@ -14,6 +14,7 @@ from dwtir import ArgumentError, DepthwiseConv2dShape
 from dwtir.nn import DepthwiseConv2d, OriginalPathWarning, convert, restore
 
 FORMS = [torch.contiguous_format, torch.channels_last]
+forms = pytest.mark.parametrize("form", FORMS)
 
 
 class InvertedResidual(nn.Sequential):
@@ -130,7 +131,7 @@ def converted(model, image):
 # Networks
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_converted_network_computes_the_same(name, form):
     model = NETWORKS[name]()
@@ -421,7 +422,7 @@ def test_other_convolutions_are_not_in_the_report():
 # After the conversion
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms
 def test_other_batch_sizes_need_no_word(form):
     model = mobilenet()
     images = [image_of(n, 3, 32, 32, form=form) for n in (2, 1, 5, 0)]
@@ -515,7 +516,7 @@ def test_modules_may_be_called_by_keyword():
     assert converted(Named().eval(), image_of(2, 6, 9, 8)).note == "norm"
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms
 def test_new_values_are_folded_anew(form):
     model, image = mobilenet(), image_of(2, 3, 32, 32, form=form)
     other = mobilenet()
@@ -532,7 +533,7 @@ def test_new_values_are_folded_anew(form):
     assert_close(model(image), restored(image))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_a_copy_is_converted_and_on_its_own(copied, form):
     model, image = mobilenet(), image_of(2, 3, 32, 32, form=form)
@@ -564,7 +565,7 @@ def test_runs_in_inference_mode():
         assert_close(made(image), expected)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms
 def test_compiles_as_one_graph(form):
     model, image = mobilenet(), image_of(2, 3, 32, 32, form=form)
     expected = model(image)
@@ -651,7 +652,7 @@ def test_a_model_that_cannot_run_is_as_it_was():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{"when": "always"}, {}, {"graphs": True}])
-@pytest.mark.parametrize("form", FORMS)
+@forms
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_on_a_gpu_and_in_a_cuda_graph(name, form, options):
     model, image = NETWORKS[name]().cuda(), image_of(2, 3, 32, 32, form=form).cuda()

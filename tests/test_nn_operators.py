@@ -15,6 +15,7 @@ from dwtir.nn.tensors import memory_format
 from processes import python
 
 FORMS = [torch.contiguous_format, torch.channels_last]
+forms = pytest.mark.parametrize("form", FORMS)
 GEOMETRY = ((2, 1), (1, 1, 2, 0), (1, 2))
 
 
@@ -122,7 +123,7 @@ def test_a_tensor_without_values():
         depthwise_conv2d(torch.randn(1, 6, 8, 8).to_sparse(), torch.randn(6, 1, 3, 3))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms
 def test_plain_tensors_give_what_the_operators_give(form):
     values = [torch.randn(2, 6, 9, 11).to(memory_format=form)]
     values += [torch.randn(12, 1, 3, 3), torch.randn(12)]
@@ -139,7 +140,7 @@ def test_plain_tensors_give_what_the_operators_give(form):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms
 def test_compiles_as_one_graph(form):
     model, image = network(), torch.randn(2, 8, 15, 17).contiguous(memory_format=form)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -172,7 +173,7 @@ def test_compiles_under_autocast():
         assert torch.equal(compiled(image), model(image))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms
 def test_compiles_with_gradients(form):
     model, image = network(), torch.randn(2, 8, 15, 17).contiguous(memory_format=form)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -200,7 +201,7 @@ def test_exports(padding):
             assert torch.equal(exported(example), model(example))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms
 @pytest.mark.parametrize("dims", [(0, None, None), (None, 0, 0), (2, 0, None), (0, None, 0)])
 def test_maps_over_a_dimension(dims, form):
     def ours(*tensors):
@@ -219,7 +220,7 @@ def test_maps_over_a_dimension(dims, form):
     torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms
 def test_maps_over_gradients(form):
     image = torch.randn(2, 8, 9, 7).contiguous(memory_format=form).requires_grad_()
     tensors = (
@@ -309,7 +310,7 @@ def test_runs_on_the_current_stream():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("form", FORMS)
+@forms
 def test_a_cuda_graph_sees_what_the_weight_is_at_its_replay(form):
     image = torch.randn(2, 8, 9, 9, device="cuda").contiguous(memory_format=form)
     weight = torch.randn(8, 1, 3, 3, device="cuda")

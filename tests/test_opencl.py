@@ -3,7 +3,6 @@
 import re
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from tvm import s_tir
@@ -13,15 +12,11 @@ from dwtir import DepthwiseConv2dShape, Epilogue, compute, opencl
 from dwtir.errors import ArgumentError, CompileError, InvalidScheduleError, ToolchainError
 from dwtir.opencl import OpenCLKernel, compile_opencl
 from dwtir.opencl_source import Launch, Lowered
+from dwtir.reference import numpy_dtype
 from processes import python
 
 SHAPE = DepthwiseConv2dShape.parse("1x2x5x5_k3")
 Array = np.ndarray[Any, Any]
-DTYPES = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
 
 
 def on_threads(func, block, threads=64):
@@ -36,7 +31,6 @@ def on_threads(func, block, threads=64):
 def test_a_missing_barrier_shows():
     @T.prim_func(s_tir=True)
     def main(a: T.Buffer((4, 64), "float32"), out: T.Buffer((4, 64), "float32")) -> None:
-        T.func_attr({"global_symbol": "main"})
         for i, j in T.grid(4, 64):
             with T.sblock("reverse"):
                 vi, vj = T.axis.remap("SS", [i, j])
@@ -69,7 +63,6 @@ def test_a_missing_barrier_shows():
 def copy_as(source, target, count, lanes):
     @T.prim_func(s_tir=True)
     def main(a: T.Buffer((count,), source), out: T.Buffer((count,), target)) -> None:
-        T.func_attr({"global_symbol": "main"})
         for i in T.serial(count):
             with T.sblock("copy"):
                 vi = T.axis.spatial(count, i)
@@ -87,7 +80,7 @@ def copy_as(source, target, count, lanes):
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_16_bit_value_widens_exactly(dtype, lanes):
-    every = np.arange(1 << 16, dtype=np.uint16).view(DTYPES[dtype])
+    every = np.arange(1 << 16, dtype=np.uint16).view(numpy_dtype(dtype))
     out = np.empty(every.shape, np.float32)
     kernel = compile_opencl(copy_as(dtype, "float32", every.size, lanes).mod)
     kernel(every, out)
@@ -98,8 +91,8 @@ def test_every_16_bit_value_widens_exactly(dtype, lanes):
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_casts_round_to_nearest_even(dtype, lanes):
-    every = np.arange(1 << 16, dtype=np.uint16).view(DTYPES[dtype])
-    infinity = np.float32(np.inf).astype(DTYPES[dtype]).view(np.uint16)
+    every = np.arange(1 << 16, dtype=np.uint16).view(numpy_dtype(dtype))
+    infinity = np.float32(np.inf).astype(numpy_dtype(dtype)).view(np.uint16)
     finite = np.unique(every[(every.view(np.uint16) & 0x7FFF) < infinity].astype(np.float64))
     ties = ((finite[1:] + finite[:-1]) / 2).astype(np.float32)
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 65519, 65520, 1e-45])
@@ -113,11 +106,11 @@ def test_casts_round_to_nearest_even(dtype, lanes):
         ]
     )
     values = np.resize(values, -(-values.size // 512) * 512)
-    out = np.empty(values.shape, DTYPES[dtype])
+    out = np.empty(values.shape, numpy_dtype(dtype))
     kernel = compile_opencl(copy_as("float32", dtype, values.size, lanes).mod)
     kernel(values, out)
     with np.errstate(over="ignore", invalid="ignore"):
-        expected = values.astype(DTYPES[dtype])
+        expected = values.astype(numpy_dtype(dtype))
     number = ~np.isnan(values)
     assert np.array_equal(out[number].view(np.uint16), expected[number].view(np.uint16))
     assert np.isnan(out[~number].astype(np.float32)).all()
@@ -127,23 +120,21 @@ def test_casts_round_to_nearest_even(dtype, lanes):
 def test_16_bit_constants_and_selections_move_unchanged():
     @T.prim_func(s_tir=True)
     def main(a: T.Buffer((64,), "bfloat16"), out: T.Buffer((64,), "bfloat16")) -> None:
-        T.func_attr({"global_symbol": "main"})
         for i in T.serial(64):
             with T.sblock("pick"):
                 vi = T.axis.spatial(64, i)
                 out[vi] = T.Select(vi % 2 == 0, a[vi], T.cast(1.005859375, "bfloat16"))
 
-    a = np.arange(64).astype(DTYPES["bfloat16"])
+    a = np.arange(64).astype(numpy_dtype("bfloat16"))
     out = np.zeros_like(a)
     compile_opencl(on_threads(main, "pick", 16).mod)(a, out)
-    rounded = np.float32(1.005859375).astype(DTYPES["bfloat16"])
+    rounded = np.float32(1.005859375).astype(numpy_dtype("bfloat16"))
     assert np.array_equal(out, np.where(np.arange(64) % 2 == 0, a, rounded))
 
 
 def test_arithmetic_in_16_bits_is_refused():
     @T.prim_func(s_tir=True)
     def main(a: T.Buffer((64,), "float16"), out: T.Buffer((64,), "float16")) -> None:
-        T.func_attr({"global_symbol": "main"})
         for i in T.serial(64):
             with T.sblock("double"):
                 vi = T.axis.spatial(64, i)
@@ -166,7 +157,6 @@ def three_operands():
         mid: T.Buffer((64,), "float32"),
         beta: T.Buffer((64,), "float32"),
     ) -> None:
-        T.func_attr({"global_symbol": "main"})
         for i in T.serial(48):
             with T.sblock("sum"):
                 vi = T.axis.spatial(48, i)

@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import tvm
 
 import dwtir
-from dwtir import InvalidScheduleError, InvalidTargetError, Target
+from dwtir import InvalidScheduleError, InvalidTargetError
 from dwtir.schedules import SharedTile
 from dwtir.target import KNOWN_GPUS, resolve
 from dwtir.threads import physical_cores
@@ -100,12 +100,6 @@ def test_without_a_gpu_the_cpu_is_the_default():
         PYTHONWARNINGS="error",
     )
     assert "To fix it" in out
-
-
-def test_a_target_is_a_value():
-    target = resolve("cpu")
-    assert Target(**asdict(target)) == target
-    assert hash(target) == hash(resolve("cpu"))
 
 
 def test_the_cpu_uses_the_cores_it_may():
