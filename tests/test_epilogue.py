@@ -60,10 +60,6 @@ def test_what_is_no_epilogue(value, message):
         Epilogue.of(value)
 
 
-def test_steps_without_tensors_may_be_repeated():
-    assert Epilogue.of("relu+bias+relu").steps == ("relu", "bias", "relu")
-
-
 def by_definition(step, x):
     return {
         "bias": x + 2.5,

@@ -137,10 +137,3 @@ def test_the_bound_is_tight(dtype, layout):
             total = total + reference.depthwise_conv2d(shape, data, alone)
             total = total.astype(np.float32).astype(data.dtype).astype(np.float64)
         assert (np.abs(total - expected) > bound).any()
-
-
-@pytest.mark.parametrize(("dtype", "size"), DTYPES.items())
-def test_numpy_has_every_dtype(dtype, size):
-    found = reference.numpy_dtype(dtype)
-    assert found.name == dtype
-    assert found.itemsize == size

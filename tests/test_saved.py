@@ -134,8 +134,6 @@ FOREIGN_DESCRIPTIONS = [
     ("kernel.strategy", "magic", DAMAGED),
     ("kernel.strategy", [], DAMAGED),
     ("kernel.parameters.rows", True, DAMAGED),
-    ("kernel.parameters", 3, DAMAGED),
-    ("kernel.target", {}, DAMAGED),
     ("kernel.target.colour", "red", DAMAGED),
     ("kernel.target.features", 3, DAMAGED),
     ("kernel.provenance", [], DAMAGED),

@@ -157,15 +157,21 @@ def test_json_tells_all_of_an_outcome():
     assert (second["written"], second["interrupted"]) == (False, True)
 
 
-def test_json_has_null_for_what_is_not_known():
-    stream = io.StringIO()
+def test_what_is_not_known_is_null_or_a_dash():
+    streams = [io.StringIO(), io.StringIO()]
     outcome = outcome_of(TASKS[0], UNKNOWN, manual=None)
-    with JsonDisplay(stream) as display:
-        display.begin(TASKS[0], 1, 1, UNKNOWN, None, 0)
-        display.trial(outcome.trials[1], None, None)
-        display.end(outcome)
-        display.close([outcome], {})
-    _, trial, end, close = map(json.loads, stream.getvalue().splitlines())
+    for kind, stream in zip((JsonDisplay, PlainDisplay), streams, strict=True):
+        with kind(stream) as display:
+            display.begin(TASKS[0], 1, 1, UNKNOWN, None, 0)
+            display.trial(outcome.trials[1], None, None)
+            display.trial(outcome.trials[2], outcome.trials[2], None)
+            display.end(outcome)
+            display.close([outcome], {})
+    events, text = (stream.getvalue() for stream in streams)
+    assert "- % of floor, - manual" in text
+    assert "manual - us, gain -, - % of floor" in text
+    assert "gain, geometric mean" not in text
+    _, trial, _, end, close = map(json.loads, events.splitlines())
     unknown = ("best_us", "manual_us", "gain", "gb_per_s", "floor_share")
     assert [trial[name] for name in unknown] == [None] * 5
     assert end["manual_us"] is end["gain"] is end["floor_share"] is None
@@ -220,20 +226,6 @@ def test_plain_closes_with_a_table():
         "log: logs/tune.jsonl",
         "plot: out/[best].png",
     ]
-
-
-def test_plain_writes_a_dash_for_what_is_not_known():
-    stream = io.StringIO()
-    outcome = outcome_of(TASKS[0], UNKNOWN, manual=None)
-    display = PlainDisplay(stream)
-    display.begin(TASKS[0], 1, 1, UNKNOWN, None, 0)
-    display.trial(outcome.trials[2], outcome.trials[2], None)
-    display.end(outcome)
-    display.close([outcome], {})
-    text = stream.getvalue()
-    assert "- % of floor, - manual" in text
-    assert "manual - us, gain -, - % of floor" in text
-    assert "gain, geometric mean" not in text
 
 
 class Listener(io.StringIO):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from dwtir import DepthwiseConv2dShape, Epilogue, InvalidEpilogueError, InvalidShapeError, suite
-from dwtir.errors import ArgumentError, RecordError, ToolchainError
+from dwtir.errors import RecordError, ToolchainError
 from dwtir.tune import tasks
 from dwtir.tune.outcome import Task
 
@@ -144,11 +144,6 @@ def test_a_depthwise_layer_becomes_a_shape(layer, text):
 )
 def test_other_layers_are_left_out(changes):
     assert tasks.depthwise_parameters(conv(**changes), 10, 10) is None
-
-
-def test_what_is_no_model():
-    with pytest.raises(ArgumentError, match=r"model must be a torch\.nn\.Module, got str"):
-        tasks.from_model("mobilenet_v2", None)
 
 
 @pytest.mark.gpu  # not for the GPU itself: torch and timm are where the GPU is
