@@ -115,12 +115,9 @@ def test_other_words_are_refused(words):
     [
         ([f"{LAYER}_dgrad", "--epilogue", "relu"], "InvalidEpilogueError: only the forward"),
         (["seeds", "--operation", "grad_data"], "InvalidShapeError: operations are chosen for"),
-        (["network"], "InvalidShapeError: network is followed by a name, got none"),
-        ([LAYER, "--rounds", "0"], "ArgumentError: --rounds must be >= 1, got 0"),
         ([LAYER, "--plot", "all.txt"], "ArgumentError: a plot is a folder or a file"),
         ([LAYER, "--resume"], "ArgumentError: --resume needs --json"),
         ([LAYER, "--target", "opencl"], "the target of a benchmark is cuda or cpu, got 'opencl'"),
-        ([LAYER, "--schedule", "v4"], "InvalidScheduleError: "),
     ],
 )
 def test_what_the_command_refuses(arguments, message, capsys):

@@ -115,12 +115,10 @@ WRONG_CALLS = {
         lambda d, w, b: (d, w),
         r"takes 3 tensors \(data, weight, bias\) and out=, got 2",
     ),
-    "one too many": (lambda d, w, b: (d, w, b, b), "takes 3 tensors .*, got 4"),
     "a list": (
         lambda d, w, b: (d, w.tolist(), b),
         "weight must be a NumPy array like data, got list",
     ),
-    "nothing": (lambda d, w, b: (d, w, None), "bias must be a NumPy array .* got NoneType"),
     "data of no library": (
         lambda d, w, b: (d.tolist(), w, b),
         "data must be a NumPy array, a torch tensor or anything with __dlpack__, got list"
@@ -130,14 +128,11 @@ WRONG_CALLS = {
         lambda d, w, b: (d[:1], w, b),
         r"data must have shape \(2, 6, 9, 11\), got \(1, 6, 9, 11\)",
     ),
-    "rank": (lambda d, w, b: (d[0], w, b), "data must have shape"),
     "torch's weight in NumPy": (
         lambda d, w, b: (d, w.reshape(12, 1, 3, 3), b),
         r"weight must have shape \(6, 2, 3, 3\), got \(12, 1, 3, 3\)",
     ),
-    "bias of the inputs": (lambda d, w, b: (d, w, b[:6]), r"bias must have shape \(12,\)"),
     "float64": (lambda d, w, b: (d.astype(np.float64), w, b), "data must be float32, got float64"),
-    "int32": (lambda d, w, b: (d, w.view(np.int32), b), "weight must be float32, got int32"),
     "bytes swapped": (lambda d, w, b: (d, w.astype(">f4"), b), "weight must be float32, got >f4"),
     "transposed": (
         lambda d, w, b: (np.asfortranarray(d), w, b),
@@ -174,11 +169,6 @@ WRONG_OUTPUTS = {
         tvm.runtime.empty(SHAPE.out_shape, "float32"),
         "out must be a NumPy array like data, got tvm",
     ),
-    "misaligned": (
-        aligned(SHAPE.out_shape, np.float32, 4),
-        "out must start at a multiple of 16 bytes",
-    ),
-    "not contiguous": (np.empty((2, 12, 5, 22), np.float32)[..., ::2], "out must be contiguous"),
 }
 
 
@@ -256,13 +246,11 @@ def test_wrong_torch_tensors_are_refused(request, home):
         ((data.to(away), weight, bias), f"data must be on {home}, got {away}"),
         ((data, weight.to(away), bias), f"weight must be on {home}, got {away}"),
         ((data, weight, bias.half()), "bias must be float32, got torch.float16"),
-        ((data[:1], weight, bias), r"data must have shape \(2, 6, 9, 11\), got \(1,"),
         ((data.transpose(2, 3).contiguous().transpose(2, 3), weight, bias), "data must be contig"),
         ((shifted, weight, bias), "data must start at a multiple of 16 bytes, got one 4"),
         ((data, weight.clone().requires_grad_(), bias), "weight requires a gradient"),
         ((data.to_sparse(), weight, bias), "data must be a dense tensor"),
         ((data, weight.cpu().numpy(), bias), "weight must be a torch.Tensor like data, got numpy"),
-        ((data, weight), "takes 3 tensors"),
     ):
         with pytest.raises(ArgumentError, match=message):
             kernel(*wrong)

@@ -50,22 +50,14 @@ def test_bytes_by_hand():
     [
         ("none", "unknown epilogue step 'none'; allowed are bias, scale_shift"),
         ("bias+", "unknown epilogue step ''"),
-        ("Bias", "unknown epilogue step 'Bias'"),
         (["relu", "tanh"], "unknown epilogue step 'tanh'"),
         ("bias+relu+bias", "'bias' takes a tensor and may occur once, got 2 times"),
-        (["residual"] * 3, "'residual' takes a tensor and may occur once, got 3 times"),
         (3, "sequence of step names, got 3"),
-        ([1, 2], r"sequence of step names, got \[1, 2\]"),
-        (b"relu", "sequence of step names, got b'relu'"),
     ],
 )
 def test_what_is_no_epilogue(value, message):
     with pytest.raises(InvalidEpilogueError, match=message):
         Epilogue.of(value)
-
-
-def test_steps_without_tensors_may_be_repeated():
-    assert Epilogue.of("relu+bias+relu").steps == ("relu", "bias", "relu")
 
 
 def by_definition(step, x):

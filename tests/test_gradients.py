@@ -27,7 +27,10 @@ def all_tensors(shape, seed):
 @given(shape=shapes(flop=200_000), seed=seeds)
 @named_shapes(seed=0)
 def test_the_oracle_is_its_own_adjoint(shape, seed):
-    """A convolution is linear in data and in weight: <g, y> = <dx, x> = <dw, w>."""
+    """A convolution is linear in data and in weight: <g, y> = <dx, x> = <dw, w>.
+
+    As dx does not know x, nor dw w, this makes them the derivatives.
+    """
     tensors = {name: array.astype(np.float64) for name, array in all_tensors(shape, seed).items()}
     results = {
         operation: reference.depthwise_conv2d(
@@ -43,26 +46,6 @@ def test_the_oracle_is_its_own_adjoint(shape, seed):
     ]
     size = np.linalg.norm(tensors["grad_out"]) * np.linalg.norm(results["forward"])
     np.testing.assert_allclose(products, products[0], rtol=0, atol=1e-12 * max(size, 1))
-
-
-@given(shape=shapes(flop=100_000, kernel=5), seed=seeds)
-def test_the_oracle_is_the_derivative(shape, seed):
-    """A step of 1 along a direction changes the output by exactly what the gradient says."""
-    tensors = {name: array.astype(np.float64) for name, array in all_tensors(shape, seed).items()}
-    rng = np.random.default_rng(seed)
-    for operation, moved in (("grad_data", "data"), ("grad_weight", "weight")):
-        direction = rng.standard_normal(tensors[moved].shape)
-        there = tensors | {moved: tensors[moved] + direction}
-        change = reference.depthwise_conv2d(
-            shape, there["data"], there["weight"]
-        ) - reference.depthwise_conv2d(shape, tensors["data"], tensors["weight"])
-        gradient = replace(shape, operation=operation)
-        slope = reference.depthwise_conv2d(
-            gradient, *(tensors[name] for name in gradient.input_shapes)
-        )
-        expected = np.vdot(tensors["grad_out"], change)
-        size = np.linalg.norm(tensors["grad_out"]) * np.linalg.norm(change)
-        assert np.vdot(slope, direction) == pytest.approx(expected, abs=1e-11 * max(size, 1))
 
 
 @pytest.mark.parametrize(

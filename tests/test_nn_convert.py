@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -13,28 +14,30 @@ from dwtir import ArgumentError, DepthwiseConv2dShape
 from dwtir.nn import DepthwiseConv2d, OriginalPathWarning, convert, restore
 
 FORMS = [torch.contiguous_format, torch.channels_last]
+forms = pytest.mark.parametrize("form", FORMS)
 
 
-class InvertedResidual(nn.Module):
+class InvertedResidual(nn.Sequential):
     """As in MobileNetV2: expand, depthwise, project, each with a normalisation."""
 
     def __init__(self, channels, stride, activation):
-        super().__init__()
         hidden = 3 * channels
-        self.expand = nn.Conv2d(channels, hidden, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(hidden)
-        self.act1 = activation()
-        self.depthwise = nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False)
-        self.norm2 = nn.BatchNorm2d(hidden)
-        self.act2 = activation()
-        self.project = nn.Conv2d(hidden, channels, 1, bias=False)
-        self.norm3 = nn.BatchNorm2d(channels)
+        parts = (
+            nn.Conv2d(channels, hidden, 1, bias=False),
+            nn.BatchNorm2d(hidden),
+            activation(),
+            nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False),
+            nn.BatchNorm2d(hidden),
+            activation(),
+            nn.Conv2d(hidden, channels, 1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+        names = ["expand", "norm1", "act1", "depthwise", "norm2", "act2", "project", "norm3"]
+        super().__init__(OrderedDict(zip(names, parts, strict=True)))
         self.residual = stride == 1
 
     def forward(self, image):
-        out = self.act1(self.norm1(self.expand(image)))
-        out = self.act2(self.norm2(self.depthwise(out)))
-        out = self.norm3(self.project(out))
+        out = super().forward(image)
         return image + out if self.residual else out
 
 
@@ -128,7 +131,7 @@ def converted(model, image):
 # Networks
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_converted_network_computes_the_same(name, form):
     model = NETWORKS[name]()
@@ -419,7 +422,7 @@ def test_other_convolutions_are_not_in_the_report():
 # After the conversion
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms
 def test_other_batch_sizes_need_no_word(form):
     model = mobilenet()
     images = [image_of(n, 3, 32, 32, form=form) for n in (2, 1, 5, 0)]
@@ -513,7 +516,7 @@ def test_modules_may_be_called_by_keyword():
     assert converted(Named().eval(), image_of(2, 6, 9, 8)).note == "norm"
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms
 def test_new_values_are_folded_anew(form):
     model, image = mobilenet(), image_of(2, 3, 32, 32, form=form)
     other = mobilenet()
@@ -530,7 +533,7 @@ def test_new_values_are_folded_anew(form):
     assert_close(model(image), restored(image))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_a_copy_is_converted_and_on_its_own(copied, form):
     model, image = mobilenet(), image_of(2, 3, 32, 32, form=form)
@@ -562,7 +565,7 @@ def test_runs_in_inference_mode():
         assert_close(made(image), expected)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@forms
 def test_compiles_as_one_graph(form):
     model, image = mobilenet(), image_of(2, 3, 32, 32, form=form)
     expected = model(image)
@@ -649,7 +652,7 @@ def test_a_model_that_cannot_run_is_as_it_was():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{"when": "always"}, {}, {"graphs": True}])
-@pytest.mark.parametrize("form", FORMS)
+@forms
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_on_a_gpu_and_in_a_cuda_graph(name, form, options):
     model, image = NETWORKS[name]().cuda(), image_of(2, 3, 32, 32, form=form).cuda()

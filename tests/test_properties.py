@@ -20,7 +20,6 @@ from strategies import (
     integer_tensors,
     named_shapes,
     passes,
-    real_tensors,
     seeds,
     shapes,
 )
@@ -135,10 +134,7 @@ def test_every_step_of_the_articles_agrees(layout):
 def test_the_two_layouts_agree(backend, strategy, shape, seed):
     """One layout by `strategy`, the other by the unscheduled function."""
     shape = in_layout(shape, strategy)
-    if shape.layout == "NHWC":
-        other = replace(shape, layout="NCHW")
-    else:
-        other = replace(shape, layout="NHWC")
+    other = replace(shape, layout="NCHW" if shape.layout == "NHWC" else "NHWC")
     tensors = integer_tensors(shape, Epilogue(), seed)
     data, weight = tensors["data"], tensors["weight"]
     to_other = (0, 3, 1, 2) if shape.layout == "NHWC" else (0, 2, 3, 1)
@@ -174,79 +170,6 @@ def test_padding_is_zeros_around_the_input(backend, strategy, shape, seed):
     (got,) = convolve(backend, strategy, shape, tensors)
     (expected,) = convolve(backend, strategy, unpadded, padded)
     np.testing.assert_array_equal(got, expected)
-
-
-@computers
-@fewer
-@given(shape=small_shapes, seed=seeds, data=st.data())
-def test_a_kernel_of_a_single_one_shifts(backend, strategy, shape, seed, data):
-    shape = in_layout(shape, strategy)
-    image = real_tensors(shape, Epilogue(), seed)["data"]
-    kh = data.draw(st.integers(0, shape.kernel[0] - 1))
-    kw = data.draw(st.integers(0, shape.kernel[1] - 1))
-    weight = np.zeros(shape.weight_shape, np.float32).astype(image.dtype)
-    taps_first(shape, weight)[kh, kw] = 1
-    (got,) = convolve(backend, strategy, shape, {"data": image, "weight": weight})
-
-    top, left, bottom, right = shape.padding
-    padded = np.pad(
-        as_nchw(shape, image).astype(np.float64), ((0, 0), (0, 0), (top, bottom), (left, right))
-    )
-    shifted = padded[:, :, kh * shape.dilation[0] :, kw * shape.dilation[1] :]
-    shifted = shifted[:, :, :: shape.stride[0], :: shape.stride[1]]
-    shifted = shifted[:, :, : shape.out_height, : shape.out_width]
-    expected = np.repeat(shifted, shape.channel_multiplier, axis=1)
-    np.testing.assert_array_equal(as_nchw(shape, got), expected)
-
-
-@computers
-@fewer
-@given(shape=small_shapes, seed=seeds)
-def test_a_stride_takes_every_nth_output(backend, strategy, shape, seed):
-    shape = in_layout(shape, strategy)
-    tensors = integer_tensors(shape, Epilogue(), seed)
-    (got,) = convolve(backend, strategy, shape, tensors)
-    (dense,) = convolve(backend, strategy, replace(shape, stride=1), tensors)
-    taken = as_nchw(shape, dense)[:, :, :: shape.stride[0], :: shape.stride[1]]
-    np.testing.assert_array_equal(as_nchw(shape, got), taken)
-
-
-@computers
-@fewer
-@given(shape=small_shapes, seed=seeds)
-def test_the_convolution_is_linear(backend, strategy, shape, seed):
-    shape = replace(in_layout(shape, strategy), dtype=strategy.dtypes[0])
-    x, y = integer_tensors(shape, Epilogue(), seed), integer_tensors(shape, Epilogue(), seed + 1)
-    # An eighth of the largest values, so that the sum is exact as well.
-    weight = {"weight": np.trunc(x["weight"] / 8)}
-    both = {"data": 3 * x["data"] - 2 * y["data"]}
-    of_x, of_y, of_both = convolve(
-        backend, strategy, shape, x | weight, y | weight, x | weight | both
-    )
-    np.testing.assert_array_equal(of_both, 3 * of_x - 2 * of_y)
-
-
-@computers
-@fewer
-@given(shape=shapes(channels=4, size=20, kernel=5, multiplier=4, flop=300_000), seed=seeds)
-def test_the_multiplier_is_that_many_convolutions(backend, strategy, shape, seed):
-    shape = in_layout(shape, strategy)
-    tensors = integer_tensors(shape, Epilogue(), seed)
-    (got,) = convolve(backend, strategy, shape, tensors)
-    single = replace(shape, channel_multiplier=1)
-    # (kh, kw, channels, 1), in the layout of the shape
-    filters = [
-        np.ascontiguousarray(taps_first(shape, tensors["weight"])[..., m : m + 1])
-        for m in range(shape.channel_multiplier)
-    ]
-    if shape.layout == "NCHW":
-        filters = [np.ascontiguousarray(weight.transpose(2, 3, 0, 1)) for weight in filters]
-    results = convolve(
-        backend, strategy, single, *[tensors | {"weight": weight} for weight in filters]
-    )
-    for m, result in enumerate(results):
-        mine = as_nchw(shape, got)[:, m :: shape.channel_multiplier]
-        np.testing.assert_array_equal(mine, as_nchw(single, result))
 
 
 # Independence
@@ -314,22 +237,6 @@ def test_a_nan_reaches_only_the_outputs_that_see_it(backend, strategy, shape, se
             np.testing.assert_array_equal(got[held], expected[held])
             in_padding = np.asarray(got)[~sees_input & ~spread]
             assert np.all((in_padding == 0) | (np.isnan(in_padding) & ("weight" in case)))
-
-
-@computers
-@fewer
-@given(shape=small_shapes, seed=seeds)
-def test_batch_items_do_not_meet(backend, strategy, shape, seed):
-    shape = replace(in_layout(shape, strategy), batch=3)
-    tensors = integer_tensors(shape, Epilogue(), seed)
-    (got,) = convolve(backend, strategy, shape, tensors)
-    alone = convolve(
-        backend,
-        strategy,
-        replace(shape, batch=1),
-        *[tensors | {"data": tensors["data"][n : n + 1].copy()} for n in range(3)],
-    )
-    np.testing.assert_array_equal(got, np.concatenate(alone))
 
 
 # The choice of a tile

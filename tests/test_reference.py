@@ -7,9 +7,7 @@ from math import prod
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
-from torch.nn import functional
 
 from dwtir import DepthwiseConv2dShape, Epilogue, reference
 from dwtir.shape import DTYPES
@@ -67,25 +65,6 @@ def test_the_epilogue_of_the_oracle_uses_each_channels_values(shape, seed):
         expected = plain[index] * tensors["scale"][c] + tensors["shift"][c]
         expected += tensors["residual"][index] + tensors["bias"][c]
         assert got[index] == pytest.approx(expected, rel=1e-12, abs=1e-12)
-
-
-@given(shape=shapes(layouts=("NCHW",)), seed=seeds)
-@named_shapes(seed=0)
-def test_the_oracle_is_torchs_convolution(shape, seed):
-    data, weight = (
-        torch.from_numpy(array.astype(np.float64))
-        for array in real_tensors(shape, Epilogue(), seed).values()
-    )
-    top, left, bottom, right = shape.padding
-    expected = functional.conv2d(
-        functional.pad(data, (left, right, top, bottom)),
-        weight.reshape(shape.out_channels, 1, *shape.kernel),
-        stride=shape.stride,
-        dilation=shape.dilation,
-        groups=shape.in_channels,
-    ).numpy()
-    got = reference.depthwise_conv2d(shape, data.numpy(), weight.numpy())
-    np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-11)
 
 
 # The error bound
@@ -158,10 +137,3 @@ def test_the_bound_is_tight(dtype, layout):
             total = total + reference.depthwise_conv2d(shape, data, alone)
             total = total.astype(np.float32).astype(data.dtype).astype(np.float64)
         assert (np.abs(total - expected) > bound).any()
-
-
-@pytest.mark.parametrize(("dtype", "size"), DTYPES.items())
-def test_numpy_has_every_dtype(dtype, size):
-    found = reference.numpy_dtype(dtype)
-    assert found.name == dtype
-    assert found.itemsize == size

@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import tvm
 
 import dwtir
-from dwtir import InvalidScheduleError, InvalidTargetError, Target
+from dwtir import InvalidScheduleError, InvalidTargetError
 from dwtir.schedules import SharedTile
 from dwtir.target import KNOWN_GPUS, resolve
 from dwtir.threads import physical_cores
@@ -55,15 +55,10 @@ def test_targets_as_mappings_and_of_tvm():
     ("target", "message"),
     [
         ("tpu", r"unknown target 'tpu'; allowed are 'cuda', .*'nvidia-h200'"),
-        ("", "unknown target ''"),
         ("cuda:x", "unknown target 'cuda:x'"),
-        ("cuda:", "unknown target 'cuda:'"),
-        ("sm_", "needs its architecture"),
         ("sm_ninety", "needs its architecture"),
         ({}, "kind must be cuda, llvm or opencl, got None"),
-        ({"kind": "metal"}, "kind must be cuda, llvm or opencl, got 'metal'"),
         ({"kind": "cuda"}, "needs its architecture, such as 'sm_90', got arch=None"),
-        ({"kind": "cuda", "arch": 90}, "got arch=90"),
         (
             {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 0},
             "max_threads_per_block must be a positive integer, got 0",
@@ -72,7 +67,6 @@ def test_targets_as_mappings_and_of_tvm():
             {"kind": "opencl", "max_shared_memory_per_block": "48k"},
             "shared_bytes_per_block must be a positive integer, got '48k'",
         ),
-        ({"kind": "opencl", "thread_warp_size": True}, "warp_size must be a positive integer"),
         (3, "got int"),
     ],
 )
@@ -88,12 +82,6 @@ def test_a_small_device_refuses_large_blocks():
         dwtir.build(SHAPE, SharedTile(thread_y=8, thread_x=16), target=small)
 
 
-def test_an_architecture_that_nvrtc_does_not_know_is_refused():
-    kernel = dwtir.build(SHAPE, target="sm_31")
-    with pytest.raises(InvalidTargetError, match="does not know the architecture sm_31"):
-        kernel.resources()
-
-
 def test_without_a_gpu_the_cpu_is_the_default():
     out = python(
         "import dwtir\n"
@@ -106,12 +94,6 @@ def test_without_a_gpu_the_cpu_is_the_default():
         PYTHONWARNINGS="error",
     )
     assert "To fix it" in out
-
-
-def test_a_target_is_a_value():
-    target = resolve("cpu")
-    assert Target(**asdict(target)) == target
-    assert hash(target) == hash(resolve("cpu"))
 
 
 def test_the_cpu_uses_the_cores_it_may():

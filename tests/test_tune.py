@@ -211,9 +211,8 @@ class _WorkerHere(Channel):
         pass
 
 
-def test_builds_that_take_too_long_cost_no_session(tmp_path, monkeypatch):
-    slow = open_search("random", task(LAYER), resolve("cpu"), 0).propose(7)[1:]
-    manual = Cpu.choose(task(LAYER).shape, resolve("cpu"))
+def released_from_compiling(monkeypatch, slow, manual):
+    """Let the slow ones compile only after the event, and the choice by hand not at once."""
     released = threading.Event()
 
     def compile_slowly(*given):
@@ -224,6 +223,13 @@ def test_builds_that_take_too_long_cost_no_session(tmp_path, monkeypatch):
         return compile_kernel(*given)
 
     monkeypatch.setattr(worker, "compile_kernel", compile_slowly)
+    return released
+
+
+def test_builds_that_take_too_long_cost_no_session(tmp_path, monkeypatch):
+    slow = open_search("random", task(LAYER), resolve("cpu"), 0).propose(7)[1:]
+    manual = Cpu.choose(task(LAYER).shape, resolve("cpu"))
+    released = released_from_compiling(monkeypatch, slow, manual)
     monkeypatch.setattr(worker, "_BUILD_SECONDS", 0.2)
     channels = []
 
@@ -263,16 +269,7 @@ class _Untimed(testbed.Testbed):
 def test_a_slow_build_keeps_no_other_from_its_turn(monkeypatch):
     shape = task(LAYER).shape
     manual, slow, quick = SharedTile(), SharedTile(thread_y=16), SharedTile(thread_y=4)
-    released = threading.Event()
-
-    def compile_slowly(*given):
-        if given[-1] == slow:
-            released.wait()
-        if given[-1] == manual:
-            time.sleep(0.5)
-        return compile_kernel(*given)
-
-    monkeypatch.setattr(worker, "compile_kernel", compile_slowly)
+    released = released_from_compiling(monkeypatch, [slow], manual)
     hands = Worker(_Untimed)
     about = {"shape": str(shape), "epilogue": [], "target": asdict(GPU), "threads": 3}
     assert "cause" not in hands.handle({"op": "task", **about})

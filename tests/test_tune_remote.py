@@ -262,10 +262,8 @@ def test_no_tracker():
     ("address", "message"),
     [
         ("0.0.0.0:9190", "must be loopback.*--allow-remote.*got '0.0.0.0'.*full remote code"),
-        ("10.0.0.1:9190", "must be loopback.*--allow-remote.*got '10.0.0.1'"),
         ("tracker.example:9190", "must be loopback.*got 'tracker.example'"),
         ("127.0.0.1", "HOST:PORT with a port from 1 to 65535, got '127.0.0.1'"),
-        ("127.0.0.1:0", "HOST:PORT with a port"),
         (":9190", "HOST:PORT with a port"),
     ],
 )
