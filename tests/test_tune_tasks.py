@@ -92,7 +92,7 @@ def test_a_network_of_the_suite_needs_no_library():
 
 
 def test_a_library_that_is_not_known():
-    with pytest.raises(InvalidShapeError, match="no network 'timm/hub/vgg'; it has .*timm/NAME"):
+    with pytest.raises(InvalidShapeError, match="no network 'timm/hub/vgg';"):
         network("timm/hub/vgg")
 
 
