@@ -28,35 +28,6 @@ def on_threads(func, block, threads=64):
     return sch
 
 
-def test_a_missing_barrier_shows():
-    @T.prim_func(s_tir=True)
-    def main(a: T.Buffer((4, 64), "float32"), out: T.Buffer((4, 64), "float32")) -> None:
-        for i, j in T.grid(4, 64):
-            with T.sblock("reverse"):
-                vi, vj = T.axis.remap("SS", [i, j])
-                out[vi, vj] = a[vi, 63 - vj]
-
-    sch = on_threads(main, "reverse")
-    block = sch.get_sblock("reverse")
-    stage = sch.cache_read(block, 0, "shared")
-    sch.compute_at(stage, sch.get_loops(block)[0], preserve_unit_loops=True)
-    sch.bind(sch.get_loops(stage)[-1], "threadIdx.x")
-    kernel = compile_opencl(sch.mod)
-    a = np.arange(256, dtype=np.float32).reshape(4, 64) + 1
-    out = np.zeros_like(a)
-    kernel(a, out)
-    assert np.array_equal(out, a[:, ::-1])
-    assert (kernel.grid, kernel.block, kernel.local_bytes) == ((4, 1, 1), (64, 1, 1), 256)
-
-    barrier = "barrier(CLK_LOCAL_MEM_FENCE);"
-    assert kernel.source.count(barrier) == 1
-    params = [("a", a.shape, "float32"), ("out", a.shape, "float32")]
-    source = kernel.source.replace(barrier, "")
-    without = OpenCLKernel(Lowered(source, kernel._launches, params))
-    without(a, out)
-    assert not np.array_equal(out, a[:, ::-1])
-
-
 # 16 bits
 
 
