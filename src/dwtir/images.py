@@ -7,10 +7,21 @@ from math import gcd, prod
 
 from .shape import DepthwiseConv2dShape
 
-__all__ = ["Images"]
+__all__ = ["Images", "is_small"]
 
 _BANKS = 4
 """Bytes of a bank of shared memory."""
+
+
+def is_small(shape: DepthwiseConv2dShape, most: int) -> bool:
+    """Tell whether it is one that `Images` is for, with 2 to so many pixels an image."""
+    sizes = shape.height * shape.width, shape.out_height * shape.out_width
+    return (
+        (shape.operation == "forward" or shape.stride == (1, 1))
+        and shape.channel_multiplier == 1
+        and min(sizes) > 1
+        and max(sizes) <= most
+    )
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from math import ceil, gcd, log2, prod
 from typing import TYPE_CHECKING, ClassVar
 
 from ..epilogue import Epilogue
-from ..images import Images
+from ..images import Images, is_small
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .banded_matrix import BandedMatrix
@@ -101,13 +101,9 @@ class SplitImage(Strategy):
 
     @classmethod
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
-        sizes = shape.height * shape.width, shape.out_height * shape.out_width
         return (
             super()._is_for(shape, target)
-            and (shape.operation == "forward" or shape.stride == (1, 1))
-            and shape.channel_multiplier == 1
-            and min(sizes) > 1
-            and max(sizes) <= _MOST_PIXELS
+            and is_small(shape, _MOST_PIXELS)
             and max(shape.width, shape.out_width) <= MAX_SUMS
             and prod(shape.kernel) <= _MOST_TAPS
             and shape.kernel[1] * shape.result_width <= MAX_UNROLLED
