@@ -55,7 +55,6 @@ from .tiles import (
     MAX_SIDE,
     REGISTERS,
     even_split,
-    even_tiles,
     with_value,
 )
 
@@ -372,8 +371,10 @@ def _band(bands: Bands) -> int:
 
 def _heights(shape: DepthwiseConv2dShape) -> list[int]:
     """List the rows of a tile that are worth trying; in rows of an odd width, even numbers too."""
-    heights = {*even_tiles(shape, 0, (1, 2, 4, 7, 8, 14))}
-    if Bands(shape, 1, 1).is_odd:
+    bands = Bands(shape, 1, 1)
+    part = -(-shape.result_height // bands.parts[0])
+    heights = {even_split(part, most) for most in (1, 2, 4, 7, 8, 14)}
+    if bands.is_odd:
         pairs = -(-shape.result_height // 2)
         heights |= {2 * even_split(pairs, most) for most in (1, 2, 4, 5, 6, 8, 10, 15)}
     return sorted(heights)
