@@ -4,13 +4,14 @@ import dataclasses
 import json
 import sys
 from copy import deepcopy
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 import dwtir
 from dwtir import ArgumentError, CompileError, InvalidShapeError, InvalidTargetError, ToolchainError
+from dwtir.bench import training
 from dwtir.bench.__main__ import main
 from dwtir.bench.inference import infer
 from dwtir.bench.network_row import NUDGED, NetworkRow, cells, fields
@@ -162,7 +163,7 @@ def test_wrong_results_are_found():
     with pytest.raises(CompileError, match=r"^it by dwtir: its error is 1.0e\+00, 1.0e-04 is"):
         infer(network, CPU, when="always", compiled=False, rounds=1)
     with pytest.raises(CompileError, match="the loss of step 1 of it in float32 is"):
-        train(network, CPU, batch=4, steps=2, rounds=1)
+        train(network, CPU, batch=4, steps=2, compiled=False, rounds=1)
 
 
 # Training
@@ -187,33 +188,54 @@ def test_replaced_layers_keep_their_parameters():
     torch.testing.assert_close(model[0](image), shared(image))
 
 
-def check_training(found, steps):
-    assert set(found.timings) == {"torch", "dwtir"}
-    assert set(found.losses) == {"torch", "dwtir", NUDGED}
+def check_training(found, steps, *ways):
+    assert found.notes == ()
+    assert set(found.timings) == {"torch", "dwtir", *ways}
+    assert set(found.losses) == {*found.timings, NUDGED}
     assert all(len(losses) == steps for losses in found.losses.values())
     assert found.losses["dwtir"][-1] < found.losses["dwtir"][0]
-    for way in ("dwtir", NUDGED):
-        difference = found.loss_difference(way)
-        assert difference < 0.05
+    assert all(found.loss_difference(way) < 0.05 for way in found.losses)
     assert (found.replaced, found.layers, found.share) == (2, 2, None)
 
 
+COMPILED = "torch.compile", "dwtir compile"
+
+
 @pytest.mark.parametrize(
-    ("precision", "layout"), [("float32", "NCHW"), ("bfloat16 autocast", "NHWC")]
+    ("precision", "layout", "ways"),
+    [
+        ("float32", "NCHW", ()),
+        pytest.param(
+            *("bfloat16 autocast", "NHWC", COMPILED), marks=pytest.mark.filterwarnings("default")
+        ),
+    ],
 )
-def test_training(network, precision, layout):
-    found = train(network, CPU, batch=4, precision=precision, layout=layout, steps=20, rounds=2)
-    check_training(found, 20)
+def test_training(network, precision, layout, ways):
+    form = {"precision": precision, "layout": layout, "compiled": bool(ways)}
+    check_training(train(network, CPU, batch=4, steps=20, rounds=2, **form), 20, *ways)
+
+
+def test_a_graph_begins_with_the_weights_that_there_were(monkeypatch):
+    def captured(step, pool):
+        step()
+        return SimpleNamespace(replay=step, pool=lambda: pool)
+
+    monkeypatch.setattr(training, "captured", captured)
+    images = torch.randn(4, *IMAGE)
+    eager, graph = (training._Trainer(module(), images, "float32") for _ in range(2))
+    assert graph.capture("pool") == "pool"
+    assert graph.curve(3) == eager.curve(3)
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_training_on_a_gpu(network, precision, layout):
     found = train(
         network, resolve("cuda"), batch=8, precision=precision, layout=layout, steps=20, rounds=2
     )
-    check_training(found, 20)
+    check_training(found, 20, "torch graph", "dwtir graph", *COMPILED)
 
 
 def test_training_that_cannot_be(network):
@@ -260,8 +282,10 @@ def test_a_row_compares_the_fastest_ways():
         "type": "float32",
         "layout": "NCHW",
         "torch ms": "4.000",
+        "torch graph ms": "-",
         "torch.compile ms": "3.000",
         "dwtir ms": "2.000~",
+        "dwtir graph ms": "-",
         "dwtir compile ms": "-",
         "ratio": "1.50x",
         "depthwise %": "25",
@@ -301,7 +325,8 @@ def library(monkeypatch):
 def test_the_command(tmp_path, capsys):
     command = ["network", "small", "--end-to-end", "--target", "cpu", "--rounds", "2"]
     path = tmp_path / "rows.json"
-    forms = ["--eager", "--batch", "1", "2", "--when", "always", "--json", str(path)]
+    command += ["--eager"]
+    forms = ["--batch", "1", "2", "--when", "always", "--json", str(path)]
     assert main([*command, *forms]) == 0
     printed = capsys.readouterr().out
     found = json.loads(path.read_text())

@@ -330,6 +330,14 @@ def test_bands_of_an_image_have_one_code(text):
     assert len(one_row) < len(two_rows)
 
 
+def test_small_results_have_a_place_of_their_own():
+    shape = DepthwiseConv2dShape.parse("2x1x17x11_k5x1_d4")
+    taken = dwtir.build(shape, SplitImage(32, 1, 1), target="nvidia-h200").resources().shared_bytes
+    assert 17 * 11 * 32 * 4 + 11 * 32 * 4 <= taken <= Images(shape, 32, 1, 1).shared_bytes
+    with pytest.raises(dwtir.InvalidScheduleError, match="shared bytes"):
+        dwtir.build(shape, SplitImage(32, 2, 1), target="nvidia-h200")
+
+
 def kernel_names(source):
     return set(re.findall(r"__global__ void.* (\w+)\(", source))
 

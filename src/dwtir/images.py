@@ -9,8 +9,8 @@ from .shape import DepthwiseConv2dShape
 
 __all__ = ["Images", "is_small"]
 
-_BANKS = 4
-"""Bytes of a bank of shared memory."""
+_ALIKE = 16
+"""How many times as large one of two buffers may be that TVM puts in one place."""
 
 
 def is_small(shape: DepthwiseConv2dShape, most: int) -> bool:
@@ -113,6 +113,7 @@ class Images:
         """Bytes of shared memory: the images and, in their place, the results; and the weights."""
         if self.shape.layout == "NHWC":
             return 0
-        pixels = max(self.stride(prod(self.source)), self.stride(prod(self.result)))
+        less, more = sorted(self.stride(prod(size)) for size in (self.source, self.result))
+        pixels = more if more <= _ALIKE * less else more + less
         images = self.images * self.channels * pixels * self.shape.itemsize
         return -(-images // 16) * 16 + self.channels * self.taps * 4

@@ -181,8 +181,6 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
         not worth the time.
     """
     search = current.get()
-    if search and search.elsewhere:
-        return search.elsewhere(search, source, arch, min_blocks)
     nvrtc = _bindings()
     _check_arch(nvrtc, arch)
     include = find_toolkit().include

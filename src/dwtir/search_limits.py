@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from .errors import CompileError, DwtirError
 
-if TYPE_CHECKING:
-    from .nvrtc import Cubin
-
 __all__ = [
-    "CompileElsewhere",
     "Limit",
     "SlowCompileError",
     "SpillError",
@@ -40,29 +36,16 @@ class Limit:
     ----------
     seconds : float
         After which NVRTC is told to stop; an old one goes on.
-    elsewhere : callable, optional
-        What compiles in place of this process: given the limit, and what
-        `nvrtc.compile_cubin` is given.
     """
 
-    def __init__(self, seconds: float, elsewhere: CompileElsewhere | None = None) -> None:
+    def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.elsewhere = elsewhere
         self.error: DwtirError | None = None
         self.flag = ctypes.create_string_buffer(2)
-        self.on_stop: Callable[[], object] | None = None
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether nobody waits any more."""
-        return bool(self.flag.value)
 
     def stop(self) -> None:
         """Tell NVRTC to stop, from any thread."""
         self.flag.value = b"!"
-        on_stop = self.on_stop  # the thread that compiles may take it back meanwhile
-        if on_stop is not None:
-            on_stop()
 
     def refuse(self, error: DwtirError) -> DwtirError:
         """Note why the candidate is refused, for `for_search` to raise."""
@@ -81,8 +64,6 @@ class Limit:
             SlowCompileError(f"NVRTC was stopped, after {self.seconds:g} s at the latest")
         )
 
-
-CompileElsewhere: TypeAlias = "Callable[[Limit, str, str, int | None], Cubin]"
 
 current: ContextVar[Limit | None] = ContextVar("current", default=None)
 """The limit of the search that a kernel is compiled for, if any."""

@@ -63,7 +63,8 @@ def _rows(
         common |= {"batch": batch, "layout": layout}
         if options.train:
             for precision in PRECISIONS:
-                yield train(network, target, precision=precision, steps=options.steps, **common)
+                form = {"precision": precision, "steps": options.steps}
+                yield train(network, target, compiled=not options.eager, **form, **common)
             continue
         for dtype in options.dtype:
             form = {"dtype": dtype, "when": options.when, "compiled": not options.eager}
@@ -92,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dwtir.bench network NAME ... --end-to-end",
         description="Run whole networks by PyTorch, and with dwtir's kernels in them, in turns, "
-        "after a check of the results. On a GPU, inference runs in CUDA graphs.",
+        "after a check of the results. On a GPU all run in CUDA graphs, training without too.",
     )
     parser.add_argument("what", nargs="+", metavar="network NAME", help="of timm or torchvision")
     parser.add_argument("--end-to-end", action="store_true", required=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from .rounds import in_short, in_turns
 from .share import depthwise_share
 from .timers import LaunchTimer, Timer, open_timer
 
-__all__ = ["FORMATS", "infer", "timed"]
+__all__ = ["FORMATS", "captured", "infer", "timed"]
 
 FORMATS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 """The layouts of images, as torch names them."""
@@ -143,15 +145,26 @@ class _Run:
 
     def capture(self) -> None:
         """Let a CUDA graph run it from now on."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self.once()  # what is built, loaded or chosen at a first call
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            self.once()
-        self._graph = graph
+        self._graph = captured(self.once)
+
+
+def captured(run: Callable[[], None], pool: Any = None) -> Any:
+    """Return a CUDA graph of a run; those with the `pool` of another may not run at once."""
+    stream, graph = _stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # what is built, loaded or chosen at first
+            run()
+        gc.collect()  # a kernel that is unloaded during a capture ends it
+        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+            run()
+    return graph
+
+
+@cache
+def _stream() -> Any:
+    """Make the stream of all captures, for only on one do they share memory."""
+    return torch.cuda.Stream()
 
 
 def _checked(

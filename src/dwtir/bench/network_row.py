@@ -13,8 +13,11 @@ from .row import is_wide
 
 __all__ = ["NUDGED", "WAYS", "NetworkRow", "cells", "fields"]
 
-WAYS = ("torch", "torch.compile", "dwtir", "dwtir compile")
-"""The network as it is and with our kernels, each run by eager PyTorch and compiled."""
+WAYS = ("torch", "torch graph", "torch.compile", "dwtir", "dwtir graph", "dwtir compile")
+"""The network as it is and with our kernels: eager, by a CUDA graph, compiled.
+
+On a GPU all of inference is by graphs, of training the latter two.
+"""
 
 NUDGED = "torch nudged"
 """PyTorch from weights that differ by a rounding, whose losses tell how fast roundings grow."""

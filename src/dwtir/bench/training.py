@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..nn import replace
 from ..nn.chain import is_depthwise
 from ..target import Target
 from .contenders import Contender, convolutions
-from .inference import FORMATS, timed
+from .inference import FORMATS, captured, timed
 from .network_row import NUDGED, NetworkRow
 from .networks import Network, seeded
 from .rounds import in_short
@@ -30,6 +31,9 @@ _ROUNDING = 2.0**-23
 
 _RATE, _MOMENTUM = 0.01, 0.9
 
+_COMPILE = {"fallback_random": True}
+"""Random numbers are eager PyTorch's, so that losses can be compared."""
+
 
 def train(
     network: Network,
@@ -39,12 +43,14 @@ def train(
     precision: str = "float32",
     layout: str = "NCHW",
     steps: int = 50,
+    compiled: bool = True,
     rounds: int = 7,
     patience: float = 0.0,
 ) -> NetworkRow:
     """Train a network by PyTorch, and with our layers in it, on the same images.
 
-    A step is forward, cross entropy, backward and SGD, by eager PyTorch. First both are
+    A step is forward, cross entropy, backward and SGD, by eager PyTorch, on a GPU as a CUDA
+    graph too, and by torch.compile, in a graph where it can be captured. First all are
     trained from the same weights, for the losses, and then steps are timed in turns. How
     fast roundings grow in the network is seen by PyTorch's losses from weights nudged by one.
 
@@ -60,6 +66,8 @@ def train(
         One of `PRECISIONS`.
     steps : int
         How many there are for the losses, at least 2.
+    compiled : bool
+        Whether both are run by torch.compile too.
     rounds : int
         How often each way is measured, in turns.
     patience : float
@@ -86,10 +94,16 @@ def train(
     with torch.no_grad():
         for parameter in nudged.parameters():
             parameter.mul_(1 + _ROUNDING)
-    trainers = {
-        "torch": _Trainer(model, images, precision),
-        "dwtir": _Trainer(own, images, precision),
-    }
+    models = {"torch": model, "dwtir": own}
+    if device == "cuda":
+        models |= {"torch graph": deepcopy(model), "dwtir graph": deepcopy(own)}
+    if compiled:
+        torch.compiler.reset()
+        models |= {
+            "torch.compile": torch.compile(deepcopy(model), options=_COMPILE),
+            "dwtir compile": torch.compile(deepcopy(own), options=_COMPILE),
+        }
+    trainers = {way: _Trainer(each, images, precision) for way, each in models.items()}
     try:
         losses = {
             "torch": trainers["torch"].curve(steps),
@@ -99,16 +113,12 @@ def train(
         raise ArgumentError(
             f"cannot train {network.name} in {precision} on {target.name}: {in_short(error)}"
         ) from error
-    losses["dwtir"] = trainers["dwtir"].curve(steps)
-    for number in range(2):
-        expected, loss = losses["torch"][number], losses["dwtir"][number]
-        if not abs(loss - expected) <= PRECISIONS[precision] * abs(expected):
-            raise CompileError(
-                f"the loss of step {number + 1} of {network.name} in {precision} is {loss:.6g}, "
-                f"that of PyTorch {expected:.6g}"
-            )
+    what = f"{network.name} in {precision}"
+    notes = _compare(what, trainers, losses, PRECISIONS[precision], graphs=device == "cuda")
     contenders = [
-        Contender(way, layout, trainer.call, trainer.result) for way, trainer in trainers.items()
+        Contender(way, layout, trainer.call, trainer.result)
+        for way, trainer in trainers.items()
+        if way in losses
     ]
     timings, load = timed(target, contenders, rounds, patience)
     return NetworkRow(
@@ -121,8 +131,53 @@ def train(
         replaced=replaced,
         layers=sum(map(is_depthwise, model.modules())),
         losses=losses,
+        notes=tuple(notes),
         load=load,
     )
+
+
+def _compare(
+    what: str,
+    trainers: Mapping[str, _Trainer],
+    losses: dict[str, list[float]],
+    allowed: float,
+    *,
+    graphs: bool,
+) -> list[str]:
+    """Add the losses of the other ways, by graphs if wanted; return what is left out, and why.
+
+    Raises
+    ------
+    CompileError
+        If one of the first losses with our kernels is not near what is expected.
+    """
+    expected = losses["torch"]
+    notes, pool = [], None
+    for way, trainer in trainers.items():
+        if way == "torch":
+            continue
+        if graphs and way != "dwtir":
+            try:
+                pool = trainer.capture(pool)
+            except Exception as error:  # what CUDA says to what no graph takes
+                notes.append(f"{way} is not in a CUDA graph: {in_short(error)}")
+                if way.endswith("graph"):
+                    continue
+        try:
+            found = trainer.curve(len(expected))
+            for number in range(2):
+                if not abs(found[number] - expected[number]) <= allowed * abs(expected[number]):
+                    raise CompileError(
+                        f"the loss of step {number + 1} of {what} is {found[number]:.6g} "
+                        f"by {way}, that of PyTorch {expected[number]:.6g}"
+                    )
+        except Exception as error:  # what torch.compile says to a model that it does not take
+            if way == "dwtir" or (way.startswith("dwtir") and isinstance(error, CompileError)):
+                raise
+            notes.append(f"{way}: {in_short(error)}")
+        else:
+            losses[way] = found
+    return notes
 
 
 class _Trainer:
@@ -133,20 +188,39 @@ class _Trainer:
         self._autocast = precision != "float32"
         self._optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=_MOMENTUM)
         self._labels = torch.arange(len(images), device=images.device)
+        self._graph: Any = None
         self._loss: Any = None
 
     def call(self, _: int) -> None:
         """Take a step on the only set of images."""
-        self._optimizer.zero_grad()
+        if self._graph is None:
+            self._step()
+        else:
+            self._graph.replay()
+
+    def _step(self) -> None:
+        self._optimizer.zero_grad()  # to None, so that graphs do not add to them
         device = self._images.device.type
         with convolutions(torch, cudnn=True):
-            with torch.autocast(device, torch.bfloat16, enabled=self._autocast):
+            with torch.autocast(device, torch.bfloat16, self._autocast, cache_enabled=False):
                 output = self._model(self._images)
             labels = self._labels % output.shape[1]
             loss = torch.nn.functional.cross_entropy(output.float(), labels)
             loss.backward()
         self._optimizer.step()
         self._loss = loss.detach()
+
+    def capture(self, pool: Any) -> Any:
+        """Let a CUDA graph take the steps, from the same weights; return its pool."""
+        before = deepcopy(self._model.state_dict())
+        try:
+            self._graph = captured(self._step, pool)
+        finally:
+            self._model.load_state_dict(before)
+            for state in self._optimizer.state.values():
+                for momentum in state.values():
+                    momentum.zero_()
+        return self._graph.pool()
 
     def result(self) -> np.ndarray[Any, Any]:
         """Return the last loss."""
@@ -158,5 +232,5 @@ class _Trainer:
         with seeded():
             for _ in range(steps):
                 self.call(0)
-                losses.append(self._loss)
+                losses.append(self._loss.clone())  # a graph writes to the same one again
         return [float(loss) for loss in losses]

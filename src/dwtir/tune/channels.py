@@ -37,18 +37,12 @@ class Channel(ABC):
 
 
 class PipeChannel(Channel):
-    """A worker process of this machine.
+    """A worker process of this machine: a line of JSON for each line of JSON."""
 
-    Parameters
-    ----------
-    module : str
-        What it runs: it answers a line of JSON on standard input by one on standard output.
-    """
-
-    def __init__(self, module: str = "dwtir.tune.worker") -> None:
+    def __init__(self) -> None:
         # A session of its own: Ctrl-C is for us, who then end the worker in good order.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", "dwtir.tune.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -85,15 +79,6 @@ class PipeChannel(Channel):
         except subprocess.TimeoutExpired:
             return "it closed its pipes"
         return f"signal {-code}" if code < 0 else f"exit status {code}"
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process has not ended."""
-        return self._process.poll() is None
-
-    def kill(self) -> None:
-        """End the worker, whose `call` in another thread fails then."""
-        self._process.kill()
 
     def close(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):

@@ -40,12 +40,11 @@ from ..epilogue import Epilogue
 from ..errors import CompileError, DeviceError, DwtirError, InvalidScheduleError
 from ..kernel import Kernel
 from ..schedules import Strategy
-from ..search_limits import CompileElsewhere, Limit, SlowCompileError, SpillError, for_search
+from ..search_limits import Limit, SlowCompileError, SpillError, for_search
 from ..shape import DepthwiseConv2dShape
 from ..target import Target, resolve
 from . import testbed
 from .channels import answer_lines
-from .compilers import Compilers
 from .outcome import Task
 from .testbed import Testbed, WrongResultError
 from .wire import strategy_from_json
@@ -89,20 +88,14 @@ class _Build:
         Where; the first to come is the first to begin.
     is_proposed : bool
         Whether it may be given up.
-    compile_elsewhere : callable
-        Takes NVRTC's part of what may be given up.
     """
 
     def __init__(
-        self,
-        build: Callable[[], Kernel],
-        threads: ThreadPoolExecutor,
-        is_proposed: bool,
-        compile_elsewhere: CompileElsewhere,
+        self, build: Callable[[], Kernel], threads: ThreadPoolExecutor, is_proposed: bool
     ) -> None:
         self._build, self.is_proposed = build, is_proposed
         self._begun: float | None = None
-        self._limit = Limit(_COMPILE_SECONDS, compile_elsewhere)
+        self._limit = Limit(_COMPILE_SECONDS)
         self.future: Future[Kernel] = threads.submit(self._run)
 
     def _run(self) -> Kernel:
@@ -141,7 +134,6 @@ class Worker:
         self._is_here = open_testbed is testbed.open_testbed
         self._testbed: Testbed | None = None
         self._threads = ThreadPoolExecutor(1)
-        self._compilers = Compilers()
         self._building: list[_Build] = []
         self._kept: dict[Strategy, Kernel] = {}
 
@@ -187,9 +179,7 @@ class Worker:
         for job in message["jobs"]:
             build = functools.partial(self._build, job)
             is_proposed = job.get("proposed") is True
-            self._building.append(
-                _Build(build, self._threads, is_proposed, self._compilers.compile)
-            )
+            self._building.append(_Build(build, self._threads, is_proposed))
         return {}
 
     def _build(self, job: Mapping[str, Any]) -> Kernel:
