@@ -7,7 +7,7 @@ from math import gcd
 
 from .shape import DepthwiseConv2dShape
 
-__all__ = ["Strip", "apart", "has_pairs", "has_parts", "part_sizes"]
+__all__ = ["Strip", "apart", "has_parts", "part_sizes"]
 
 _RESIDUAL = 8
 """Registers that more than one row of a residual may take."""
@@ -33,23 +33,6 @@ def has_parts(shape: DepthwiseConv2dShape) -> bool:
     return all(
         padding % distance == 0 and distance <= size
         for padding, distance, size in zip(shape.padding, 2 * apart(shape), 2 * sizes, strict=True)
-    )
-
-
-def has_pairs(shape: DepthwiseConv2dShape) -> bool:
-    """Tell whether rows of an odd width can be loaded in pairs nevertheless.
-
-    They begin with an aligned pair and in the middle of one, in turn. Of what is read and what is
-    written the same rows do, and no pair lies half beyond the last image.
-    """
-    sizes = {(shape.height, shape.width), (shape.out_height, shape.out_width)}
-    return (
-        (shape.layout, shape.dtype, shape.channel_multiplier) == ("NCHW", "float32", 1)
-        and len(sizes) == 1
-        and shape.width % 2 == 1
-        and shape.height >= 4
-        and shape.batch * shape.in_channels * shape.height % 2 == 0
-        and apart(shape)[0] == 1
     )
 
 
@@ -88,21 +71,11 @@ class Strip:
         return self.vector // self.channels
 
     @property
-    def alternates(self) -> bool:
-        """Whether pairs begin a column later in every other row."""
-        return self.step == 2 and has_pairs(self.shape)
-
-    @property
     def store_step(self) -> int:
         """Columns of a store."""
         if self.shape.layout == "NHWC":
             return 1
         return gcd(16 // self.shape.itemsize, self.cols, self.shape.result_width)
-
-    @property
-    def stores(self) -> float:
-        """Stores of a row, on the average of two where they alternate."""
-        return (self.cols + 1) / 2 if self.alternates else self.cols // self.store_step
 
     @property
     def spread(self) -> int:
@@ -122,8 +95,8 @@ class Strip:
 
     @property
     def shift(self) -> int:
-        """Columns of a row before its first input, at the most."""
-        return 1 if self.alternates else -self.left % self.step
+        """Columns of a row before its first input."""
+        return -self.left % self.step
 
     def residual_rows(self, depth: int) -> int:
         """Count the rows of a residual that are loaded ahead, of a window of so many rows.

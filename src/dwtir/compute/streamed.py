@@ -56,7 +56,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     LOADED, STORE = strips.step, strips.store_step  # columns of a load and of a store
     HEIGHT, WIDTH = part_sizes(shape)
     SEGMENTS, STRIPS = -(-HEIGHT // rows) * DOWN, -(-WIDTH // cols) * RIGHT
-    REACH, SPREAD, ALTERNATES = strips.reach, strips.spread, strips.alternates
+    REACH, SPREAD = strips.reach, strips.spread
     dtype = shape.dtype
     is_float = dtype == "float32"
     AHEAD = D - 1 if is_float else D
@@ -123,59 +123,23 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
 
     def is_input(strip: Any, column: Any) -> Any:
         """Tell whether a column of a strip's window is in the image."""
-        first = T.floordiv(LEFT - column - ALTERNATES + cols - 1, cols)
+        first = T.floordiv(LEFT - column + cols - 1, cols)
         return tirx.all(first <= T.floordiv(strip, RIGHT), is_before(strip, column - LEFT, W))
 
     def is_output(strip: Any, column: Any) -> Any:
         return is_before(strip, column, RW)
 
-    def lead(d: Any) -> Any:
-        """Count the columns that a row of a thread is loaded from before its first input."""
-        return T.floormod(d + LEFT, 2) if ALTERNATES else LEAD
-
-    def flat(base: Any, turn: Any, down: Any, column: Any, width: int = 1) -> Any:
-        """Find an element, or an aligned pair, so many rows and columns from a pair of an image."""
-        pairs = base + turn * (D // 2 * W)
-        away = down * W + column
-        return pairs * 2 + away if width == 1 else (pairs + T.floordiv(away, 2)) * 2
-
-    def is_single(strip: Any, column: Any, later: Any) -> Any:
-        """Tell whether a column is in no pair of a strip, or the image ends in its pair."""
-        is_first = tirx.all(column == 0, T.floormod(later, 2) == 1)
-        is_last = tirx.all(T.floormod(later + column, 2) == 0, strip * cols + column == W - 1)
-        return tirx.any(is_first, is_last, tirx.all(column == cols - 1, T.floormod(later, 2) == 1))
-
-    def blank(raw: tirx.Buffer, d: Any, strip: Any) -> None:
-        """Take off what a row was loaded with from beside the image: from the row beside it."""
-        left = [(0, LEFT + (LEFT + 1) % 2 - 1)]
-        right = [(x, W - x * cols + LEFT + LEFT % 2) for x in range(STRIPS)]
-        for later, places in enumerate((right, left)):
-            for x, place in places:
-                if 0 <= place < LOADS * LOADED:
-                    value = raw[d, place, 0]
-                    is_beside = tirx.all(T.floormod(d, 2) == later, strip == x)
-                    T.buffer_store(raw, T.Select(is_beside, T.float32(0), value), [d, place, 0])
-
     unrolled = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
 
     @script.inline
     def load_row(data, raw, d, n, row, strip, vector):  # type: ignore[no-untyped-def]
-        """Load a strip's window of one row of the image, or of one of its last."""
+        """Load a strip's window of one row of the image, or of its last."""
         for j in T.unroll(LOADS):
             if is_input(strip, j * LOADED - LEAD):
                 for e in T.vectorized(strips.vector):
                     raw[place(j * LOADED, e, d)] = data[
                         spot(n, T.min(row, H - 1), strip, j * LOADED - (LEFT + LEAD), vector, e, M)
                     ]
-
-    @script.inline
-    def load_pairs(data, raw, strip, base, turn, down):  # type: ignore[no-untyped-def]
-        """Load a strip's window of one row in aligned pairs."""
-        for j in T.unroll(LOADS):
-            if is_input(strip, j * 2 - lead(down)):
-                for e in T.vectorized(2):
-                    at = T.meta_var(flat(base, turn, down, j * 2 - LEFT - lead(down), 2))
-                    raw[T.floormod(down, D), j * 2 + e, 0] = data[0, 0, 0, at + e]
 
     @script.inline
     def load_channels(operand, channels, place, vector):  # type: ignore[no-untyped-def]
@@ -205,7 +169,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
         for kw, j, v in T.grid(KW, cols, V):
             acc[KH - 1 - back, j, v] = (
                 acc[KH - 1 - back, j, v]
-                + (raw[d, j + kw * SPREAD + lead(d), v] if is_float else row[j + kw * SPREAD, v])
+                + (raw[d, j + kw * SPREAD + LEAD, v] if is_float else row[j + kw * SPREAD, v])
                 * wide[KH - 1 - back, kw, v]
             )
 
@@ -221,20 +185,6 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
             if is_output(strip, j * STORE):
                 for e in T.vectorized(STORE * V):
                     out[spot(n, row, strip, j * STORE, vector, e)] = result[place(j * STORE, e)]
-
-    @script.inline
-    def store_pairs(  # type: ignore[no-untyped-def]
-        acc, held, result, out, strip, base, turn, down
-    ):
-        """Store a row of a strip, in aligned pairs where it has them."""
-        for j in T.unroll(cols):
-            result[j, 0] = finish(acc[KH - 1, j, 0], held, 0, (j, 0))
-        for j in T.unroll(cols):
-            if j + 1 < cols and T.floormod(j + down, 2) == 0 and is_output(strip, j + 1):
-                for e in T.vectorized(2):
-                    out[0, 0, 0, flat(base, turn, down, j, 2) + e] = result[j + e, 0]
-            if is_output(strip, j) and is_single(strip, j, down):
-                out[0, 0, 0, flat(base, turn, down, j)] = result[j, 0]
 
     @script.prim_func(s_tir=True)
     def streamed() -> None:
@@ -258,25 +208,13 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                 last = T.sblock_alloc_buffer((max(1, BELOW), cols, V), dtype, scope="local")
                 result = T.sblock_alloc_buffer((cols, V), dtype, scope="local")
                 # Rows of the strip that read the image, by their place in its window.
-                # Where they alternate it begins with a pair, if need be with a row more.
-                early = T.meta_var(
-                    T.floormod((vn * C + vc) * H + T.max(first_row(vs), TOP) - TOP, 2)
-                    if ALTERNATES
-                    else 0
-                )
-                low = T.max(0, TOP - first_row(vs)) - early
+                low = T.max(0, TOP - first_row(vs))
                 high = T.min(rows + KH - 1, TOP + last_row(vs, H))
                 for d in T.serial(D, annotations=unrolled):
                     for j, v in T.grid(LOADS * LOADED, V):
                         raw[d, j, v] = T.cast(0, dtype)
-                base = T.meta_var(  # the first of these rows, in pairs
-                    T.floordiv(((vn * C + vc) * H + line(vs, low - TOP)) * W, 2) + vx * (cols // 2)
-                )
                 for d in T.unroll(AHEAD):
-                    if not ALTERNATES:
-                        load_row(data, raw, d, vn, line(vs, low + d - TOP), vx, vc)
-                    elif d > 0 or TOP <= low + first_row(vs):
-                        load_pairs(data, raw, vx, base, 0, d)
+                    load_row(data, raw, d, vn, line(vs, low + d - TOP), vx, vc)
                 if has_residual:
                     for d in T.unroll(ADDED):
                         at = T.meta_var(line(vs, low + d - (KH - 1)))
@@ -304,24 +242,21 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                                 for j in T.serial(REACH, annotations=unrolled):
                                     for v in T.serial(V):
                                         row[j, v] = T.cast(raw[d, j + LEAD, v], "float32")
-                            ahead = T.meta_var(line(vs, low + turn * D + d + AHEAD - TOP))
-                            if not ALTERNATES:
-                                slot = T.meta_var(T.floormod(d + AHEAD, D))
-                                load_row(data, raw, slot, vn, ahead, vx, vc)
-                            else:
-                                blank(raw, d, vx)
-                                if ahead < H:
-                                    load_pairs(data, raw, vx, base, turn, d + AHEAD)
+                            load_row(
+                                data,
+                                raw,
+                                T.floormod(d + AHEAD, D),
+                                vn,
+                                line(vs, low + turn * D + d + AHEAD - TOP),
+                                vx,
+                                vc,
+                            )
                             for back in T.serial(FIRST, annotations=unrolled):
                                 add_row(acc, raw, row, wide, d, back)
                             at = T.meta_var(line(vs, low + turn * D + d - (KH - 1)))
                             held = T.meta_var(hold(channels, added, T.floormod(d, ADDED)))
                             if KH - 1 <= low + turn * D + d:
-                                if ALTERNATES:
-                                    down = T.meta_var(d + TOP - (KH - 1))
-                                    store_pairs(acc, held, result, out, vx, base, turn, down)
-                                else:
-                                    store_row(acc, KH - 1, held, result, out, vn, at, vx, vc)
+                                store_row(acc, KH - 1, held, result, out, vn, at, vx, vc)
                             # Tested, for else it would be loaded where it is added.
                             if has_residual and KH - 1 - ADDED <= low + turn * D + d:
                                 load_residual(

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape
-from ..strips import Strip, apart, has_pairs, has_parts, part_sizes
+from ..strips import Strip, apart, has_parts, part_sizes
 from ..target import Target
 from .base import Strategy, varied, with_guesses
 from .channel_vector import ChannelVector
@@ -177,8 +177,6 @@ class RowStream(Strategy):
                 warps = -(-x * y // 32)
                 for together, depth in product(_WARPS, range(least, least + 3)):
                     tile = cls(rows, cols, vector, x, y, 1, max(1, together // warps), depth)
-                    if depth not in tile._depths(shape):
-                        continue
                     if together % warps == 0 and tile.is_promising(shape):
                         yield tile
 
@@ -213,8 +211,7 @@ class RowStream(Strategy):
     def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> RowStream:
         """Load fewer rows of inputs ahead where a residual's need the registers."""
         most = max(self._most_registers(shape), self._registers(shape))
-        depths = sorted(n for n in self._depths(shape) if _least_depth(shape) < n <= self.depth)
-        tiles = [replace(self, depth=n) for n in reversed(depths)]
+        tiles = [replace(self, depth=n) for n in range(self.depth, _least_depth(shape), -1)]
         fitting = (t for t in tiles if t._registers(shape) + t._residual(shape) <= most)
         if "residual" not in epilogue.steps:
             return self
@@ -226,9 +223,9 @@ class RowStream(Strategy):
         return strip.residual_rows(self.depth) * self.cols * strip.channels
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
-        vectors, depths = _vectors(shape), self._depths(shape)
+        least, vectors = _least_depth(shape), _vectors(shape)
+        self._require(least <= self.depth <= 4, "depth", self.depth, f"{least} to 4")
         self._require(self.vector in vectors, "vector", self.vector, f"one of {vectors}")
-        self._require(self.depth in depths, "depth", self.depth, f"one of {depths}")
         if shape.layout == "NCHW":
             self._require(self.cols % self.vector == 0, "vector", self.vector, "a divisor of cols")
         self._require(self.cols <= MAX_SIDE, "cols", self.cols, f"at most {MAX_SIDE}")
@@ -242,11 +239,6 @@ class RowStream(Strategy):
         )
         self._require(self.thread_z <= 64, "thread_z", self.thread_z, "at most 64")
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
-
-    def _depths(self, shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-        """List the depths there are: whole pairs of rows, where rows begin with a pair in turn."""
-        depths = range(_least_depth(shape), 5)
-        return tuple(n for n in depths if n % 2 == 0 or not self._strip(shape).alternates)
 
     def _strip(self, shape: DepthwiseConv2dShape) -> Strip:
         return Strip(shape, self.cols, self.vector)
@@ -306,7 +298,7 @@ class RowStream(Strategy):
         work = Stream(
             rows=(height + (segments - 1) * (kernel_h - 1)) / segments,
             multiply_adds=kernel_h * kernel_w * sums,
-            accesses=strip.loads + strip.stores,
+            accesses=strip.loads + self.cols // strip.store_step,
             conversions=inputs + sums / 2 if is_half else 0,
             pieces=self._pieces(shape),
             weights=kernel_h * kernel_w * (1 + strip.channels),
@@ -320,7 +312,7 @@ class RowStream(Strategy):
 
     def _stored_bytes(self, shape: DepthwiseConv2dShape) -> float:
         """Count the bytes of sectors that stores write, in NCHW some more than once."""
-        store = self.cols / self._strip(shape).stores
+        store = self._strip(shape).store_step
         often = min(self.cols, max(store, SECTOR // shape.itemsize)) / store
         return prod(shape.result_shape) * shape.itemsize * (often if shape.layout == "NCHW" else 1)
 
@@ -366,7 +358,7 @@ def _least_depth(shape: DepthwiseConv2dShape) -> int:
 
 def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
     if shape.layout == "NCHW":
-        return (1, 2) if has_pairs(shape) else divisors(shape.row_lanes)
+        return divisors(shape.row_lanes)
     channels, one = shape.result_channels, shape.channel_multiplier == 1
     return tuple(n for n in (1, 2, 4) if n == 1 or (one and channels % n == 0))
 

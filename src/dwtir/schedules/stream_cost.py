@@ -103,7 +103,7 @@ class Stream(NamedTuple):
 
     rows: float
     multiply_adds: int
-    accesses: float
+    accesses: int
     conversions: float
     pieces: float
     weights: int
