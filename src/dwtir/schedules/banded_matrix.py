@@ -86,7 +86,7 @@ _BLOCKS = (4, 1), (4, 3), (4, 4), (2, 1)
 # length doubles its time; warps of a scheduler that a wait takes as long as; and how much longer
 # all takes where a column has an even number of tiles, which is measured and not explained.
 _CLOCK, _LAUNCH, _BANDWIDTH, _WINDOW_BANDWIDTH = 1.755e9, 1.8e-6, 3.6e12, 4.4e12
-_START, _PRODUCT, _STORE, _CACHED, _WAIT, _EVEN_COLUMN = 30, 2.3, 1.75, 2200, 2.8, 0.25
+_START, _PRODUCT, _STORE, _CACHED, _WAIT, _EVEN_COLUMN = 50, 2.0, 1.75, 2200, 2.8, 0.25
 _PER_BAND = 2.5  # registers that the compiler takes, where it may
 _LEAST_ROWS = 8  # inputs of a tile's own; of less the model knows little
 
@@ -268,7 +268,8 @@ class BandedMatrix(Strategy):
         """
         bands, loads, products = self._counts(shape)
         pieces = (COLUMNS - gcd(COLUMNS, bands.across)) / bands.across + 1
-        stores = 4 * self.rows * sqrt(pieces) * pieces / (2 - shape.result_width % 2)
+        inside = shape.result_height / bands.down
+        stores = 4 * inside * sqrt(pieces) * pieces / (2 - shape.result_width % 2)
         warp = _START + _PRODUCT * bands.kernel_steps * products + _STORE * stores
         warp *= 1 + warp / _CACHED
 

@@ -390,7 +390,7 @@ def _heights(shape: DepthwiseConv2dShape) -> list[int]:
 
 def _widths(shape: DepthwiseConv2dShape) -> list[int]:
     _, width = part_sizes(shape)
-    widths = {even_split(width, n) for n in (2, 4, 5, 7, 8, 10, 14, 16)}
+    widths = {even_split(width, n) for n in (2, 3, 4, 5, 7, 8, 10, 14, 16)}
     if shape.layout == "NCHW":  # whole vectors too: the last may hang over
         lanes = shape.row_lanes
         widths |= {-(-width // lanes) * lanes for width in widths}
