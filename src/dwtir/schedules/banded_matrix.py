@@ -31,7 +31,8 @@ the whole kernel, the window goes by row after row. In rows of an odd width stor
 wait for many warps: `min_blocks` holds the registers down, and tiles are low.
 
 A zero of the band times an input that is not finite is NaN. An infinite input thus may make
-outputs NaN that do not see it, if it lies no more than 7 * SW + 15 columns beside what they see.
+outputs NaN that do not see it, if it lies no more than 7 * SW + 15 columns beside what they see,
+of those of a dilation's part.
 """
 
 from __future__ import annotations
@@ -81,10 +82,10 @@ _BLOCKS = (4, 1), (4, 3), (4, 4), (2, 1)
 """Warps of a block, and blocks at a time: the first alone where rows are even."""
 
 # Time in rows of an odd width, fitted to 302 kernels of 21 layers on an H200, 7 % from theirs on
-# the average: seconds of a launch; bytes a second, there and as the window's model has it; cycles
-# of a start, a product, and a store to one row of an image; cycles of a warp by which the code's
-# length doubles its time; warps of a scheduler that a wait takes as long as; and how much longer
-# all takes where a column has an even number of tiles, which is measured and not explained.
+# the average, and corrected by 21 of one more: seconds of a launch; bytes a second, there and as
+# the window's model has it; cycles of a start, a product, and a store to one row of an image; of a
+# warp by which the code's length doubles its time; warps of a scheduler that a wait takes as long
+# as; how much longer all takes where a column has an even number of tiles, which is not explained.
 _CLOCK, _LAUNCH, _BANDWIDTH, _WINDOW_BANDWIDTH = 1.755e9, 1.8e-6, 3.6e12, 4.4e12
 _START, _PRODUCT, _STORE, _CACHED, _WAIT, _EVEN_COLUMN = 50, 2.0, 1.75, 2200, 2.8, 0.25
 _PER_BAND = 2.5  # registers that the compiler takes, where it may
@@ -264,7 +265,7 @@ class BandedMatrix(Strategy):
     def _odd_cycles(self, shape: DepthwiseConv2dShape, target: Target) -> float:
         """Estimate the time in rows of an odd width, by the blocks that registers have room for.
 
-        Stores take most of it: one by one, and in as many rows of images as 8 tiles lie in.
+        Stores take most of it: one by one, of what lies in images, in as many rows as 8 tiles do.
         """
         bands, loads, products = self._counts(shape)
         pieces = (COLUMNS - gcd(COLUMNS, bands.across)) / bands.across + 1
