@@ -216,7 +216,9 @@ def test_the_tiles_of_odd_widths_leave_room_for_many_warps(about):
         ("1x2x3x2_k7x31_p4x30x2x1_float16_{}", True),
         ("3x1x14x14_k7x13_p3x6_float16_{}", False),
         ("2x1x6x4_k13x11_p3x5x9x2_float16_{}", False),
-        ("2x2x7x6_k5_p8_d4_float16_{}", False),
+        ("2x2x7x6_k5_p8_d4_float16_{}", False),  # in parts, and so are the next
+        ("1x3x9x10_k7x5_p6x4x5x3_d2_m2_float16_{}", False),
+        ("3x1x6x8_k5x3_p5x2_d3x2_float16_{}_dgrad", False),
     ],
 )
 def test_images_smaller_than_the_kernel(about, by_image, layout):
