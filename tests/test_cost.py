@@ -7,7 +7,14 @@ from hypothesis import given
 
 import dwtir
 from dwtir import DepthwiseConv2dShape, compute, nvrtc
-from dwtir.schedules import ChannelVector, RegisterWindow, RowStream, WholeImage, choose
+from dwtir.schedules import (
+    BandedMatrix,
+    ChannelVector,
+    RegisterWindow,
+    RowStream,
+    WholeImage,
+    choose,
+)
 from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touched
 from dwtir.schedules.tiles import MAX_SIDE
 from dwtir.target import resolve
@@ -179,7 +186,11 @@ def test_small_images_take_turns_where_blocks_come_one_after_the_other(layout):
     ("text", "tile"),
     [
         ("128x96x56x56_k5_p4_d2", RowStream(28, 4, 4, 14, 9, 1, 5, 4)),
-        ("128x96x53x53_k7_p3", RowStream(53, 4, 1, 14, 9, 1, 4, 3)),
+        ("128x96x53x53_k7_p3", RowStream(53, 3, 1, 18, 7, 1, 4, 4)),
+        ("128x48x56x56_k7_p3_m2", RowStream(56, 4, 4, 14, 9, 1, 4, 4)),
+        ("128x48x56x56_k7_p3_m2_nhwc", RowStream(56, 7, 1, 32, 1, 1, 12, 4)),
+        ("128x96x56x56_k7_p6_d2_float16", BandedMatrix(14, 7, 4, 1)),
+        ("64x256x55x55_k3_p1_float16", BandedMatrix(12, 3, 4, 4)),
         ("128x96x57x57_k5_p2_float16_nhwc", RowStream(57, 15, 1, 32, 1, 1, 12, 2)),
         ("64x251x56x56_k3_p1_float16_nhwc", ChannelVector(8, 8, 1, 251, 1, 1, 1)),
         ("128x90x56x56_k5_p2_nhwc", ChannelVector(7, 8, 1, 90, 1, 1, 5)),
@@ -189,7 +200,7 @@ def test_small_images_take_turns_where_blocks_come_one_after_the_other(layout):
     ],
 )
 def test_the_choice_is_the_fastest_measured(text, tile):
-    """Of parted images, and of widths and channels that no vector divides, on an H200."""
+    """Of parted images, multipliers, and what no vector divides, on an H200, or near."""
     assert choose(DepthwiseConv2dShape.parse(text), H200) == tile
 
 

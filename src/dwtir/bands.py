@@ -8,6 +8,10 @@ A tensor core multiplies 16 rows of 16 inputs by 16 rows of such a band. Its row
 tiles of the result: 8 columns, and `rows` rows, of which each takes a product for each
 row of the kernel. The tiles of a channel are numbered through all images, columns first,
 so that small images fill a product together.
+
+A dilation parts an image into as many images down, of every other row and so on, and an even one
+into two across. Tiles are of one part, and an even column lies in a product with the odd one
+beside it: what lies between a part's columns is loaded for the other part.
 """
 
 from __future__ import annotations
@@ -83,6 +87,21 @@ class Bands:
         )
 
     @property
+    def parts(self) -> tuple[int, int]:
+        """Parts of an image down and across, each a convolution with less of a dilation."""
+        shape = self.shape
+        if self.is_copied or self.is_odd or shape.stride != (1, 1):
+            return 1, 1
+        down, right = shape.dilation
+        return down, 1 + (right % 2 == 0 and self._padding(1) % 2 == 0)
+
+    @property
+    def dilation(self) -> tuple[int, int]:
+        """That is left in a part."""
+        (down, right), (rows, columns) = self.shape.dilation, self.parts
+        return down // rows, right // columns
+
+    @property
     def source_channels(self) -> int:
         """Channels of the images that are read."""
         return self.shape.out_channels if self.is_turned else self.shape.in_channels
@@ -108,8 +127,8 @@ class Bands:
     def depth_steps(self) -> int:
         """Products that a row of the kernel takes: of 16 inputs each, to the image's last."""
         shape, (_, width) = self.shape, self.source
-        span = (COLUMNS - 1) * shape.stride[1] + (shape.kernel[1] - 1) * shape.dilation[1]
-        return -(-min(self.shift + span + 1, self.left + width) // DEPTH)
+        span = (COLUMNS - 1) * shape.stride[1] + (shape.kernel[1] - 1) * self.dilation[1]
+        return -(-min(self.shift + span + 1, (self.left + width) // self.parts[1]) // DEPTH)
 
     @property
     def goes_by_image(self) -> bool:
@@ -138,7 +157,8 @@ class Bands:
     @property
     def down(self) -> int:
         """Tiles in a column of an image."""
-        return -(-self.shape.result_height // self.rows)
+        parts, _ = self.parts
+        return -(-self.shape.result_height // (self.rows * parts)) * parts
 
     @property
     def across(self) -> int:
@@ -147,20 +167,20 @@ class Bands:
         Of an odd width three are four, and so on, the last one empty: then 8 tiles lie in
         fewer rows, which costs less than what is stored one by one in more of them.
         """
-        tiles = -(-self.shape.result_width // COLUMNS)
+        tiles = -(-self.shape.result_width // (COLUMNS * self.parts[1]))
         return tiles + 1 if self.alternates and tiles % 4 == 3 else tiles
 
     @property
     def groups(self) -> int:
         """Groups of 16 tiles, for each channel."""
-        return -(-self.shape.batch * self.down * self.across // TILES)
+        return -(-self.shape.batch * self.down * self.across * self.parts[1] // TILES)
 
     def window_rows(self, kernel_rows: int) -> int:
         """Count the input rows that a tile reads in a step of so many rows."""
         shape = self.shape
         if self.goes_by_image:
             return kernel_rows
-        return (self.rows - 1) * shape.stride[0] + (kernel_rows - 1) * shape.dilation[0] + 1
+        return (self.rows - 1) * shape.stride[0] + (kernel_rows - 1) * self.dilation[0] + 1
 
     def band_rows(self, kernel_rows: int) -> int:
         """Count the rows of the kernel that a tile reads in a step of so many rows."""

@@ -50,8 +50,8 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     (H, W), (N, M) = bands.source, (shape.batch, shape.channel_multiplier)
     SC, RC = bands.source_channels, shape.result_channels
     OH, OW = shape.result_height, shape.result_width
-    (KH, KW), (SH, SW), (_, DW) = shape.kernel, shape.stride, shape.dilation
-    DH = shape.dilation[0]
+    (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, bands.dilation
+    DOWN, ACROSS = bands.parts
     R, ROWS, STEPS = bands.rows, bands.kernel_steps * bands.kernel_rows, bands.depth_steps
     PH, BH, BY_IMAGE = bands.window_rows(ROWS), bands.band_rows(ROWS), bands.goes_by_image
     TOP, LEFT, SHIFT = 0 if BY_IMAGE else bands.top, bands.left, bands.shift
@@ -67,19 +67,35 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     has_residual = "residual" in epilogue.operands(shape)
 
     def tile(group: Any, half: Any, lane: Any) -> tuple[Any, Any, Any]:
+        if ACROSS == 2:  # its halves are the parts
+            return bands.place(group * (TILES // 2) + lane // 4)
         return bands.place(group * TILES + half * 8 + lane // 4)
 
-    def is_inside(group: Any, row: Any, lane: Any, half: Any, one: Any) -> tirx.PrimExpr:
+    def turn(*place: Any) -> tuple[Any, ...]:
+        """Exchange half and place in a pair where two that lie side by side are of other halves."""
+        *others, half, one = place
+        return (*others, one, half) if ACROSS == 2 else place
+
+    def line(y: Any, row: Any, step: int = 1) -> Any:
+        """Find a row of a tile in an image."""
+        return (y // DOWN * (R * step) + row) * DOWN + y % DOWN
+
+    def side(column: Any, half: Any, one: Any) -> Any:
+        """Find a column of a part in an image."""
+        return (column + one) * 2 + half if ACROSS == 2 else column + one
+
+    def is_inside(group: Any, row: Any, lane: Any, *pair: Any) -> tirx.PrimExpr:
+        half, one = turn(pair[0], 0 if OW % 2 == 0 else pair[1])
         n, y, x = tile(group, half, lane)
-        column = x * COLUMNS + lane % 4 * 2 + (0 if OW % 2 == 0 else one)
-        return tirx.all(n < N, y * R + row < OH, column < OW)
+        return tirx.all(n < N, line(y, row) < OH, side(x * COLUMNS + lane % 4 * 2, half, one) < OW)
 
     def place(n: Any, channel: Any, row: Any, column: Any) -> tuple[Any, Any, Any, Any]:
         return (n, row, column, channel) if NHWC else (n, channel, row, column)
 
-    def element(group: Any, channel: Any, row: Any, lane: Any, half: Any, one: Any) -> Any:
+    def element(group: Any, channel: Any, row: Any, lane: Any, *pair: Any) -> Any:
+        half, one = turn(*pair)
         n, y, x = tile(group, half, lane)
-        return place(n, channel, y * R + row, x * COLUMNS + lane % 4 * 2 + one)
+        return place(n, channel, line(y, row), side(x * COLUMNS + lane % 4 * 2, half, one))
 
     def own(channel: Any, *others: Any) -> tuple[Any, ...]:
         return (*others, channel) if NHWC else (channel, *others)  # what is stored as a vector
@@ -107,12 +123,12 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         return (channel * (H % 2) + row + TOP + LEFT) % 2
 
     def pad(image: tirx.Buffer, channel: Any, group: Any, row: Any, step: Any, *place: Any) -> Any:
-        lane, further, half, one = place
+        lane, further, half, one = turn(*place)
         n, y, x = tile(group, half, lane)
-        row = y * (R * SH) + row
+        row = line(y, row, SH)
         first = x * (COLUMNS * SW) + step * DEPTH + further * 8 + lane % 4 * 2
-        tested = first if PAIRS else first + one
-        column = first + one - LEFT
+        tested = side(first, 0, one if ACROSS == 2 or not PAIRS else 0)
+        column = side(first, half, one) - LEFT
         return T.if_then_else(
             tirx.all(
                 *(n < N, TOP <= row, row < TOP + H),
@@ -200,7 +216,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
                 vc, vg, vih, vs, vl, vk, vm, ve = T.axis.remap(
                     "SSSSSSSS", [c, g, ih, s, lane, k, m, e]
                 )
-                window[vc, vg, vih, vs, vl, vk, vm, at_once(ve)] = load(
+                window[turn(vc, vg, vih, vs, vl, vk, vm, at_once(ve))] = load(
                     planes if COPIED else image, vc, vg, vih, vs, vl, vk, vm, ve
                 )
         for c, kh, s, lane, k, e in T.grid(RC, BH * KINDS, STEPS, 32, 2, 2):
@@ -260,7 +276,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.sblock("epilogue"):
                 vc, vg, vr, vl, vm, ve = T.axis.remap("SSSSSS", [c, g, r, lane, m, e])
                 rounded[own(vc, vg, vr, vl, vm, ve)] = finish(
-                    sums[vc, vg, vr, vm, vl, ve] if NHWC else acc[vc, vg, vr, vl, vm, ve],
+                    sums[vc, vg, vr, vm, vl, ve] if NHWC else acc[turn(vc, vg, vr, vl, vm, ve)],
                     operands | {"residual": held} if has_residual else operands,
                     vc,
                     own(vc, vg, vr, vl, vm, ve),

@@ -45,7 +45,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     (image_name, images), (_, weights) = shape.input_shapes.items()
     N, C, H, W = images if planes else (images[0], images[3], *images[1:3])
     RH, RW = shape.result_height, shape.result_width
-    KH, KW = shape.kernel
+    (KH, KW), M = shape.kernel, shape.channel_multiplier
     TURNED = shape.operation == "grad_data"
     DOWN, RIGHT = apart(shape)
     TOP, LEFT, LEAD = shape.padding[0] // DOWN, strips.left, strips.shift
@@ -77,7 +77,8 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     def tap(row: Any, column: Any, channel: Any) -> tuple[Any, ...]:
         if TURNED:
             row, column = KH - 1 - row, KW - 1 - column
-        return (channel, 0, row, column) if planes else (row, column, channel, 0)
+        own, result = T.floordiv(channel, M), T.floormod(channel, M)
+        return (own, result, row, column) if planes else (row, column, own, result)
 
     def first_row(segment: Any) -> Any:
         """Find the first row of a segment in its part of the image."""
@@ -91,10 +92,14 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
         """Count the rows from a segment's first to the end of its part of an image."""
         return T.floordiv(height - 1 - T.floormod(segment, DOWN), DOWN) + 1 - first_row(segment)
 
-    def spot(n: Any, row: Any, strip: Any, place: Any, vector: Any, lane: Any) -> tuple[Any, ...]:
+    def spot(
+        n: Any, row: Any, strip: Any, place: Any, vector: Any, lane: Any, results: int = 1
+    ) -> tuple[Any, ...]:
         """Find an element of a vector in an image, by its place in a strip."""
         column = (T.floordiv(strip, RIGHT) * cols + place) * RIGHT + T.floormod(strip, RIGHT)
-        return (n, vector, row, column + lane) if planes else (n, row, column, vector * V + lane)
+        if planes:
+            return n, T.floordiv(vector, results), row, column + lane
+        return n, row, column, T.floordiv(vector * V + lane, results)
 
     def place(column: Any, lane: Any, *of: Any) -> tuple[Any, ...]:
         """Find it among a thread's columns and channels."""
@@ -133,7 +138,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
             if is_input(strip, j * LOADED - LEAD):
                 for e in T.vectorized(strips.vector):
                     raw[place(j * LOADED, e, d)] = data[
-                        spot(n, T.min(row, H - 1), strip, j * LOADED - (LEFT + LEAD), vector, e)
+                        spot(n, T.min(row, H - 1), strip, j * LOADED - (LEFT + LEAD), vector, e, M)
                     ]
 
     @script.inline
@@ -188,7 +193,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
         weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
         operands = T.meta_var(declare())
         out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
-        for n, segment, strip, vector in T.grid(N, SEGMENTS, STRIPS, C // V):
+        for n, segment, strip, vector in T.grid(N, SEGMENTS, STRIPS, C * M // V):
             with T.sblock("stream"):
                 vn, vs, vx, vc = T.axis.remap("SSSS", [n, segment, strip, vector])
                 T.reads()

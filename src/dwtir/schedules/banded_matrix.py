@@ -31,7 +31,8 @@ the whole kernel, the window goes by row after row. In rows of an odd width stor
 wait for many warps: `min_blocks` holds the registers down, and tiles are low.
 
 A zero of the band times an input that is not finite is NaN. An infinite input thus may make
-outputs NaN that do not see it, if it lies no more than 7 * SW + 15 columns beside what they see.
+outputs NaN that do not see it, if it lies no more than 7 * SW + 15 columns beside what they see,
+of those of a dilation's part.
 """
 
 from __future__ import annotations
@@ -55,7 +56,6 @@ from .tiles import (
     MAX_SIDE,
     REGISTERS,
     even_split,
-    even_tiles,
     with_value,
 )
 
@@ -82,12 +82,12 @@ _BLOCKS = (4, 1), (4, 3), (4, 4), (2, 1)
 """Warps of a block, and blocks at a time: the first alone where rows are even."""
 
 # Time in rows of an odd width, fitted to 302 kernels of 21 layers on an H200, 7 % from theirs on
-# the average: seconds of a launch; bytes a second, there and as the window's model has it; cycles
-# of a start, a product, and a store to one row of an image; cycles of a warp by which the code's
-# length doubles its time; warps of a scheduler that a wait takes as long as; and how much longer
-# all takes where a column has an even number of tiles, which is measured and not explained.
+# the average, and corrected by 21 of one more: seconds of a launch; bytes a second, there and as
+# the window's model has it; cycles of a start, a product, and a store to one row of an image; of a
+# warp by which the code's length doubles its time; warps of a scheduler that a wait takes as long
+# as; how much longer all takes where a column has an even number of tiles, which is not explained.
 _CLOCK, _LAUNCH, _BANDWIDTH, _WINDOW_BANDWIDTH = 1.755e9, 1.8e-6, 3.6e12, 4.4e12
-_START, _PRODUCT, _STORE, _CACHED, _WAIT, _EVEN_COLUMN = 30, 2.3, 1.75, 2200, 2.8, 0.25
+_START, _PRODUCT, _STORE, _CACHED, _WAIT, _EVEN_COLUMN = 50, 2.0, 1.75, 2200, 2.8, 0.25
 _PER_BAND = 2.5  # registers that the compiler takes, where it may
 _LEAST_ROWS = 8  # inputs of a tile's own; of less the model knows little
 
@@ -265,11 +265,12 @@ class BandedMatrix(Strategy):
     def _odd_cycles(self, shape: DepthwiseConv2dShape, target: Target) -> float:
         """Estimate the time in rows of an odd width, by the blocks that registers have room for.
 
-        Stores take most of it: one by one, and in as many rows of images as 8 tiles lie in.
+        Stores take most of it: one by one, of what lies in images, in as many rows as 8 tiles do.
         """
         bands, loads, products = self._counts(shape)
         pieces = (COLUMNS - gcd(COLUMNS, bands.across)) / bands.across + 1
-        stores = 4 * self.rows * sqrt(pieces) * pieces / (2 - shape.result_width % 2)
+        inside = shape.result_height / bands.down
+        stores = 4 * inside * sqrt(pieces) * pieces / (2 - shape.result_width % 2)
         warp = _START + _PRODUCT * bands.kernel_steps * products + _STORE * stores
         warp *= 1 + warp / _CACHED
 
@@ -372,8 +373,10 @@ def _band(bands: Bands) -> int:
 
 def _heights(shape: DepthwiseConv2dShape) -> list[int]:
     """List the rows of a tile that are worth trying; in rows of an odd width, even numbers too."""
-    heights = {*even_tiles(shape, 0, (1, 2, 4, 7, 8, 14))}
-    if Bands(shape, 1, 1).is_odd:
+    bands = Bands(shape, 1, 1)
+    part = -(-shape.result_height // bands.parts[0])
+    heights = {even_split(part, most) for most in (1, 2, 4, 7, 8, 14)}
+    if bands.is_odd:
         pairs = -(-shape.result_height // 2)
         heights |= {2 * even_split(pairs, most) for most in (1, 2, 4, 5, 6, 8, 10, 15)}
     return sorted(heights)

@@ -114,8 +114,9 @@ class RowStream(Strategy):
     name: ClassVar[str] = "row_stream"
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
     device: ClassVar[str] = (
-        f"a GPU (with stride and channel_multiplier 1, at most {_MAX_TAPS} taps, and less padding "
-        "than the kernel's rows; a dilation that divides the padding, of no more than the image)"
+        f"a GPU (with stride 1, at most {_MAX_TAPS} taps, and less padding than the kernel's rows; "
+        "a dilation that divides the padding, of no more than the image; a gradient: with "
+        "channel_multiplier 1)"
     )
 
     rows: int
@@ -132,7 +133,7 @@ class RowStream(Strategy):
         return (
             super()._is_for(shape, target)
             and shape.stride == (1, 1)
-            and shape.channel_multiplier == 1
+            and (shape.operation == "forward" or shape.channel_multiplier == 1)
             and shape.kernel[0] * shape.kernel[1] <= _MAX_TAPS
             and max(shape.padding[0], shape.padding[2]) < shape.kernel[0] * apart(shape)[0]
             and has_parts(shape)
@@ -358,8 +359,8 @@ def _least_depth(shape: DepthwiseConv2dShape) -> int:
 def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
     if shape.layout == "NCHW":
         return divisors(shape.row_lanes)
-    channels = shape.result_channels
-    return tuple(n for n in (1, 2, 4) if channels % n == 0)
+    channels, one = shape.result_channels, shape.channel_multiplier == 1
+    return tuple(n for n in (1, 2, 4) if n == 1 or (one and channels % n == 0))
 
 
 def _threads(shape: DepthwiseConv2dShape, cols: int, vector: int) -> Iterator[tuple[int, int]]:
@@ -389,7 +390,7 @@ def _heights(shape: DepthwiseConv2dShape) -> list[int]:
 
 def _widths(shape: DepthwiseConv2dShape) -> list[int]:
     _, width = part_sizes(shape)
-    widths = {even_split(width, n) for n in (2, 4, 5, 7, 8, 10, 14, 16)}
+    widths = {even_split(width, n) for n in (2, 3, 4, 5, 7, 8, 10, 14, 16)}
     if shape.layout == "NCHW":  # whole vectors too: the last may hang over
         lanes = shape.row_lanes
         widths |= {-(-width // lanes) * lanes for width in widths}
