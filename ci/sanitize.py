@@ -21,10 +21,10 @@ from dwtir.target import resolve
 
 # Odd sizes, so that tiles hang over every edge; 8 channels make a vector of 16 bytes. The
 # large kernel takes the strategies' second way, row by row; the next is one that tensor
-# cores multiply, forward and backward, then whole images in registers, and a dilation.
+# cores multiply, forward and backward, then whole images in registers, a dilation, a multiplier.
 SIZES = (
     *("2x8x13x17_k3_psame", "1x8x19x18_k13_s2_psame", "2x4x11x14_k5_p2"),
-    *("5x20x7x7_k5_p2", "1x4x11x14_k3_p2_d2"),
+    *("5x20x7x7_k5_p2", "1x4x11x14_k3_p2_d2", "1x4x11x14_k3_p1_m2"),
 )
 ENDINGS = ("", "_dgrad", "_wgrad")
 EPILOGUE = "scale_shift+relu"
