@@ -124,10 +124,6 @@ WRONG_CALLS = {
         "data must be a NumPy array, a torch tensor or anything with __dlpack__, got list"
         "|OpenCL kernels take NumPy arrays, got list",
     ),
-    "batch": (
-        lambda d, w, b: (d[:1], w, b),
-        r"data must have shape \(2, 6, 9, 11\), got \(1, 6, 9, 11\)",
-    ),
     "torch's weight in NumPy": (
         lambda d, w, b: (d, w.reshape(12, 1, 3, 3), b),
         r"weight must have shape \(6, 2, 3, 3\), got \(12, 1, 3, 3\)",
@@ -138,7 +134,6 @@ WRONG_CALLS = {
         lambda d, w, b: (np.asfortranarray(d), w, b),
         "data must be contiguous; make a contiguous copy",
     ),
-    "broadcast": (lambda d, w, b: (d, w, np.broadcast_to(b[:1], (12,))), "bias must be contiguous"),
     "misaligned": (
         lambda d, w, b: (copied_past(d, 8), w, b),
         "data must start at a multiple of 16 bytes, got one 8 bytes past it",
