@@ -99,11 +99,6 @@ def test_tensors_of_unknown_libraries(kernel):
         kernel(Wrapped(data), *tensors[1:], out=Wrapped(out))
 
 
-def test_opencl_takes_numpy_arrays_only(opencl_kernel):
-    with pytest.raises(ArgumentError, match="OpenCL kernels take NumPy arrays, got"):
-        opencl_kernel(*[tvm.runtime.tensor(array) for array in tensors_of(opencl_kernel)])
-
-
 def copied_past(array, offset):
     moved = aligned(array.shape, array.dtype, offset)
     moved[...] = array
