@@ -97,14 +97,7 @@ def test_json_has_an_object_for_each_call():
     outcomes, events = json_events()
     task = ["begin", *["trial"] * 5, "note", "end"]
     assert [event["event"] for event in events] == [*task, *task, "fail", "close"]
-    assert events[0] == {
-        "event": "begin",
-        **NAMES,
-        "index": 1,
-        "count": 3,
-        "trials": 64,
-        "done": 1,
-    }
+    assert events[0] == {"event": "begin", **NAMES, "index": 1, "count": 3, "trials": 64, "done": 1}
     assert events[6] == {"event": "note", "text": "a worker died; a new one was started"}
     assert events[8]["trials"] is None
     assert events[8]["epilogue"] == "bias+relu"
