@@ -63,16 +63,7 @@ class Guarded:
 
 @dataclass(frozen=True)
 class Backend:
-    """One way to run a schedule.
-
-    Parameters
-    ----------
-    name : str
-    target : callable
-        Finds the target that its schedules are made for.
-    compile : callable
-        Makes a `Run` of a strategy, shape and epilogue.
-    """
+    """One way to run a schedule: which target it is made for, and what makes a `Run` of it."""
 
     name: str
     target: Callable[[], Target]

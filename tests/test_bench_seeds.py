@@ -75,11 +75,6 @@ def test_a_table_sets_both_ratios_side_by_side():
     assert library[1] == "PyTorch, here PyTorch"
 
 
-def test_without_a_gpu_nothing_is_pretended():
-    found = seeds.measure(resolve("cpu"), baselines=False, rounds=1)
-    assert found == dict.fromkeys(PUBLISHED_US, "needs a GPU")
-
-
 def test_the_command_shows_every_table(capsys):
     options = ("--target", "cpu", "--baselines", "none", "--warm", "--rounds", "1")
     out, _ = command(main, capsys)(*options, "seeds")

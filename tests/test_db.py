@@ -1,7 +1,6 @@
 """The tuning database as MetaSchedule sees it, and ``python -m dwtir.db`` as a process."""
 
 import json
-import warnings
 
 import numpy as np
 import pytest
@@ -88,12 +87,6 @@ def test_another_epilogue_takes_the_record_without_one(folder):
     steps = ("bias", "relu")
     found = db.query_schedule(module(SHAPE, *steps), CPU.tvm(), "main")
     assert found.mod.script() == script(SHAPE, TILE, *steps)
-    own = Record.measured(Cpu(1, 1, 1), SHAPE, CPU, [1e-6], epilogue=Epilogue(steps))
-    own.write(folder)
-    found = db.query_schedule(module(SHAPE, *steps), CPU.tvm(), "main")
-    assert found.mod.script() == script(SHAPE, Cpu(1, 1, 1), *steps)
-    found = db.query_schedule(module(), CPU.tvm(), "main")
-    assert found.mod.script() == script(SHAPE, TILE)
 
 
 def test_another_device_is_a_miss(folder):
@@ -157,25 +150,6 @@ def test_what_is_committed_is_a_record_if_it_is_better(tmp_path):
     with pytest.warns(database.RecordWarning, match="one of dwtir's strategies"):
         commit(foreign, 1e-9)
     assert Record.read(path).strategy == Cpu(2, 1, 2)
-
-
-def test_build_takes_good_records_and_names_bad_ones(folder, monkeypatch):
-    monkeypatch.setenv("DWTIR_TUNE_DB", str(folder))
-    assert dwtir.build(SHAPE, "tuned", target="cpu", on_miss="error").strategy == TILE
-    own = Record.measured(Cpu(1, 1, 1), SHAPE, CPU, [1e-6], epilogue=Epilogue(("relu",)))
-    own.write(folder)
-    assert dwtir.build(SHAPE, "tuned", epilogue="relu", target="cpu").strategy == Cpu(1, 1, 1)
-    assert dwtir.build(SHAPE, "tuned", epilogue="bias", target="cpu").strategy == TILE
-    path = folder / CPU.name / NAME
-    path.write_bytes(path.read_bytes()[:-20])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            assert dwtir.build(SHAPE, "tuned", target="cpu").strategy == Cpu.choose(SHAPE, CPU)
-            assert not TuneDB(folder, "cpu").has_workload(module())
-    kinds = [warning.category for warning in caught]
-    assert kinds.count(database.RecordWarning) == 1, "once a file"
-    assert str(path) in str(caught[0].message)
 
 
 # As a command

@@ -2,25 +2,20 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 from dwtir import cache, checks, cuda, doctor
+from processes import run
 
 
-def run_doctor(*argv, path=None, **environment):
+def run_doctor(*argv, status, path=None, **environment):
     """Run the doctor in a child process; modules in `path` come before the installed ones."""
     folders = [str(path or ""), os.environ.get("PYTHONPATH", "")]
-    child = subprocess.run(
-        [sys.executable, "-m", "dwtir.doctor", "--json", *argv],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))} | environment,
-        capture_output=True,
-        text=True,
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+    return json.loads(
+        run("-m", "dwtir.doctor", "--json", *argv, status=status, **environment).stdout
     )
-    assert child.returncode in (0, 1), child.stderr
-    return child.returncode, json.loads(child.stdout)
 
 
 def finding(report, name):
@@ -30,40 +25,35 @@ def finding(report, name):
 
 @pytest.fixture(scope="module")
 def healthy():
-    return run_doctor("--target", "opencl", CUDA_VISIBLE_DEVICES="")
+    return run_doctor("--target", "opencl", status=0, CUDA_VISIBLE_DEVICES="")
 
 
 def test_a_healthy_machine(healthy):
-    status, report = healthy
-    assert status == 0
-    assert (report["target"], report["works"]) == ("opencl", True)
+    assert (healthy["target"], healthy["works"]) == ("opencl", True)
     for name in ("Python", "platform", "apache-tvm", "apache-tvm-ffi", "numpy", "CPU", "OpenCL"):
-        assert finding(report, name)["status"] == "ok", report
-        assert finding(report, name)["required"]
-    assert "LLVM" in finding(report, "CPU")["detail"]
-    assert "ran a kernel" in finding(report, "OpenCL")["detail"]
+        assert finding(healthy, name)["status"] == "ok", healthy
+        assert finding(healthy, name)["required"]
+    assert "LLVM" in finding(healthy, "CPU")["detail"]
+    assert "ran a kernel" in finding(healthy, "OpenCL")["detail"]
 
 
 def test_nvrtc_is_checked_without_a_gpu(healthy):
-    _, report = healthy
     for name in ("CUDA runtime", "NVRTC", "CUDA headers"):
-        assert finding(report, name)["status"] == "ok", report
-        assert not finding(report, name)["required"]
+        assert finding(healthy, name)["status"] == "ok", healthy
+        assert not finding(healthy, name)["required"]
 
 
 def test_what_is_missing_has_a_remedy_and_what_works_has_none(healthy):
-    _, report = healthy
-    missing = [entry for entry in report["findings"] if entry["status"] != "ok"]
+    missing = [entry for entry in healthy["findings"] if entry["status"] != "ok"]
     assert "GPU" in [entry["name"] for entry in missing]
-    for entry in report["findings"]:
+    for entry in healthy["findings"]:
         assert bool(entry["remedy"]) == (entry["status"] != "ok"), entry
 
 
 def test_without_a_gpu_cuda_does_not_work(tmp_path):
     # Hides the driver of a machine that has one.
     (tmp_path / "libcuda.so.1").touch()
-    status, report = run_doctor("--target", "cuda", LD_LIBRARY_PATH=str(tmp_path))
-    assert status == 1
+    report = run_doctor("--target", "cuda", status=1, LD_LIBRARY_PATH=str(tmp_path))
     assert not report["works"]
     gpu = finding(report, "GPU")
     assert (gpu["status"], gpu["required"]) == ("missing", True)
@@ -75,8 +65,8 @@ def test_without_a_gpu_the_cpu_is_chosen_and_has_to_work(tmp_path):
     # Stands for a TVM that takes the process down, for one by an illegal instruction.
     (tmp_path / "tvm.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
     (tmp_path / "libcuda.so.1").touch()
-    status, report = run_doctor(path=tmp_path, LD_LIBRARY_PATH=str(tmp_path))
-    assert (status, report["target"]) == (1, "cpu")
+    report = run_doctor(status=1, path=tmp_path, LD_LIBRARY_PATH=str(tmp_path))
+    assert report["target"] == "cpu"
     cpu = finding(report, "CPU")
     assert (cpu["status"], cpu["detail"]) == ("broken", "crashed with SIGILL")
     assert "--force-reinstall" in cpu["remedy"]
@@ -84,8 +74,7 @@ def test_without_a_gpu_the_cpu_is_chosen_and_has_to_work(tmp_path):
 
 def test_an_exception_of_a_probe_is_a_finding(tmp_path):
     (tmp_path / "tvm.py").write_text("raise OSError('libLLVM.so: cannot open\\n  and more')\n")
-    status, report = run_doctor("--target", "cpu", path=tmp_path)
-    assert status == 1
+    report = run_doctor("--target", "cpu", status=1, path=tmp_path)
     assert finding(report, "CPU")["detail"] == "OSError: libLLVM.so: cannot open\n  and more"
 
 
@@ -97,8 +86,7 @@ def test_a_wrong_version_of_tvm_is_never_imported(tmp_path, package, version):
     metadata.parent.mkdir()
     metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
     (tmp_path / "tvm.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
-    status, report = run_doctor("--target", "cpu", path=tmp_path)
-    assert status == 1
+    report = run_doctor("--target", "cpu", status=1, path=tmp_path)
     assert not (tmp_path / "imported").exists()
     entry = finding(report, package)
     assert entry["status"] == "broken"
@@ -176,6 +164,6 @@ def test_an_unknown_target_is_a_usage_error():
 
 @pytest.mark.gpu
 def test_with_a_gpu_cuda_is_chosen_and_works():
-    status, report = run_doctor()
-    assert (status, report["target"]) == (0, "cuda"), report
+    report = run_doctor(status=0)
+    assert report["target"] == "cuda"
     assert "ran a kernel for sm_" in finding(report, "CUDA kernel")["detail"]

@@ -38,13 +38,6 @@ def test_each_step_has_its_tensors_in_order(epilogue, shape):
     assert epilogue.least_bytes(shape) == shape.itemsize * sum(map(prod, operands.values()))
 
 
-def test_bytes_by_hand():
-    shape = DepthwiseConv2dShape.parse("2x3x5x7_k3x2_m4_float16")
-    epilogue = Epilogue.of("bias+scale_shift+residual+silu")
-    assert list(epilogue.operands(shape)) == ["bias", "scale", "shift", "residual"]
-    assert epilogue.least_bytes(shape) == 2 * (12 + 12 + 12 + 2 * 12 * 3 * 6)
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [

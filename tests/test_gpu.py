@@ -43,16 +43,6 @@ def test_torch_tensors_in_and_out(dtype, layout):
     assert torch.equal(out, expected)
 
 
-def test_torchs_weight_is_taken_as_it_is():
-    import torch
-
-    data, weight, expected = tensors()
-    convolution = torch.nn.Conv2d(24, 24, 3, padding=1, groups=24, bias=False, device="cuda")
-    with torch.no_grad():
-        convolution.weight.copy_(weight.view_as(convolution.weight))
-        assert torch.equal(dwtir.build(SHAPE)(data, convolution.weight), expected)
-
-
 def test_runs_on_torchs_current_stream():
     """On another stream the kernel must wait for that stream's work and for no other's."""
     import torch

@@ -114,6 +114,7 @@ def test_schedules_by_name_and_as_objects():
         ("cpu", "opencl", "must be forward or grad_data in NCHW or NHWC on a CPU, got"),
         (Cpu(1, 1, 5), "cpu", "lanes must be one of"),
         (SharedTile(thread_y=64, thread_x=32), "opencl", "threads per block must be at most 1024"),
+        (SharedTile(vthread_y=16), "opencl", "virtual threads must be at most 8"),
         (SharedTile(padding="none"), "opencl", "padding must be 'staged' or 'inline', got none"),
     ],
 )

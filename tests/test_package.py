@@ -16,7 +16,7 @@ from processes import run
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(dwtir.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-EXTRAS = {"cuda", "opencl", "tune", "torch", "bench", "test", "dev"}
+EXTRAS = {"cuda", "opencl", "tune", "torch", "bench", "test", "lint", "dev"}
 
 
 def build(folder, function):

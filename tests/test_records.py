@@ -81,11 +81,6 @@ def test_the_trace_is_the_one_of_drawn_values():
     assert sch.mod.script() == schedule_for(SHAPE, Epilogue(), TILE).mod.script()
 
 
-def test_strategies_use_only_the_allowed_instructions(all_records):
-    for record in all_records:
-        traces.check_trace(record.trace)
-
-
 def test_the_trace_is_packed_in_the_file_and_may_be_plain(tmp_path):
     record = cpu_record()
     path = record.path_in(tmp_path)

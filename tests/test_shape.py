@@ -30,13 +30,6 @@ def test_the_text_form_names_the_shape_exactly(shape):
     assert re.fullmatch(r"[0-9a-z_]{1,150}", str(shape)), "not a file name on every system"
 
 
-@given(shapes(), shapes())
-def test_equal_texts_mean_equal_shapes(one, other):
-    assert (str(one) == str(other)) == (one == other)
-    if one == other:
-        assert hash(one) == hash(other)
-
-
 @given(shapes())
 def test_mapping_and_object_mean_the_same(shape):
     assert DepthwiseConv2dShape.of(asdict(shape)) == shape

@@ -23,12 +23,3 @@ def test_a_network_is_found_by_its_short_name():
     assert first.shape == DepthwiseConv2dShape.parse("1x32x112x112_k3_p1")
     with pytest.raises(InvalidShapeError, match="the suite has no network 'vgg'; allowed are"):
         suite.network("vgg")
-
-
-def test_the_articles_rows():
-    rows = suite.seed_rows()
-    assert len(rows) == 8
-    shape, published, source = rows[-1]
-    assert shape == DepthwiseConv2dShape.parse("3x4x16x32_k7_p3")
-    assert published["v4"] == 8.0
-    assert "2025" in source

@@ -3,17 +3,13 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import tvm
 
-import dwtir
-from dwtir import InvalidScheduleError, InvalidTargetError
-from dwtir.schedules import SharedTile
+from dwtir import InvalidTargetError
 from dwtir.target import KNOWN_GPUS, resolve
 from dwtir.threads import physical_cores
-from kernels import SHAPE
 from processes import python
 
 
@@ -73,13 +69,6 @@ def test_targets_as_mappings_and_of_tvm():
 def test_targets_that_do_not_exist(target, message):
     with pytest.raises(InvalidTargetError, match=message):
         resolve(target)
-
-
-def test_a_small_device_refuses_large_blocks():
-    target = resolve("opencl")
-    small = replace(target, max_threads_per_block=64)
-    with pytest.raises(InvalidScheduleError, match="threads per block must be at most 64"):
-        dwtir.build(SHAPE, SharedTile(thread_y=8, thread_x=16), target=small)
 
 
 def test_without_a_gpu_the_cpu_is_the_default():

@@ -15,7 +15,7 @@ from dwtir.target import KNOWN_GPUS
 from dwtir.tune.display import JsonDisplay, LiveDisplay, PlainDisplay, open_display
 from dwtir.tune.outcome import Outcome, Task, Trial, floor_seconds
 from dwtir.tune.plot import plot
-from processes import run
+from processes import python
 
 H200 = KNOWN_GPUS["nvidia-h200"]
 UNKNOWN = KNOWN_GPUS["tesla-t4"]
@@ -97,14 +97,7 @@ def test_json_has_an_object_for_each_call():
     outcomes, events = json_events()
     task = ["begin", *["trial"] * 5, "note", "end"]
     assert [event["event"] for event in events] == [*task, *task, "fail", "close"]
-    assert events[0] == {
-        "event": "begin",
-        **NAMES,
-        "index": 1,
-        "count": 3,
-        "trials": 64,
-        "done": 1,
-    }
+    assert events[0] == {"event": "begin", **NAMES, "index": 1, "count": 3, "trials": 64, "done": 1}
     assert events[6] == {"event": "note", "text": "a worker died; a new one was started"}
     assert events[8]["trials"] is None
     assert events[8]["epilogue"] == "bias+relu"
@@ -311,31 +304,18 @@ def test_the_plot_takes_what_is_not_known(tmp_path):
     assert (tmp_path / "best").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-MISSING = """
+WITHOUT_RICH = """
 import io, sys
-sys.modules["matplotlib"] = sys.modules["rich"] = None
-from pathlib import Path
-from dwtir.errors import ToolchainError
+sys.modules["rich"] = None
 from dwtir.tune.display import open_display
-from dwtir.tune.plot import plot
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-print(type(open_display(json=False, stream=Terminal())).__name__)
-try:
-    plot([], Path(sys.argv[1]))
-except ToolchainError as error:
-    print(error)
+stream = io.StringIO()
+stream.isatty = lambda: True
+print(type(open_display(json=False, stream=stream)).__name__)
 """
 
 
-def test_what_happens_without_the_extras(tmp_path):
-    path = tmp_path / "best.png"
-    assert run("-c", MISSING, path).stdout.splitlines() == [
-        "PlainDisplay",
-        "plots need matplotlib; pip install 'dwtir[bench]'",
-    ]
-    assert not path.exists()
+def test_a_terminal_without_rich_has_plain_lines():
+    assert python(WITHOUT_RICH) == "PlainDisplay"
 
 
 def test_the_grid_is_a_table():

@@ -231,10 +231,8 @@ def test_a_file_lists_layers(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "error", "reason"),
     [
-        ("1x8x9x9_k33", InvalidShapeError, "the output is empty"),
         (LAYER | {"kernle": 3}, InvalidShapeError, "unknown shape parameters ['kernle']"),
         (LAYER | {"layers": 0}, InvalidShapeError, "layers must be an integer >= 1, got 0"),
-        (LAYER | {"epilogue": "tanh"}, InvalidEpilogueError, "unknown epilogue step 'tanh'"),
         (LAYER | {"epilogue": 6}, InvalidEpilogueError, "an epilogue is None"),
         (7, InvalidShapeError, "a shape is a DepthwiseConv2dShape, its text form or"),
     ],
