@@ -85,6 +85,11 @@ class Epilogue:
     def __str__(self) -> str:
         return "+".join(self.steps) or "none"
 
+    @property
+    def waits(self) -> bool:
+        """Whether results wait in registers, for a residual or an exponential."""
+        return not {"residual", "silu", "gelu"}.isdisjoint(self.steps)
+
     def operands(self, shape: DepthwiseConv2dShape) -> dict[str, tuple[int, ...]]:
         """Name and shape of each tensor that the steps take, in the order of use."""
         return {

@@ -65,9 +65,9 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     has_residual = "residual" in epilogue.operands(shape)
     # Its rows are loaded ahead as well.
     ADDED = strips.residual_rows(D)
-    # A row with an epilogue leaves before others are added to, and has its registers for itself.
-    # In NCHW, where a thread has fewer of them in use, it is faster to wait for nobody.
-    FIRST = 1 if epilogue.steps and shape.layout == "NHWC" else KH
+    # What comes before a segment's first result is stored in its place, where all segments have
+    # one: a test parts what ptxas may do at a time.
+    UNTESTED = bool(epilogue.steps) and RH % DOWN == 0
 
     def hold(channels: tirx.Buffer, added: tirx.Buffer, row: Any) -> dict[str, Any]:
         """Find the operands of the epilogue where a thread has them."""
@@ -251,26 +251,24 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                                 vx,
                                 vc,
                             )
-                            for back in T.serial(FIRST, annotations=unrolled):
+                            for back in T.serial(KH, annotations=unrolled):
                                 add_row(acc, raw, row, wide, d, back)
-                            at = T.meta_var(line(vs, low + turn * D + d - (KH - 1)))
+                            done = T.meta_var(low + turn * D + d - (KH - 1))
+                            at = T.meta_var(line(vs, T.max(0, done) if UNTESTED else done))
                             held = T.meta_var(hold(channels, added, T.floormod(d, ADDED)))
-                            if KH - 1 <= low + turn * D + d:
+                            if UNTESTED or KH - 1 <= low + turn * D + d:
                                 store_row(acc, KH - 1, held, result, out, vn, at, vx, vc)
-                            # Tested, for else it would be loaded where it is added.
-                            if has_residual and KH - 1 - ADDED <= low + turn * D + d:
+                            # Tested as well, for else it would be loaded where it is added.
+                            if has_residual and (UNTESTED or KH - 1 - ADDED <= low + turn * D + d):
                                 load_residual(
                                     operands["residual"],
                                     added,
                                     T.floormod(d, ADDED),
                                     vn,
-                                    at + ADDED * DOWN,
+                                    line(vs, done) + ADDED * DOWN,
                                     vx,
                                     vc,
                                 )
-                            if FIRST < KH:
-                                for back in T.serial(FIRST, KH, annotations=unrolled):
-                                    add_row(acc, raw, row, wide, d, back)
                 if has_residual:
                     for below in T.unroll(BELOW):
                         at = T.meta_var(line(vs, high + below - (KH - 1)))

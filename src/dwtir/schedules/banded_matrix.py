@@ -38,7 +38,7 @@ of those of a dilation's part.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, gcd, inf, sqrt
 from typing import TYPE_CHECKING, ClassVar
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV, SBlockRV
+    from typing_extensions import Self
 
 __all__ = ["BandedMatrix", "place_residual"]
 
@@ -207,6 +208,13 @@ class BandedMatrix(Strategy):
             and products <= _MAX_PRODUCTS
             and not (bands.alternates and self._least(bands, needed) > self._has)
         )
+
+    def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Self:
+        """Take small blocks: others start while some end with an epilogue."""
+        bands, tile = self.bands(shape), replace(self, warps=min(2, self.warps), min_blocks=8)
+        is_even = bands.kernel_steps == 1 and not (bands.is_copied or bands.alternates)
+        fits = is_even and self.min_blocks == 1 and tile._least(bands, 0) <= tile._has
+        return tile if fits and epilogue.waits else self
 
     @property
     def _has(self) -> int:

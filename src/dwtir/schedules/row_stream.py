@@ -195,32 +195,25 @@ class RowStream(Strategy):
         }
         return with_guesses(values, cls.guesses(shape, target))
 
-    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
-        return self._registers(shape) <= self._most_registers(shape)
-
-    def _most_registers(self, shape: DepthwiseConv2dShape) -> int:
-        """Return the registers that a thread may count on, and by which ptxas may do with less."""
+    def is_promising(self, shape: DepthwiseConv2dShape, others: int = 0) -> bool:
         threads = self.thread_x * self.thread_y * self.thread_z
         warps = -(-threads // 32) * self.min_blocks
         registers = min(255, 64 // -(-warps // 4) * 8)
         slack = _SLACK if registers > 128 or shape.itemsize == 2 else _SLACK_OF_FEW
         if shape.layout == "NCHW":
             slack = _PLANES_SLACK_OF_LARGE if prod(shape.kernel) > 49 else _PLANES_SLACK
-        return registers + slack
+        return self._registers(shape) + others <= registers + slack
 
     def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> RowStream:
-        """Load fewer rows of inputs ahead where a residual's need the registers."""
-        most = max(self._most_registers(shape), self._registers(shape))
-        tiles = [replace(self, depth=n) for n in range(self.depth, _least_depth(shape), -1)]
-        fitting = (t for t in tiles if t._registers(shape) + t._residual(shape) <= most)
-        if "residual" not in epilogue.steps:
-            return self
-        return next(fitting, replace(self, depth=_least_depth(shape)))
+        """Load a row less ahead of results that wait, of halves; of float32, if it has to be.
 
-    def _residual(self, shape: DepthwiseConv2dShape) -> int:
-        """Count the registers of a residual."""
-        strip = self._strip(shape)
-        return strip.residual_rows(self.depth) * self.cols * strip.channels
+        In NCHW ptxas finds room for a residual.
+        """
+        strip, adds = self._strip(shape), "residual" in epilogue.steps and shape.layout == "NHWC"
+        residual = adds * strip.residual_rows(self.depth) * self.cols * strip.channels
+        if not epilogue.waits or (shape.itemsize == 4 and self.is_promising(shape, residual)):
+            return self
+        return replace(self, depth=max(_least_depth(shape), self.depth - 1))
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         least, vectors = _least_depth(shape), _vectors(shape)

@@ -107,9 +107,10 @@ class Window(Strategy):
         """
         if self.window != "tile" or not epilogue.steps:
             return self
-        most = blocks_at_a_time(self.counts(shape), self.min_blocks)
-        count = max(n for n in (self.min_blocks, *BLOCK_COUNTS) if n <= most)
-        return replace(self, min_blocks=count)  # type: ignore[type-var]
+        work = self.counts(shape)
+        count, least = blocks_at_a_time(work, self.min_blocks), registers_needed(work)
+        more = (n for n in BLOCK_COUNTS if n >= count and registers_for(work.threads, n) >= least)
+        return replace(self, min_blocks=next(more, count))  # type: ignore[type-var]
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
