@@ -66,8 +66,10 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     # Its rows are loaded ahead as well.
     ADDED = strips.residual_rows(D)
     # What comes before a segment's first result is stored in its place, where all segments have
-    # one: a test parts what ptxas may do at a time.
-    UNTESTED = bool(epilogue.steps) and RH % DOWN == 0
+    # one: a test parts what ptxas may do at a time. It is faster for float32. Of halves in NHWC a
+    # row leaves before others are added to, and has its registers for itself.
+    UNTESTED = bool(epilogue.steps) and RH % DOWN == 0 and is_float
+    FIRST = 1 if epilogue.steps and not is_float and not planes else KH
 
     def hold(channels: tirx.Buffer, added: tirx.Buffer, row: Any) -> dict[str, Any]:
         """Find the operands of the epilogue where a thread has them."""
@@ -251,7 +253,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                                 vx,
                                 vc,
                             )
-                            for back in T.serial(KH, annotations=unrolled):
+                            for back in T.serial(FIRST, annotations=unrolled):
                                 add_row(acc, raw, row, wide, d, back)
                             done = T.meta_var(low + turn * D + d - (KH - 1))
                             at = T.meta_var(line(vs, T.max(0, done) if UNTESTED else done))
@@ -269,6 +271,9 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                                     vx,
                                     vc,
                                 )
+                            if FIRST < KH:
+                                for back in T.serial(FIRST, KH, annotations=unrolled):
+                                    add_row(acc, raw, row, wide, d, back)
                 if has_residual:
                     for below in T.unroll(BELOW):
                         at = T.meta_var(line(vs, high + below - (KH - 1)))
