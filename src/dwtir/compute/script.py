@@ -95,6 +95,15 @@ class _Parser(Parser):  # type: ignore[misc]
         values = self.var_table.get() | (extra_vars or {})
         return self._value(node, values)
 
+    def eval_assign(
+        self, target: doc.AST, source: Any, bind_value: Any, allow_shadowing: bool = False
+    ) -> dict[str, Any]:
+        if not isinstance(target, doc.Name):
+            return super().eval_assign(target, source, bind_value, allow_shadowing)  # type: ignore[no-any-return]
+        bound = bind_value(self, target, target.id, source)
+        self.var_table.add(target.id, bound, allow_shadowing)
+        return {target.id: source}
+
     def _value(self, node: Any, values: dict[str, Any]) -> Any:
         """Evaluate an expression as TVM's evaluator does, operators by what TVM has them mean."""
 
@@ -131,6 +140,13 @@ class _Parser(Parser):  # type: ignore[misc]
                 return _eval_op(node.op, [value(node.operand)])
             case doc.Compare(ops=[op]):
                 return _eval_op(op, [value(node.left), *map(value, node.comparators)])
+            case doc.BoolOp():
+                found = value(node.values[0])
+                for part in node.values[1:]:
+                    if isinstance(found, bool) and found == isinstance(node.op, doc.Or):
+                        break
+                    found = _eval_op(node.op, [found, value(part)])
+                return found
             case _:
                 return eval_expr(self, node, values)
 
