@@ -228,6 +228,7 @@ def test_no_row_has_code_of_its_own(images, tile):
     [
         ("64x256x56x56_k3_p1_float16_nhwc", "scale_shift+silu"),
         ("128x96x56x56_k5_p2", "scale_shift+residual+relu"),
+        ("128x96x56x56_k5_p2_float16", "scale_shift+residual+relu"),
         ("128x96x56x56_k5_p2_float16_nhwc", "scale_shift+silu"),
         ("128x96x56x56_k5_p2_float16_nhwc", "scale_shift+residual+relu"),
         ("128x96x56x56_k7_p3", "scale_shift+residual+relu"),

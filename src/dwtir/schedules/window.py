@@ -101,7 +101,7 @@ class Window(Strategy):
         return cast("tuple[Self, ...]", _ranked(cls, shape, target))
 
     def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Self:
-        """Let as many blocks run at a time as without the epilogue.
+        """Let as many blocks run at a time as without the epilogue, or the next count above.
 
         Left more registers, ptxas fills them with the epilogue of many results at once.
         """
