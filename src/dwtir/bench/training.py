@@ -185,7 +185,7 @@ class _Trainer:
 
     def __init__(self, model: Any, images: Any, precision: str) -> None:
         self._model, self._images = model, images
-        self._autocast = precision != "float32"
+        self._autocast, self._cached = precision != "float32", True
         self._optimizer = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=_MOMENTUM)
         self._labels = torch.arange(len(images), device=images.device)
         self._graph: Any = None
@@ -202,7 +202,7 @@ class _Trainer:
         self._optimizer.zero_grad()  # to None, so that graphs do not add to them
         device = self._images.device.type
         with convolutions(torch, cudnn=True):
-            with torch.autocast(device, torch.bfloat16, self._autocast, cache_enabled=False):
+            with torch.autocast(device, torch.bfloat16, self._autocast, cache_enabled=self._cached):
                 output = self._model(self._images)
             labels = self._labels % output.shape[1]
             loss = torch.nn.functional.cross_entropy(output.float(), labels)
@@ -213,6 +213,7 @@ class _Trainer:
     def capture(self, pool: Any) -> Any:
         """Let a CUDA graph take the steps, from the same weights; return its pool."""
         before = deepcopy(self._model.state_dict())
+        self._cached = False  # a graph has to cast weights anew
         try:
             self._graph = captured(self._step, pool)
         finally:
