@@ -67,7 +67,7 @@ def _values(record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name in record:
         without = copy.deepcopy(record)
         del without[name]
-        if name != "seed":  # left out, it is 0
+        if name not in ("seed", "shape", "device"):  # left out, it is 0, or in the path
             yield f"without {name}", without
         for number, value in enumerate(WRONG):
             if name in ("trials", "seed") and type(value) is int and abs(value) < 2:

@@ -40,6 +40,8 @@ _FIELDS = (
 )
 _USUAL: dict[str, Any] = {"epilogue": "none", "target": {}, "seed": 0}
 """Fields that are in the file only where they are something else."""
+_PLACE = ("shape", "epilogue", "device")
+"""Fields that the file's path says; the file need not."""
 _VERSIONS = ("apache-tvm", "dwtir", "gpu", "driver", "cuda")
 """What the versions are of, in the order of the file's line: all of it, or the first two."""
 
@@ -160,7 +162,7 @@ class Record:
         return None if manual is None else manual / self.median_secs
 
     def as_json(self) -> dict[str, Any]:
-        """Return the record as JSON values; the file packs the trace and the versions."""
+        """Return the record as JSON values; the file packs some, and leaves to its path the rest."""
         found = {
             "schema": SCHEMA,
             "shape": self.shape.brief,
@@ -192,7 +194,13 @@ class Record:
             With the file and the reason.
         """
         try:
-            found = cls.from_json(files.read_json(path, MAX_BYTES))
+            values = files.read_json(path, MAX_BYTES)
+            if isinstance(values, dict):
+                name, *steps = path.stem.split("+")
+                shape = DepthwiseConv2dShape.parse(name).brief
+                place = shape, str(Epilogue(tuple(steps))), path.parent.name
+                values = dict(zip(_PLACE, place, strict=True)) | values
+            found = cls.from_json(values)
             for name, wanted, got in (
                 ("device", path.parent.name, found.device),
                 ("shape", path.name, file_name(found.shape, found.epilogue)),
@@ -310,7 +318,8 @@ class Record:
         self._check()
         path = self.path_in(folder)
         short = {"trace": packing.pack(self.trace), "versions": _line(self.versions)}
-        text = _pretty(self.as_json() | short).encode()
+        values = self.as_json() | short
+        text = _pretty({name: values[name] for name in values if name not in _PLACE}).encode()
         if len(text) > MAX_BYTES:
             raise RecordError(f"{path}: a record is at most {MAX_BYTES} bytes, got {len(text)}")
         path.parent.mkdir(parents=True, exist_ok=True)
