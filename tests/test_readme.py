@@ -48,14 +48,13 @@ def test_what_it_links_to_is_there():
 
 def test_the_example_of_a_record_is_one(tmp_path, monkeypatch):
     text = (ROOT / "tune_db" / "README.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^```json\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    ((name, example),) = re.findall(r"`(\S+/\S+)`:\n\n```json\n(.*?)^```$", text, re.M | re.DOTALL)
     record = json.loads(example)
-    shape = DepthwiseConv2dShape.parse(record["shape"])
-    path = tmp_path / record["device"] / f"{shape}.json"
+    path = tmp_path / name
     path.parent.mkdir()
     path.write_text(example)
     monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
-    target = Target(record["device"], "cuda", "sm_90", 132)
-    found = database.find(shape, target)
+    target = Target(path.parent.name, "cuda", "sm_90", 132)
+    found = database.find(DepthwiseConv2dShape.parse(path.stem), target)
     assert (found[0].name, found[0].parameters) == (record["strategy"], record["parameters"])
     assert found[1] == path

@@ -162,7 +162,7 @@ class Record:
         return None if manual is None else manual / self.median_secs
 
     def as_json(self) -> dict[str, Any]:
-        """Return the record as JSON values; the file packs some, and leaves to its path the rest."""
+        """Return the record as JSON values; the file packs some, and leaves others to its path."""
         found = {
             "schema": SCHEMA,
             "shape": self.shape.brief,
