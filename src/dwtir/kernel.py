@@ -185,13 +185,33 @@ class Kernel:
         self._launch(bound.arguments, inputs, out)
         return bound.result
 
-    def launch(self, *inputs: Any, out: Any) -> None:
-        """Compute from torch tensors, without the checks that compiled code does not make.
+    def launcher(self) -> Callable[..., None]:
+        """Return what computes from torch tensors, the inputs and ``out``, for many calls.
 
-        The caller knows that they are aligned, not negated and apart in memory, that nobody
-        wants a gradient of them, and that they have the shapes of ``input_shapes``.
+        It makes no checks but those of compiled code. The caller knows that the tensors are
+        aligned, not negated and apart in memory, that nobody wants a gradient of them, and that
+        they have the shapes of ``input_shapes``.
+
+        Raises
+        ------
+        ToolchainError
+            If the kernel was compiled for a GPU that is not here.
         """
-        self._launch(self._signature.arguments(inputs, out), inputs, out)
+        run, signature = self._run or self._cannot_run(), self._signature
+
+        def launch(*tensors: Any) -> None:
+            try:
+                run(*tensors)
+            except Exception:
+                signature.explain(tensors[:-1], tensors[-1])
+                raise
+
+        def look_and_launch(*tensors: Any) -> None:
+            *inputs, out = tensors
+            self._launch(signature.arguments(tuple(inputs), out), tuple(inputs), out)
+
+        is_alone = not self._on_gpu or sys.modules["torch"].cuda.device_count() == 1
+        return launch if is_alone and not self.info.workspace else look_and_launch
 
     def _launch(self, arguments: tuple[Any, ...], inputs: tuple[Any, ...], out: Any) -> None:
         run = self._run or self._cannot_run()

@@ -102,7 +102,9 @@ class Chain:
     @property
     def training(self) -> bool:
         """Whether any of the modules is in training."""
-        return any(module.training for module in (self.conv, *self.followers))
+        if self.followers:
+            return any(module.training for module in (self.conv, *self.followers))
+        return bool(self.conv.training)
 
     @property
     def sources(self) -> list[Tensor]:

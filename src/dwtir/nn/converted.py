@@ -77,14 +77,14 @@ class ConvertedForward:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_known": {}}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
         """Compute the convolution and its followers; in training, the convolution alone."""
-        (image,) = (*args, *kwargs.values())
-        chain, conv, key = self.chain, self.chain.conv, None
+        image, chain, conv, key = input, self.chain, self.chain.conv, None
         if chain.training:
             return type(conv).forward(conv, image)
         if not (torch.is_grad_enabled() or autocast(image)):
-            key = eager.key(image, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation)
+            weight, bias = conv.weight, conv.bias
+            key = eager.key(image, weight, bias, conv.stride, conv.padding, conv.dilation)
             known = None if key is None else self._known.get(key)
             if known is not None:
                 return known(image, self._weight(image), *self._operands(image.dtype))
@@ -140,9 +140,9 @@ class ConvertedForward:
     def _weight(self, image: Tensor) -> Tensor:
         """Return the weight in the image's type, and in memory as a kernel wants it."""
         weight = self.chain.conv.weight
-        last = memory_format(image) is torch.channels_last
-        if weight.dtype == image.dtype and not last:
+        if weight.dtype == image.dtype and image.is_contiguous():
             return weight
+        last = memory_format(image) is torch.channels_last
 
         def make() -> list[Tensor]:
             made = weight.to(image.dtype)

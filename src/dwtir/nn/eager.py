@@ -19,6 +19,12 @@ from .tensors import Tensor, arranged, forget_packed
 __all__ = ["Call", "Key", "calls", "fused", "key", "prepared"]
 
 _KINDS = (torch.Tensor, torch.nn.Parameter)
+_CONTIGUOUS, _CHANNELS_LAST = torch.contiguous_format, torch.channels_last
+_is_compiling = torch.compiler.is_dynamo_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_has_function_mode = torch._C._is_torch_function_mode_enabled
+_has_transforms = torch._C._are_functorch_transforms_active
+_is_tracing = torch._C._is_tracing
 
 Key: TypeAlias = tuple[Any, ...]
 
@@ -86,36 +92,35 @@ def key(image: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> K
     None says that it is for the operators: somebody but autograd looks at what is done, or
     the tensors are none of a CPU or a GPU, with memory of their own.
     """
-    if (
-        _is_watched(image)
-        or type(weight) not in _KINDS
-        or weight.is_neg()
-        or (bias is not None and (type(bias) not in _KINDS or bias.is_neg()))
-    ):
+    if _is_watched(image) or type(weight) not in _KINDS or weight.is_neg():
+        return None
+    if bias is not None and (type(bias) not in _KINDS or bias.is_neg()):
         return None
     try:
-        address = image.data_ptr() | weight.data_ptr() | (0 if bias is None else bias.data_ptr())
+        address = image.data_ptr() | weight.data_ptr()
+        if bias is not None:
+            address |= bias.data_ptr()
     except RuntimeError:  # sparse, or of a batch
         return None
     form = None
     if not address % ALIGNMENT and (bias is None or bias.is_contiguous()):
-        if not image.is_contiguous():
-            if image.is_contiguous(memory_format=torch.channels_last):
-                form = torch.channels_last
-        elif weight.is_contiguous():
-            form = torch.contiguous_format
+        if image.is_contiguous():
+            if weight.is_contiguous():
+                form = _CONTIGUOUS
+        elif image.is_contiguous(memory_format=_CHANNELS_LAST):
+            form = _CHANNELS_LAST
     return image.shape, weight.shape, bias is None, form, image.dtype, image.device, geometry
 
 
 def _is_watched(tensor: Tensor) -> bool:
     """Tell whether somebody looks at what is done with a tensor, or it is more than its memory."""
-    return bool(
-        torch.compiler.is_dynamo_compiling()
+    return (
+        _is_compiling()
         or type(tensor) not in _KINDS
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._is_torch_function_mode_enabled()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._is_tracing()
+        or _dispatch_modes() > 0
+        or _has_function_mode()
+        or _has_transforms()
+        or _is_tracing()
         or tensor.is_neg()
     )
 

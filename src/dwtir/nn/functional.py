@@ -17,6 +17,9 @@ __all__ = ["autocast", "depthwise_conv2d", "pair", "sides"]
 IntPair: TypeAlias = int | Sequence[int]
 PaddingArgument: TypeAlias = str | int | Sequence[int]
 
+_is_compiling = torch.compiler.is_dynamo_compiling
+_is_autocast = torch._C._is_any_autocast_enabled
+
 
 def depthwise_conv2d(
     input: Tensor,  # noqa: A002  # torch's name
@@ -65,8 +68,7 @@ def depthwise_conv2d(
     InvalidShapeError
         If the output would be empty, or is too large to index.
     """
-    dtype = autocast(input)
-    if dtype is not None:
+    if (_is_compiling() or _is_autocast()) and (dtype := autocast(input)) is not None:
         input, weight = input.to(dtype), weight.to(dtype)  # noqa: A001
         bias = None if bias is None else bias.to(dtype)
     key = eager.key(input, weight, bias, stride, padding, dilation)
@@ -101,7 +103,7 @@ def _geometry(
 
 def autocast(image: Tensor) -> torch.dtype | None:
     """Return the type that autocast, if it is on, wants a convolution to be computed in."""
-    if not (torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled()):
+    if not (_is_compiling() or _is_autocast()):
         return None
     device = image.device.type
     if device in DEVICES and torch.is_autocast_enabled(device) and image.dtype != torch.float64:

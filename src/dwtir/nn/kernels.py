@@ -170,31 +170,38 @@ def _prepared(
 
 def _image(kernel: Kernel, form: torch.memory_format) -> Callable[..., Tensor]:
     """Return what computes an image, or its gradient."""
-    launch, shape = kernel.launch, kernel.shape
-    weight_shape, several = shape.weight_shape, shape.channel_multiplier > 1
+    launch, shape = kernel.launcher(), kernel.shape
+    weight_shape = shape.weight_shape
     size = (shape.batch, shape.result_channels, shape.result_height, shape.result_width)
     strides = torch.empty(size, device="meta", memory_format=form).stride()
 
-    def compute(image: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
+    def of_channels_last(image: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
         out = image.new_empty_strided(size, strides)
-        if form is torch.channels_last:
-            weight = packed_weight(weight, weight_shape)
-        elif several:
-            weight = weight.view(weight_shape)
-        launch(as_layout(image, form), weight, *operands, out=as_layout(out, form))
+        weight = packed_weight(weight, weight_shape)
+        launch(as_layout(image, form), weight, *operands, as_layout(out, form))
         return out
 
-    return compute
+    def of_several(image: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
+        return compute(image, weight.view(weight_shape), *operands)
+
+    def compute(image: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
+        out = image.new_empty_strided(size, strides)
+        launch(image, weight, *operands, out)
+        return out
+
+    if form is torch.channels_last:
+        return of_channels_last
+    return of_several if shape.channel_multiplier > 1 else compute
 
 
 def _weight_gradient(kernel: Kernel, form: torch.memory_format) -> Callable[..., Tensor]:
     """Return what computes the gradient of the weight."""
-    launch, shape = kernel.launch, kernel.shape
+    launch, shape = kernel.launcher(), kernel.shape
     spatial = (*shape.kernel, shape.out_channels, 1)
 
     def compute(image: Tensor, grad_out: Tensor) -> Tensor:
         out = image.new_empty(shape.weight_shape)
-        launch(as_layout(image, form), as_layout(grad_out, form), out=out)
+        launch(as_layout(image, form), as_layout(grad_out, form), out)
         if form is torch.channels_last:
             return out.view(spatial).permute(2, 3, 0, 1)
         return out.view(shape.out_channels, 1, *shape.kernel)
