@@ -89,6 +89,8 @@ def _values(record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name in record["parameters"]:
         for value in (*HUGE, 4097, True, 1.0, "1", None, [1]):
             yield f"{name} {value!r}", changed("parameters", name, value=value)[1]
+    for line in ("1, 1", "1, 1, 1, 1", "1, 1, x", "1,1,1", "1, 1, 0", "9, 1, " + "9" * 5000):
+        yield f"parameters {line[:12]}", record | {"parameters": line}
     yield "no parameters", record | {"parameters": {}}
     yield "more parameters", record | {"parameters": record["parameters"] | {"x": 1}}
     for strategy in ("shared_tile", "magic", "__class__"):

@@ -56,5 +56,6 @@ def test_the_example_of_a_record_is_one(tmp_path, monkeypatch):
     monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
     target = Target(path.parent.name, "cuda", "sm_90", 132)
     found = database.find(DepthwiseConv2dShape.parse(path.stem), target)
-    assert (found[0].name, found[0].parameters) == (record["strategy"], record["parameters"])
+    line = ", ".join(map(str, found[0].parameters.values()))
+    assert (found[0].name, line) == (record["strategy"], record["parameters"])
     assert found[1] == path

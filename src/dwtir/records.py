@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -317,7 +317,11 @@ class Record:
         """
         self._check()
         path = self.path_in(folder)
-        short = {"trace": packing.pack(self.trace), "versions": _line(self.versions)}
+        short = {
+            "parameters": ", ".join(map(str, self.parameters.values())),
+            "trace": packing.pack(self.trace),
+            "versions": _line(self.versions),
+        }
         values = self.as_json() | short
         text = _pretty({name: values[name] for name in values if name not in _PLACE}).encode()
         if len(text) > MAX_BYTES:
@@ -343,6 +347,14 @@ def read_strategy(kind: object, parameters: object) -> Strategy:
     if not isinstance(kind, str) or kind not in STRATEGIES:
         got, allowed = traces.brief(kind), ", ".join(STRATEGIES)
         raise RecordError(f"unknown strategy {got}; allowed are {allowed}")
+    if isinstance(parameters, str):
+        names = [field.name for field in fields(STRATEGIES[kind])]  # type: ignore[arg-type]
+        values = parameters.split(", ")
+        if len(values) != len(names) or max(map(len, values)) > 20:
+            got = traces.brief(parameters)
+            raise RecordError(f"parameters must be {', '.join(names)} or an object, got {got}")
+        numbers = (int(value) if value.isdecimal() else value for value in values)
+        parameters = dict(zip(names, numbers, strict=True))
     if not isinstance(parameters, dict):
         raise RecordError(f"parameters must be an object, got {traces.brief(parameters)}")
     return STRATEGIES[kind].from_parameters(parameters)
