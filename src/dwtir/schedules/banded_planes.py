@@ -7,7 +7,7 @@ it leaves its float32 sums in the order of its tiles, and the third brings them 
     blockIdx.x = positions * channels              threads = positions, vectors of channels
       gathered[8 positions, 8 channels] = data or 0 or weight
       planes[8 channels, 8 positions] = gathered
-    blockIdx.x = c * (groups of 16 tiles / warps)
+    blockIdx.x = (groups of 16 tiles / warps) * c
       sums = products, as in `banded_matrix`
     blockIdx.x = tiles * channels                  threads = columns, vectors of channels
       out[8 channels] = epilogue(sums)
