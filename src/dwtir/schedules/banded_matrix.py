@@ -17,8 +17,8 @@ take longer: `claims` says from where on it pays.
 
 An input row is loaded for the lanes that multiply it, 4 bytes each, and serves all `rows`
 outputs above it. Lanes with the same inputs in a row hold neighbouring tiles, so that a warp
-loads whole cache lines. No shared memory. Blocks that run together have neighbouring channels, planes
-that lie side by side: by one channel of many images, memory took a tenth longer.
+loads whole cache lines. No shared memory. Blocks that run together have neighbouring channels,
+planes side by side: by one channel of many images, memory took a tenth longer.
 
 Rows of an odd width begin with an aligned pair and in the middle of one, in turn. So that all
 loads are pairs nevertheless, those of every other row begin a column earlier, and are multiplied
