@@ -29,11 +29,12 @@ from threading import Lock
 from tvm import tirx
 
 from ..bands import Bands
+from ..diagonals import Diagonals
 from ..epilogue import Epilogue
 from ..images import Images
 from ..shape import DepthwiseConv2dShape
 from ..strips import Strip
-from . import banded, forward, grad_data, grad_weight, split, streamed, whole
+from . import banded, diagonal, forward, grad_data, grad_weight, split, streamed, whole
 from .sizes import SLACK
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "SLACK",
     "banded_matrix",
     "depthwise_conv2d",
+    "diagonal_sums",
     "split_images",
     "streamed_rows",
     "whole_images",
@@ -76,6 +78,14 @@ def banded_matrix(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     with _parsing:
         func = banded.products(bands, epilogue)
     return _named(func, bands.shape, epilogue)
+
+
+@lru_cache(maxsize=64)
+def diagonal_sums(sizes: Diagonals) -> tirx.PrimFunc:
+    """Define the gradient of the weight as products of matrices."""
+    with _parsing:
+        func = diagonal.nchw(sizes)
+    return _named(func, sizes.shape, Epilogue())
 
 
 @lru_cache(maxsize=64)

@@ -11,6 +11,7 @@ from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
+from .banded_sums import BandedSums
 from .base import WEIGHT, Strategy
 from .channel_vector import ChannelVector
 from .cpu import Cpu
@@ -29,6 +30,7 @@ __all__ = [
     "WEIGHT",
     "BandedMatrix",
     "BandedPlanes",
+    "BandedSums",
     "ChannelVector",
     "Cpu",
     "CpuTapSums",
@@ -54,6 +56,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         RowStream,
         RegisterWindow,
         ChannelVector,
+        BandedSums,
         TapSums,
         Cpu,
         CpuTapSums,

@@ -1,0 +1,186 @@
+"""The gradient of the weight as products of matrices; see `dwtir.diagonals`.
+
+The blocks are these:
+
+``pad``
+    the inputs of 16 tiles, with their zeros, in the pairs in which they are loaded;
+``pairs``
+    the same in pairs of tiles, as the lanes of a warp multiply them;
+``grads``
+    the output's gradients, likewise;
+``products``
+    of a row of inputs and one of gradients, one instruction of a warp;
+``leave``
+    the sums of a warp, for the other threads of its block;
+``diagonals``
+    the taps, each from some diagonals of all warps of a block;
+``depthwise_conv2d``
+    the sum over all blocks;
+``epilogue``
+    the one rounding.
+
+What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`, but the depth are tiles:
+lane ``4 * m + x`` has inputs ``2 * m`` and ``2 * m + 1`` of tiles ``x``, ``x + 4`` and so on, and
+the gradients of column ``m`` of the same tiles.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..arguments import ALIGNMENT
+from ..bands import COLUMNS, TILES
+from ..diagonals import INPUTS, Diagonals
+from . import script
+
+__all__ = ["nchw"]
+
+
+def nchw(sizes: Diagonals) -> tirx.PrimFunc:
+    """Define the gradient on NCHW images."""
+    shape = sizes.shape
+    data_shape, grad_shape = shape.input_shapes.values()
+    N, M, H, W = shape.batch, shape.channel_multiplier, shape.height, shape.width
+    C, RC, OH, OW = shape.in_channels, shape.out_channels, shape.out_height, shape.out_width
+    (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
+    TOP, SHIFT = shape.padding[0], sizes.shift
+    LEFT = shape.padding[1] + SHIFT
+    R, IH, STEPS = sizes.rows, sizes.window_rows, sizes.spans
+    PARTS, WARPS, TURNS = sizes.parts, sizes.warps, sizes.turns
+    GROUPS = PARTS * WARPS * TURNS
+    dtype = shape.dtype
+
+    def tile(group: Any, lane: Any, half: Any, one: Any) -> tuple[Any, Any, Any]:
+        return sizes.place(group * TILES + half * 8 + one * 4 + lane % 4)
+
+    def inputs(
+        data: tirx.Buffer, channel: Any, group: Any, row: Any, step: Any, lane: Any, *others: Any
+    ) -> Any:
+        half, one, odd = others
+        n, y, x = tile(group, lane, half, one)
+        row = y * (R * SH) + row
+        first = x * (COLUMNS * SW) + step * INPUTS + lane // 4 * 2
+        return T.if_then_else(
+            tirx.all(
+                *(n < N, TOP <= row, row < TOP + H),
+                *(T.Not(first < LEFT), first < LEFT + W),  # as in forward
+            ),
+            data[n, channel, row - TOP, first + odd - LEFT],
+            T.cast(0, dtype),
+        )
+
+    def gradients(grad: tirx.Buffer, channel: Any, group: Any, row: Any, *place: Any) -> Any:
+        n, y, x = tile(group, *place)
+        row, column = y * R + row, x * COLUMNS + place[0] // 4
+        return T.if_then_else(
+            tirx.all(n < N, row < OH, column < OW),
+            grad[n, channel, row, column],
+            T.cast(0, dtype),
+        )
+
+    def group(turn: Any, part: Any, warp: Any) -> Any:
+        return (turn * PARTS + part) * WARPS + warp
+
+    def place(kernel_column: Any, column: Any) -> tuple[Any, Any, Any, Any]:
+        """Find a sum on a diagonal: its product, lane, and place there."""
+        i = SHIFT + column * SW + kernel_column * DW
+        return i // INPUTS, i % INPUTS // 2 * 4 + column // 2, i % 2, column % 2
+
+    @script.prim_func(s_tir=True)
+    def diagonal_nchw(
+        data: T.Buffer(data_shape, dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        grad_out: T.Buffer(grad_shape, dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        out: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+    ) -> None:
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        loaded = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
+        window = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
+        grads = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2), dtype)
+        acc = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH, STEPS, 32, 2, 2), "float32")
+        shared = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH, STEPS, 32, 2, 2), "float32")
+        partial = T.sblock_alloc_buffer((PARTS, C, M, KH, KW), "float32")
+        total = T.sblock_alloc_buffer((C, M, KH, KW), "float32")
+        for c, g, ih, s, lane, k, e, i in T.grid(C, GROUPS, IH, STEPS, 32, 2, 2, 2):
+            with T.sblock("pad"):
+                vc, vg, vih, vs, vl, vk, ve, vi = T.axis.remap(
+                    "SSSSSSSS", [c, g, ih, s, lane, k, e, i]
+                )
+                loaded[vc, vg, vih, vs, vl, vk, ve, vi] = inputs(
+                    data, vc, vg, vih, vs, vl, vk, ve, vi
+                )
+        for c, g, ih, s, lane, k, i, e in T.grid(C, GROUPS, IH, STEPS, 32, 2, 2, 2):
+            with T.sblock("pairs"):
+                vc, vg, vih, vs, vl, vk, vi, ve = T.axis.remap(
+                    "SSSSSSSS", [c, g, ih, s, lane, k, i, e]
+                )
+                window[vc, vg, vih, vs, vl, vk, vi, ve] = loaded[vc, vg, vih, vs, vl, vk, ve, vi]
+        for c, g, oh, lane, k, e in T.grid(RC, GROUPS, R, 32, 2, 2):
+            with T.sblock("grads"):
+                vc, vg, voh, vl, vk, ve = T.axis.remap("SSSSSS", [c, g, oh, lane, k, e])
+                grads[vc, vg, voh, vl, vk, ve] = gradients(grad_out, vc, vg, voh, vl, vk, ve)
+        for p, c, w, kh, s, t, oh, lane, h, e, k in T.grid(
+            PARTS, RC, WARPS, KH, STEPS, TURNS, R, 32, 2, 2, TILES
+        ):
+            with T.sblock("products"):
+                vp, vc, vw, vkh, vs, vt, voh, vl, vh, ve, vk = T.axis.remap(
+                    "SSSSSRRSSSR", [p, c, w, kh, s, t, oh, lane, h, e, k]
+                )
+                with T.init():
+                    acc[vp, vc, vw, vkh, vs, vl, vh, ve] = T.float32(0)
+                acc[vp, vc, vw, vkh, vs, vl, vh, ve] = acc[
+                    vp, vc, vw, vkh, vs, vl, vh, ve
+                ] + T.cast(
+                    window[
+                        vc // M,
+                        group(vt, vp, vw),
+                        voh * SH + vkh * DH,
+                        vs,
+                        vl // 4 * 4 + vk % 8 // 2,
+                        vk // 8,
+                        vh,
+                        vk % 2,
+                    ],
+                    "float32",
+                ) * T.cast(
+                    grads[
+                        vc,
+                        group(vt, vp, vw),
+                        voh,
+                        (vl % 4 * 2 + ve) * 4 + vk % 8 // 2,
+                        vk // 8,
+                        vk % 2,
+                    ],
+                    "float32",
+                )
+        for p, c, w, kh, s, lane, h, e in T.grid(PARTS, RC, WARPS, KH, STEPS, 32, 2, 2):
+            with T.sblock("leave"):
+                vp, vc, vw, vkh, vs, vl, vh, ve = T.axis.remap(
+                    "SSSSSSSS", [p, c, w, kh, s, lane, h, e]
+                )
+                shared[vp, vc, vw, vkh, vs, vl, vh, ve] = acc[vp, vc, vw, vkh, vs, vl, vh, ve]
+        for p, c, m, kh, kw, w, j in T.grid(PARTS, C, M, KH, KW, WARPS, COLUMNS):
+            with T.sblock("diagonals"):
+                vp, vc, vm, vkh, vkw, vw, vj = T.axis.remap("SSSSSRR", [p, c, m, kh, kw, w, j])
+                T.reads(shared[vp, vc * M + vm, 0:WARPS, vkh, 0:STEPS, 0:32, 0:2, 0:2])
+                T.writes(partial[vp, vc, vm, vkh, vkw])
+                with T.init():
+                    partial[vp, vc, vm, vkh, vkw] = T.float32(0)
+                partial[vp, vc, vm, vkh, vkw] = (
+                    partial[vp, vc, vm, vkh, vkw]
+                    + shared[(vp, vc * M + vm, vw, vkh, *place(vkw, vj))]
+                )
+        for p, c, m, kh, kw in T.grid(PARTS, C, M, KH, KW):
+            with T.sblock("depthwise_conv2d"):
+                vp, vc, vm, vkh, vkw = T.axis.remap("RSSSS", [p, c, m, kh, kw])
+                with T.init():
+                    total[vc, vm, vkh, vkw] = T.float32(0)
+                total[vc, vm, vkh, vkw] = total[vc, vm, vkh, vkw] + partial[vp, vc, vm, vkh, vkw]
+        for c, m, kh, kw in T.grid(C, M, KH, KW):
+            with T.sblock("epilogue"):
+                vc, vm, vkh, vkw = T.axis.remap("SSSS", [c, m, kh, kw])
+                out[vc, vm, vkh, vkw] = T.cast(total[vc, vm, vkh, vkw], dtype)
+
+    return diagonal_nchw

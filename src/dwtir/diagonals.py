@@ -1,0 +1,91 @@
+"""The gradient of the weight as products of matrices: sizes and places.
+
+Sixteen tiles of 8 outputs of a row are the depth of a product, one for each row of the kernel::
+
+    sums[i, j] = sum over tiles of input[tile, i] * grad[tile, j]
+
+Of it, the diagonals are of use: a tap of the kernel is the sum of those with
+``i = shift + j * SW + kw * DW``. The tiles of a channel are numbered through all images,
+columns first, and 16 that follow one another are a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .bands import COLUMNS, TILES
+from .shape import DepthwiseConv2dShape
+
+__all__ = ["INPUTS", "Diagonals"]
+
+INPUTS = 16
+"""Rows of a product: inputs that lie side by side."""
+
+
+@dataclass(frozen=True)
+class Diagonals:
+    """Sizes for a shape, if tiles have `rows` rows.
+
+    Parameters
+    ----------
+    shape : DepthwiseConv2dShape
+        A gradient of the weight.
+    rows : int
+        Rows of a tile, each of 8 columns.
+    warps, parts : int
+        Warps of a block, and blocks that share the groups of a channel.
+    """
+
+    shape: DepthwiseConv2dShape
+    rows: int
+    warps: int
+    parts: int
+
+    @property
+    def shift(self) -> int:
+        """Columns added on the left, so that inputs begin with an aligned pair."""
+        return self.shape.padding[1] % 2
+
+    @property
+    def spans(self) -> int:
+        """Products that the inputs of a tile's row take."""
+        shape = self.shape
+        last = self.shift + (COLUMNS - 1) * shape.stride[1]
+        last += (shape.kernel[1] - 1) * shape.dilation[1]
+        return last // INPUTS + 1
+
+    @property
+    def window_rows(self) -> int:
+        """Rows of inputs of a tile."""
+        shape = self.shape
+        taps = (shape.kernel[0] - 1) * shape.dilation[0]
+        return (self.rows - 1) * shape.stride[0] + taps + 1
+
+    @property
+    def down(self) -> int:
+        """Tiles in a column of an image."""
+        return -(-self.shape.out_height // self.rows)
+
+    @property
+    def across(self) -> int:
+        """Tiles in a row of an image."""
+        return -(-self.shape.out_width // COLUMNS)
+
+    @property
+    def groups(self) -> int:
+        """Groups of 16 tiles, for each channel."""
+        return -(-self.shape.batch * self.down * self.across // TILES)
+
+    @property
+    def turns(self) -> int:
+        """Groups of a warp."""
+        return -(-self.groups // (self.warps * self.parts))
+
+    def place(self, tile: Any) -> tuple[Any, Any, Any]:
+        """Find a tile: its image, and its place in a column and in a row of tiles."""
+        return (
+            tile // (self.down * self.across),
+            tile // self.across % self.down,
+            tile % self.across,
+        )
