@@ -9,7 +9,7 @@ from ..diagonals import Diagonals
 from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
-from .base import Strategy, unroll_all
+from .base import Strategy, unroll_all, unroll_in_source
 from .part_sums import sum_parts
 from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SIDE, even_split, with_value
 
@@ -87,6 +87,7 @@ class BandedSums(Strategy):
         sch.bind(ty, "threadIdx.y")
         sch.bind(tx, "threadIdx.x")
         sch.compute_at(taps, tx, preserve_unit_loops=True)
+        unroll_in_source(sch, sch.get_loops(taps)[-2])
 
         # 2. The sums of warps.
         sch.set_scope(leave, 0, "shared")
