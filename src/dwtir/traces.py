@@ -66,6 +66,7 @@ _INSTRUCTIONS = frozenset(
 _BLOCKS = (
     *("gather", "planes", "pad", "band", "depthwise_conv2d", "sums", "residual"),
     *("epilogue", "store", "stream", "images", "filters"),
+    *("pairs", "grads", "products", "leave", "diagonals"),
 )
 _MAX_INSTRUCTIONS = 512
 

@@ -63,10 +63,11 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         n, y, x = tile(group, lane, half, one)
         row = y * (R * SH) + row
         first = x * (COLUMNS * SW) + step * INPUTS + lane // 4 * 2
+        tested = first if W % 2 == 0 else first + odd
         return T.if_then_else(
             tirx.all(
                 *(n < N, TOP <= row, row < TOP + H),
-                *(T.Not(first < LEFT), first < LEFT + W),  # as in forward
+                *(T.Not(tested < LEFT), tested < LEFT + W),  # as in forward
             ),
             data[n, channel, row - TOP, first + odd - LEFT],
             T.cast(0, dtype),
@@ -84,10 +85,11 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
     def group(turn: Any, part: Any, warp: Any) -> Any:
         return (turn * PARTS + part) * WARPS + warp
 
-    def place(kernel_column: Any, column: Any) -> tuple[Any, Any, Any, Any]:
+    def held(*others: Any) -> tuple[Any, ...]:
         """Find a sum on a diagonal: its product, lane, and place there."""
+        *first, kernel_column, column = others
         i = SHIFT + column * SW + kernel_column * DW
-        return i // INPUTS, i % INPUTS // 2 * 4 + column // 2, i % 2, column % 2
+        return (*first, i // INPUTS, i % INPUTS // 2 * 4 + column // 2, i % 2, column % 2)
 
     @script.prim_func(s_tir=True)
     def diagonal_nchw(
@@ -169,8 +171,7 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
                 with T.init():
                     partial[vp, vc, vm, vkh, vkw] = T.float32(0)
                 partial[vp, vc, vm, vkh, vkw] = (
-                    partial[vp, vc, vm, vkh, vkw]
-                    + shared[(vp, vc * M + vm, vw, vkh, *place(vkw, vj))]
+                    partial[vp, vc, vm, vkh, vkw] + shared[held(vp, vc * M + vm, vw, vkh, vkw, vj)]
                 )
         for p, c, m, kh, kw in T.grid(PARTS, C, M, KH, KW):
             with T.sblock("depthwise_conv2d"):

@@ -1,23 +1,78 @@
-"""The gradient of the weight of halves on tensor cores."""
+"""The gradient of the weight of NCHW halves on tensor cores: diagonals of products.
+
+Two kernels. In the first, a warp takes 16 tiles of rows x 8 outputs at a time, and multiplies
+their rows of inputs by their rows of gradients, the tiles being the depth::
+
+    blockIdx.x = parts * channels
+      threadIdx.y = warp of the block
+        for turn:                                16 tiles
+          threadIdx.x = lane:  window[...] = data or 0, grads[rows] = grad_out or 0
+          for oh, kh:          sums[kh] += window[oh + kh] x grads[oh]      one instruction
+        shared[warp, kh] = sums
+      threads = taps
+        partial[part, kh, kw] = sum over warps and a diagonal of shared
+
+In the second, `part_threads` threads sum the partials of one tap: see `part_sums`. The order is
+the same in every run, and so are the bits of the result. What lies where: `dwtir.diagonals`.
+
+A product takes one instruction where others take 64, halves need no conversion, and of what it
+computes KW diagonals of 23 are of use. It pays from kernels of 5x5 on: with fewer taps loads
+take longer than all their products. Inputs are loaded in pairs, so that an odd width, of which
+every other row begins in the middle of one, is not for it, though it may be asked for it.
+
+Registers: the 4 * KH sums of a span of 16 inputs, and what there is room for of a tile's loads.
+Large kernels leave none.
+
+A zero beside an image times a gradient that is not finite is NaN, and so is one of the tiles that
+hang over times such an input: infinite values in the last columns or rows may make taps NaN that
+do not see them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil, prod
 from typing import TYPE_CHECKING, ClassVar
 
 from ..diagonals import Diagonals
 from ..epilogue import Epilogue
+from ..errors import InvalidScheduleError
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
-from .base import Strategy, unroll_all, unroll_in_source
+from .base import Strategy, unroll_all, unroll_in_source, varied, with_guesses
+from .cost import registers_for
 from .part_sums import sum_parts
-from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SIDE, even_split, with_value
+from .tap_cost import LAUNCH, SHARED, parts_seconds
+from .tap_sums import TapSums
+from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SUMS, even_split, largest_divisor
 
 if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
 
 __all__ = ["BandedSums"]
+
+_MAX_PRODUCTS = 1024
+"""Products of a turn, in straight line."""
+
+_LEAST_TAPS = 25
+"""Taps from which on there is something to save: of a 5x5 kernel."""
+
+_MOST_PART_THREADS = 32
+
+# Registers of a thread, beside its sums: those without which it spills, with the inputs of a row of
+# gradients, and those it takes where it may, with all loads. It can do without a few of these, and
+# more than so many are not worth the warps.
+_LEAST, _WANTED, _FEWER, _ENOUGH = 47, 40, 0.85, 168
+
+# Time, fitted to 29 kernels of 6 layers on an H200, FIT from theirs: cycles of an SM for
+# a load and a product of a warp; of a turn of a warp that is alone, and by those of the SM; of a
+# block's end, and by sum. Bytes a second. A last round that is not full, as in `tap_cost`.
+_CLOCK, _BANDWIDTH, _LAST_ROUND = 1.755e9, 4.4e12, 0.43
+_LOAD, _PRODUCT, _WAIT, _ALONE, _END, _END_SUM = 2.7, 1.1, 500, 2.5, 1600, 4.0
+_TOGETHER, _WITH_MEMORY = 4.7, 3.0  # exponents: a large one takes the longest of two times
 
 
 @dataclass(frozen=True)
@@ -52,15 +107,129 @@ class BandedSums(Strategy):
     min_blocks: int = 1
 
     @classmethod
+    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether there are pairs, enough taps, and registers for their sums."""
+        return (
+            super().claims(shape, target)
+            and shape.width % 2 == 0
+            and prod(shape.kernel) >= _LEAST_TAPS
+            and any(True for _ in cls._tiles(shape, target))
+        )
+
+    @classmethod
+    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether it is expected to be faster than sums in the registers of single threads."""
+        own = cls.choose(shape, target).expected_seconds(shape, target)
+        other = TapSums.choose(shape, target).expected_seconds(shape, target)
+        return own < other
+
+    @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> BandedSums:
-        return cls(even_split(shape.out_height, 14), 4, 22, 2, 4)
+        """Choose the tile that is expected to take the least time."""
+        return next(iter(cls._ranked(shape, target)), cls(1, 1, 1, 1))
+
+    @classmethod
+    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[BandedSums, ...]:
+        ranked = cls._ranked(shape, target)
+        return varied(ranked, lambda tile: tile.rows) or (cls.choose(shape, target),)
+
+    @classmethod
+    def _ranked(cls, shape: DepthwiseConv2dShape, target: Target) -> list[BandedSums]:
+        tiles = dict.fromkeys(cls._tiles(shape, target))
+        return sorted(tiles, key=lambda tile: tile.expected_seconds(shape, target))
+
+    @classmethod
+    def _tiles(cls, shape: DepthwiseConv2dShape, target: Target) -> Iterator[BandedSums]:
+        """List tiles worth comparing: as many blocks as fit, and parts for a few rounds of them."""
+        heights = {even_split(shape.out_height, most) for most in (4, 7, 10, 14)}
+        for rows, most, rounds in product(sorted(heights), (2, 4), (1, 2)):
+            groups = Diagonals(shape, rows, 1, 1).groups
+            warps = min(most, groups)
+            fitting = [n for n in BLOCK_COUNTS if cls(rows, warps, 1, 1, n)._fits(shape)]
+            if not fitting:
+                continue
+            parts = target.units * fitting[-1] * rounds // shape.out_channels
+            parts = min(max(1, parts), -(-groups // warps))
+            turns = -(-groups // (warps * parts))
+            parts = -(-groups // (warps * turns))
+            tile = cls(rows, warps, parts, _part_threads(shape, target, parts), fitting[-1])
+            try:
+                tile.check(shape, target)
+            except InvalidScheduleError:
+                continue
+            yield tile
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
-        return {}
+        parts = cls.choose(shape, target).parts
+        values = {
+            "rows": [even_split(shape.out_height, most) for most in (1, 2, 4, 7, 10, 14)],
+            "warps": (1, 2, 4, 8),
+            "parts": (1, max(1, parts // 2), 2 * parts),
+            "part_threads": (1, 2, 4, 8),
+            "min_blocks": BLOCK_COUNTS,
+        }
+        return with_guesses(values, cls.guesses(shape, target))
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
-        pass
+        # Loops over nothing lose their variable, and then their thread.
+        rows, groups = shape.out_height, self.sizes(shape).groups
+        for name, value, most in (
+            ("rows", self.rows, rows),
+            ("warps", self.warps, groups),
+            ("parts", self.parts, -(-groups // self.warps)),
+            ("unrolled loads", self._loads(shape), MAX_LOADS),
+            ("unrolled products", self._products(shape), _MAX_PRODUCTS),
+            ("sums of a thread", self._sums(shape), MAX_SUMS),
+        ):
+            self._require(value <= most, name, value, f"at most {most}")
+        self._require(
+            self.parts % self.part_threads == 0,
+            "part_threads",
+            self.part_threads,
+            f"a divisor of the parts, {self.parts}",
+        )
+        share = shape.kernel[1] * self.part_threads
+        replace(self, min_blocks=1)._require_launch(target, threads=share, shared_bytes=4 * share)
+        threads = 32 * self.warps
+        self._require_launch(target, threads=threads, shared_bytes=4 * self._sums(shape) * threads)
+
+    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+        return self._fits(shape)
+
+    def _sums(self, shape: DepthwiseConv2dShape) -> int:
+        return 4 * shape.kernel[0] * self.sizes(shape).spans
+
+    def _loads(self, shape: DepthwiseConv2dShape) -> int:
+        """Count the loads of a turn: of pairs of inputs, and of single gradients."""
+        sizes = self.sizes(shape)
+        return 4 * sizes.spans * sizes.window_rows + 4 * self.rows
+
+    def _products(self, shape: DepthwiseConv2dShape) -> int:
+        return self.rows * shape.kernel[0] * self.sizes(shape).spans
+
+    def _fits(self, shape: DepthwiseConv2dShape) -> bool:
+        """Tell whether registers and shared memory have room for so many blocks."""
+        sums, threads = self._sums(shape), 32 * self.warps
+        seen = (shape.kernel[0] - 1) * shape.dilation[0] + 1
+        least = _LEAST + sums + 4 * self.sizes(shape).spans * seen
+        wanted = _WANTED + sums + self._loads(shape) - 2 * self.rows
+        return (
+            max(least, min(_FEWER * wanted, _ENOUGH)) <= registers_for(threads, self.min_blocks)
+            and self.min_blocks * (4 * sums * threads + 1024) <= SHARED
+        )
+
+    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+        """Estimate the time of both kernels."""
+        work = _LOAD * self._loads(shape) + _PRODUCT * self._products(shape)
+        blocks = self.parts * shape.out_channels / target.units
+        at_a_time = min(self.min_blocks, ceil(blocks)) * self.warps
+        turn = _longer(_WAIT + _ALONE * work, at_a_time * work, _TOGETHER)
+        rounds = max(1.0, blocks / self.min_blocks)
+        rounds += _LAST_ROUND * (ceil(rounds) - rounds)
+        block = self.sizes(shape).turns * turn + _END + _END_SUM * self._sums(shape)
+        first = _longer(rounds * block / _CLOCK, shape.least_bytes / _BANDWIDTH, _WITH_MEMORY)
+        return LAUNCH + first + float(parts_seconds(shape, self.parts, self.part_threads))
 
     def sizes(self, shape: DepthwiseConv2dShape) -> Diagonals:
         return Diagonals(shape, self.rows, self.warps, self.parts)
@@ -117,7 +286,7 @@ class BandedSums(Strategy):
             holder = loops.pop(-4 if load is not grads else -3)
             sch.reorder(holder, *loops)
             sch.bind(holder, "threadIdx.x")
-            if load is pad:
+            if load is pad and shape.width % 2 == 0:
                 sch.vectorize(loops.pop())
             unroll_all(sch, loops)
 
@@ -127,3 +296,13 @@ class BandedSums(Strategy):
 
         # 5. Sums of all blocks, by the second kernel.
         sum_parts(sch, shape, self.part_threads, 1)
+
+
+def _longer(one: float, other: float, power: float) -> float:
+    """Add two times that overlap."""
+    return float((one**power + other**power) ** (1 / power))
+
+
+def _part_threads(shape: DepthwiseConv2dShape, target: Target, parts: int) -> int:
+    most = min(_MOST_PART_THREADS, target.max_threads_per_block // shape.kernel[1])
+    return largest_divisor(parts, max(1, most))

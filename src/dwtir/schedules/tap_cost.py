@@ -28,6 +28,7 @@ from ..target import Target
 from .tiles import MAX_BLOCKS, MAX_THREADS, REGISTERS
 
 __all__ = [
+    "LAUNCH",
     "SHARED",
     "Numbers",
     "Tiles",
@@ -35,6 +36,7 @@ __all__ = [
     "is_exact",
     "is_held",
     "other_blocks",
+    "parts_seconds",
     "shared_bytes",
     "tiles_of_channel",
     "warps_of",
@@ -77,7 +79,7 @@ _LARGE_BLOCK = 0.00251  # lost for each warp of a block above four
 _END, _END_SUM, _END_THREAD = 1.09e3, 5.46, 17.7
 
 _CLOCK, _BANDWIDTH, _HALO_BANDWIDTH = 1.755e9, 4.8e12, 1.42e13  # Hz, bytes/s, bytes/s
-_LAUNCH, _PER_PART, _PARTS_BANDWIDTH = 3.08e-6, 8.2e-9, 7.76e12  # s, s, bytes/s
+LAUNCH, _PER_PART, _PARTS_BANDWIDTH = 3.08e-6, 8.2e-9, 7.76e12  # s, s, bytes/s
 
 
 class Tiles(NamedTuple):
@@ -236,9 +238,13 @@ def estimate(
 
     memory = _memory_seconds(tiles, shape)
     first = (busy**_WITH_MEMORY + memory**_WITH_MEMORY) ** (1 / _WITH_MEMORY)
-    second = _PER_PART * tiles.parts / tiles.part_threads
-    second = second + 8 * prod(shape.weight_shape) * tiles.parts / _PARTS_BANDWIDTH
-    return np.asarray(_LAUNCH + first + second)
+    return np.asarray(LAUNCH + first + parts_seconds(shape, tiles.parts, tiles.part_threads))
+
+
+def parts_seconds(shape: DepthwiseConv2dShape, parts: Any, part_threads: Any) -> Any:
+    """Estimate the time of the second kernel; `LAUNCH` is that of both launches."""
+    moved = 8 * prod(shape.weight_shape) * parts
+    return _PER_PART * parts / part_threads + moved / _PARTS_BANDWIDTH
 
 
 def _register_limit(warps: Any) -> Any:

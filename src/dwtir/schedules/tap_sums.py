@@ -25,11 +25,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, get_blocks, unroll_in_source
 from .part_sums import sum_parts
-from .tap_cost import is_held, window
+from .tap_cost import Tiles, estimate, is_held, window
 from .tap_tiles import MAX_KERNEL_THREADS, MAX_TAP_SUMS, grad_lanes_of, lanes_of, ranked, vectors_of
 from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_UNROLLED, divisors, even_split, with_value
 
@@ -180,6 +182,10 @@ class TapSums(Strategy):
         replace(self, min_blocks=1)._require_launch(target, threads=share, shared_bytes=4 * share)
         threads = self.channels * self.threads * self.kernel_threads
         self._require_launch(target, threads=threads, shared_bytes=4 * self._sums * threads)
+
+    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+        """Estimate the time of both kernels."""
+        return float(estimate(Tiles(*map(np.float64, self.parameters.values())), shape, target))
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
         """Tell whether registers hold the sums and all inputs, and the code stays short."""
