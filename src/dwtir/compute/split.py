@@ -138,19 +138,29 @@ def _sum(
     weight: Part,
     load: Callable[[Any], None],
 ) -> None:
-    """Sum the products of a band, row after row of the image that it sees."""
+    """Sum the products of a band, row after row of the image that it sees.
+
+    A result is `down` rows of the image below the one before, or a row of the image `between`
+    results below.
+    """
     shape, width = images.shape, images.result[1]
-    (kernel_h, kernel_w), (down, right) = shape.kernel, shape.stride
-    (below, beside), (first, least, most, rows) = shape.dilation, band
+    (kernel_h, kernel_w), below, (first, least, most, rows) = shape.kernel, shape.dilation[0], band
+    (down, right), between = shape.stride, 1
+    if shape.operation == "grad_data":
+        down, right, between = 1, 1, down
+    top = tirx.floordiv(first * down - images.before(0) + between - 1, between)
+    apart = top * between + images.before(0) - first * down
+    steps = ((most - 1) * down + (kernel_h - 1) * below) // between + 1
     with T.serial(most * width, annotations=UNROLLED) as place:
         T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
-    with T.serial((most - 1) * down + (kernel_h - 1) * below + 1) as seen:
-        row = first * down - images.before(0) + seen
+    with T.serial(steps) as seen:
+        row = top + seen
         with T.If(tirx.all(0 <= row, row < images.source[0])), T.Then():
             load(row)
             for h in range(most):
-                above = seen - h * down
-                tests = [0 <= above] * (h > 0) + [above < kernel_h * below] * (h < most - 1)
+                above = apart + seen * between - h * down
+                tests = [0 <= above] * (h > 0)
+                tests += [above < kernel_h * below] * (h < most - 1 or between > 1)
                 tests += [tirx.floormod(above, below) == 0] * (below > 1)
                 tests += [h < rows] * (h >= least)
                 with T.If(tirx.all(*tests, tirx.const(True, "bool"))), T.Then():
@@ -162,8 +172,8 @@ def _sum(
                         if shape.operation != "forward":
                             tap = kernel_h * kernel_w - 1 - tap
                         T.buffer_store(taps, weight[tap], [kw])
-                        at = kw * beside - images.before(1)
-                        with T.serial(cols.start, cols.stop, annotations=UNROLLED) as w:
-                            place = acc.at(h * width + w)
-                            value = window[w * right + at] * taps[kw]
+                        at = images.under(1, kw, cols.start)
+                        with T.serial(len(cols), annotations=UNROLLED) as col:
+                            place = acc.at(h * width + cols.start + col * cols.step)
+                            value = window[at + col * right] * taps[kw]
                             T.buffer_store(acc.buffer, acc.buffer[place] + value, place)
