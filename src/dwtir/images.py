@@ -75,6 +75,13 @@ class Images:
         last, passed = (size - 1) * stride + before, max(0, -(-(first - before) // stride))
         return range(before + passed * stride, min(end, last + 1), stride)
 
+    def seen(self, rows: int) -> int:
+        """Count the rows of the image that so many neighbouring rows of the result may see."""
+        stride, reach = self.shape.stride[0], (self.shape.kernel[0] - 1) * self.shape.dilation[0]
+        if self.shape.operation == "forward":
+            return (rows - 1) * stride + reach + 1
+        return (rows - 1 + reach) // stride + 1
+
     def under(self, axis: int, tap: int, result: int) -> int:
         """Find the row (axis 0) or column (axis 1) of the image that a result has under a tap."""
         stride, before = self.shape.stride[axis], self.before(axis)

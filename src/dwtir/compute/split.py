@@ -150,10 +150,9 @@ def _sum(
         down, right, between = 1, 1, down
     top = tirx.floordiv(first * down - images.before(0) + between - 1, between)
     apart = top * between + images.before(0) - first * down
-    steps = ((most - 1) * down + (kernel_h - 1) * below) // between + 1
     with T.serial(most * width, annotations=UNROLLED) as place:
         T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
-    with T.serial(steps) as seen:
+    with T.serial(images.seen(most)) as seen:
         row = top + seen
         with T.If(tirx.all(0 <= row, row < images.source[0])), T.Then():
             load(row)

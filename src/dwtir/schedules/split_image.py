@@ -91,7 +91,7 @@ class SplitImage(Strategy):
     layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
     device: ClassVar[str] = (
         f"a GPU (images and results of 2 to {_MOST_PIXELS} pixels and at most {MAX_SUMS} columns, "
-        f"at most {_MOST_TAPS} taps, channel_multiplier 1; a gradient: with stride 1)"
+        f"at most {_MOST_TAPS} taps, channel_multiplier 1)"
     )
 
     thread_x: int
@@ -191,7 +191,7 @@ class SplitImage(Strategy):
         is_half, size = shape.itemsize == 2, shape.itemsize / 4
         rows = -(-height // self.bands)
         met = sum(len(images.meets(0, kh, 0, height)) for kh in range(kernel_h)) / self.bands
-        seen = min((rows - 1) * shape.stride[0] + (kernel_h - 1) * shape.dilation[0] + 1, met)
+        seen = min(images.seen(rows), met)
         beside = sum(len(images.meets(1, kw, 0, width)) for kw in range(kernel_w))
         lanes_in, lanes_out = _lanes(shape, columns), _lanes(shape, width)
         loads = columns / lanes_in + is_half * columns
