@@ -75,6 +75,18 @@ class Images:
         last, passed = (size - 1) * stride + before, max(0, -(-(first - before) // stride))
         return range(before + passed * stride, min(end, last + 1), stride)
 
+    @property
+    def phases(self) -> int:
+        """Rows of the result that meet different rows of the kernel: those of a gradient's stride.
+
+        Bands have all of them.
+        """
+        return 1 if self.shape.operation == "forward" else self.shape.stride[0]
+
+    def band(self, bands: int) -> int:
+        """Count the most rows of the result that one of so many bands has."""
+        return -(-self.result[0] // (self.phases * bands)) * self.phases
+
     def seen(self, rows: int) -> int:
         """Count the rows of the image that so many neighbouring rows of the result may see."""
         stride, reach = self.shape.stride[0], (self.shape.kernel[0] - 1) * self.shape.dilation[0]

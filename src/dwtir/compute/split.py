@@ -33,7 +33,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     N, C = source[:2]
     X, Y, Z, (RH, RW), SW = images.channels, images.images, bands, images.result, images.source[1]
     READ, WRITTEN, TAPS = prod(images.source), prod(images.result), prod(shape.kernel)
-    FROM, TO, APART, ROWS = images.stride(READ), images.stride(WRITTEN), images.taps, -(-RH // Z)
+    FROM, TO, APART, ROWS = images.stride(READ), images.stride(WRITTEN), images.taps, images.band(Z)
     TOGETHER = gcd(4, X * TAPS, C * TAPS) if APART == TAPS else 1
     LANES_IN, LANES_OUT = (gcd(16 // shape.itemsize, width) for width in (SW, RW))
     dtype = shape.dtype
@@ -88,14 +88,14 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
                         taps = T.sblock_alloc_buffer((shape.kernel[1],), "float32", scope="local")
                         load = T.meta_var(loading(planes, window, vy, vx))
                         own = T.meta_var(Part(acc, vz, vy, vx, 0))
-                        band = T.meta_var(_band(RH, Z, vz))
+                        band = T.meta_var(_band(images, Z, vz))
                         _sum(images, band, own, window, taps, Part(filters, vx * APART), load)
                 for z, y, x in T.grid(Z, Y, X):
                     with T.sblock("epilogue"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
                         T.reads(acc[vz, vy, vx, :])
                         T.writes(results[vy, vx * TO : vx * TO + WRITTEN])
-                        first, _, most, rows = T.meta_var(_band(RH, Z, vz))
+                        first, _, most, rows = T.meta_var(_band(images, Z, vz))
                         n = T.meta_var(T.min(vb * Y + vy, N - 1))
                         channel = T.meta_var(T.min(vc * X + vx, C - 1))
                         result = T.sblock_alloc_buffer((ROWS * RW,), dtype, scope="local")
@@ -120,13 +120,16 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     return split_nchw
 
 
-def _band(height: int, bands: int, band: Any) -> tuple[Any, int, int, Any]:
+def _band(images: Images, bands: int, band: Any) -> tuple[Any, int, int, Any]:
     """Find a band's first row, and its rows: the fewest and the most of any, and its own."""
-    least, more = divmod(height, bands)
-    if not more:
-        return band * least, least, least, least
-    first = tirx.floordiv(band * height, bands)
-    return first, least, least + 1, tirx.floordiv((band + 1) * height, bands) - first
+    height, together = images.result[0], images.phases
+    groups = -(-height // together)
+    (least, more), over = divmod(groups, bands), groups * together - height
+    first, end = band * (least * together), (band + 1) * (least * together)
+    if more:
+        first, end = (tirx.floordiv(n * groups, bands) * together for n in (band, band + 1))
+    most, rows = images.band(bands), (tirx.min(end, height) if over else end) - first
+    return first, least * together - over, most, rows if more or over else most
 
 
 def _sum(
@@ -148,8 +151,8 @@ def _sum(
     (down, right), between = shape.stride, 1
     if shape.operation == "grad_data":
         down, right, between = 1, 1, down
-    top = tirx.floordiv(first * down - images.before(0) + between - 1, between)
-    apart = top * between + images.before(0) - first * down
+    apart = images.before(0) % between
+    top = tirx.floordiv(first * down, between) - images.before(0) // between
     with T.serial(most * width, annotations=UNROLLED) as place:
         T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
     with T.serial(images.seen(most)) as seen:

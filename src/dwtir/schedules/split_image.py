@@ -158,8 +158,8 @@ class SplitImage(Strategy):
         return self._registers(shape) <= registers_for(self._threads, self.min_blocks)
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
-        height, rows = shape.result_height, -(-shape.result_height // self.bands)
-        self._require(self.bands <= height, "bands", self.bands, f"at most {height}")
+        rows, most = self._images(shape).band(self.bands), _most_bands(shape)
+        self._require(self.bands <= most, "bands", self.bands, f"at most {most}")
         # TVM confuses the loops of a block whose threads are all of one channel.
         self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
         for name, count, most in (
@@ -189,7 +189,7 @@ class SplitImage(Strategy):
         images, (kernel_h, kernel_w) = self._images(shape), shape.kernel
         (height, width), columns = images.result, images.source[1]
         is_half, size = shape.itemsize == 2, shape.itemsize / 4
-        rows = -(-height // self.bands)
+        rows = images.band(self.bands)
         met = sum(len(images.meets(0, kh, 0, height)) for kh in range(kernel_h)) / self.bands
         seen = min(images.seen(rows), met)
         beside = sum(len(images.meets(1, kw, 0, width)) for kw in range(kernel_w))
@@ -210,8 +210,9 @@ class SplitImage(Strategy):
         return self.thread_x * self.thread_y * self.bands
 
     def _registers(self, shape: DepthwiseConv2dShape) -> int:
-        rows, columns = -(-shape.result_height // self.bands), self._images(shape).source[1]
-        return rows * shape.result_width + columns + shape.kernel[1] + _OTHERS
+        images = self._images(shape)
+        sums = images.band(self.bands) * shape.result_width
+        return sums + images.source[1] + shape.kernel[1] + _OTHERS
 
     def _at_a_time(self, shape: DepthwiseConv2dShape) -> int:
         """Count the blocks that an SM has room for."""
@@ -222,7 +223,7 @@ class SplitImage(Strategy):
         return min(max(fitting, default=1), _SHARED_BYTES // taken)
 
     def _passes(self, shape: DepthwiseConv2dShape, target: Target) -> bool:
-        sums = -(-shape.result_height // self.bands) * shape.result_width
+        sums = self._images(shape).band(self.bands) * shape.result_width
         return (
             self.is_promising(shape)
             and sums <= max(_BEST_SUMS, shape.result_width)
@@ -253,7 +254,7 @@ def _ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[SplitImage, ..
     tiles = list(SplitImage.tiles(shape, target))
     tiles.sort(key=lambda tile: tile.expected_seconds(shape, target))
     found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y))
-    return found or (SplitImage(2, 1, shape.result_height),)
+    return found or (SplitImage(2, 1, _most_bands(shape)),)
 
 
 def _lanes(shape: DepthwiseConv2dShape, columns: int) -> int:
@@ -273,6 +274,10 @@ def _batches(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
 
 
 def _bands(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-    """List the bands that differ in the most rows that one has."""
-    height = shape.result_height
-    return tuple(dict.fromkeys(-(-height // rows) for rows in (1, 2, 3, 4, 5, 7, 8)))
+    """List the bands that differ in the most rows that one has, in whole phases."""
+    most = _most_bands(shape)
+    return tuple(dict.fromkeys(-(-most // rows) for rows in (1, 2, 3, 4, 5, 7, 8)))
+
+
+def _most_bands(shape: DepthwiseConv2dShape) -> int:
+    return -(-shape.result_height // Images(shape, 1, 1, 1).phases)
