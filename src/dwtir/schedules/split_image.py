@@ -52,8 +52,8 @@ __all__ = ["SplitImage"]
 _MOST_PIXELS, _MOST_TAPS = 1024, 512
 """Of an image and of a result, and of a kernel: a block has them in shared memory."""
 
-_OTHERS = 9
-"""Registers for addresses, tests and loads on the way."""
+_OTHERS, _OTHERS_STRIDED = 9, 6
+"""Registers for addresses, tests and loads on the way; and of a gradient with a stride."""
 
 _BEST_SUMS = 32
 """Of a thread: with more of them fewer warps wait for shared memory in turns."""
@@ -106,7 +106,8 @@ class SplitImage(Strategy):
             and is_small(shape, _MOST_PIXELS)
             and max(shape.width, shape.out_width) <= MAX_SUMS
             and prod(shape.kernel) <= _MOST_TAPS
-            and shape.kernel[1] * shape.result_width <= MAX_UNROLLED
+            and _least_sums(shape) <= MAX_SUMS
+            and shape.kernel[1] * _least_sums(shape) <= MAX_UNROLLED
         )
 
     @classmethod
@@ -212,7 +213,10 @@ class SplitImage(Strategy):
     def _registers(self, shape: DepthwiseConv2dShape) -> int:
         images = self._images(shape)
         sums = images.band(self.bands) * shape.result_width
-        return sums + images.source[1] + shape.kernel[1] + _OTHERS
+        taps, others = shape.kernel[1], _OTHERS
+        if shape.operation != "forward" and shape.stride[1] > 1:
+            taps, others = -(-taps // shape.stride[1]), _OTHERS_STRIDED
+        return sums + images.source[1] + taps + others
 
     def _at_a_time(self, shape: DepthwiseConv2dShape) -> int:
         """Count the blocks that an SM has room for."""
@@ -226,7 +230,8 @@ class SplitImage(Strategy):
         sums = self._images(shape).band(self.bands) * shape.result_width
         return (
             self.is_promising(shape)
-            and sums <= max(_BEST_SUMS, shape.result_width)
+            and self._threads > 32
+            and sums <= max(_BEST_SUMS, _least_sums(shape))
             and sums * shape.kernel[1] <= MAX_UNROLLED
             and self._threads <= target.max_threads_per_block
             and self._images(shape).shared_bytes <= target.shared_bytes_per_block
@@ -263,13 +268,17 @@ def _lanes(shape: DepthwiseConv2dShape, columns: int) -> int:
 
 
 def _channels(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-    """List the channels of a block whose rows are loaded from all banks."""
+    """List the channels of a block: of a strided gradient few, else all banks have a row of one."""
+    if Images(shape, 1, 1, 1).phases > 1:
+        return (4, 8, 16, 32)
     bytes_together = _lanes(shape, Images(shape, 1, 1, 1).source[1]) * shape.itemsize
     return tuple(n for n in (8, 16, 32) if n * bytes_together >= 128) or (32,)
 
 
 def _batches(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-    """List the images of a block."""
+    """List the images of a block: of a strided gradient one."""
+    if Images(shape, 1, 1, 1).phases > 1:
+        return (1,)
     return tuple(dict.fromkeys(min(shape.batch, n) for n in (1, 2)))
 
 
@@ -277,6 +286,11 @@ def _bands(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
     """List the bands that differ in the most rows that one has, in whole phases."""
     most = _most_bands(shape)
     return tuple(dict.fromkeys(-(-most // rows) for rows in (1, 2, 3, 4, 5, 7, 8)))
+
+
+def _least_sums(shape: DepthwiseConv2dShape) -> int:
+    """Count the sums of a thread whose band is as small as can be."""
+    return Images(shape, 1, 1, 1).phases * shape.result_width
 
 
 def _most_bands(shape: DepthwiseConv2dShape) -> int:
