@@ -31,7 +31,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     shape = images.shape
     (image_name, source), (_, weights) = shape.input_shapes.items()
     N, C = source[:2]
-    X, Y, Z, (RH, RW), SW = images.channels, images.images, bands, images.result, images.source[1]
+    X, Y, Z, RW, SW = images.channels, images.images, bands, images.result[1], images.source[1]
     READ, WRITTEN, TAPS = prod(images.source), prod(images.result), prod(shape.kernel)
     FROM, TO, APART, ROWS = images.stride(READ), images.stride(WRITTEN), images.taps, images.band(Z)
     TOGETHER = gcd(4, X * TAPS, C * TAPS) if APART == TAPS else 1

@@ -18,6 +18,10 @@ The loop over rows has the same code for all bands, so that it is short, and war
 several. Planes and weights lie in shared memory as those of `whole_image`; what a warp loads
 together is free of conflicts where `thread_x` fills as many banks as there are.
 
+With a stride, a band of the data's gradient has whole groups of rows, each of which meets other
+rows of the kernel, so that all bands still have one code; small blocks, many of them at a time,
+are the fastest.
+
 Registers: a band's sums, a row of the image, a row of the kernel, and a few more. Shared bytes:
 thread_x * (thread_y * H * W elements + 4 * KH * KW).
 """
@@ -50,7 +54,8 @@ if TYPE_CHECKING:
 __all__ = ["SplitImage"]
 
 _MOST_PIXELS, _MOST_TAPS = 1024, 512
-"""Of an image and of a result, and of a kernel: a block has them in shared memory."""
+"""Of an image and of a result, and of a kernel: a block has them in shared memory. With a stride,
+the results of a gradient are as many times more."""
 
 _OTHERS, _OTHERS_STRIDED = 9, 6
 """Registers for addresses, tests and loads on the way; and of a gradient with a stride."""
@@ -68,8 +73,9 @@ _SHARED_BYTES = 227 << 10
 # to 18 kernels of 8 layers on an H200, and the launch to 19 of 16 others: 6 % from their times.
 _CLOCK, _LAUNCH, _BANDWIDTH, _LEAST_WARPS = 1.755e9, 2.7e-6, 4.25e12, 7.4
 _CYCLES, _ROW, _TESTS, _LONGER, _TWICE = 1.17, 7.5, 3.3, 1.09, 0.39
-_MARGIN = 1.06
-"""By which windows are slower than expected where images are small."""
+_MARGIN, _STRIDED_MARGIN = 1.06, 1.2
+"""By which windows are slower than expected where images are small. Gradients with a stride took
+27 to 99 % longer, and here 4 to 10 %."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +96,8 @@ class SplitImage(Strategy):
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
     layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
     device: ClassVar[str] = (
-        f"a GPU (images and results of 2 to {_MOST_PIXELS} pixels and at most {MAX_SUMS} columns, "
-        f"at most {_MOST_TAPS} taps, channel_multiplier 1)"
+        f"a GPU (images and results of 2 to {_MOST_PIXELS} pixels, a gradient's times the stride, "
+        f"and at most {MAX_SUMS} columns; at most {_MOST_TAPS} taps, channel_multiplier 1)"
     )
 
     thread_x: int
@@ -103,27 +109,33 @@ class SplitImage(Strategy):
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
         return (
             super()._is_for(shape, target)
-            and is_small(shape, _MOST_PIXELS)
+            and is_small(shape, _MOST_PIXELS * _parts(shape))
             and max(shape.width, shape.out_width) <= MAX_SUMS
             and prod(shape.kernel) <= _MOST_TAPS
             and _least_sums(shape) <= MAX_SUMS
             and shape.kernel[1] * _least_sums(shape) <= MAX_UNROLLED
+            and cls(2, 1, 1)._images(shape).shared_bytes <= target.shared_bytes_per_block
         )
 
     @classmethod
     def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
         """Tell whether it is expected to be faster than windows and streams.
 
-        Tensor cores are left what they pay for. With a stride it was 3 to 20 % slower.
+        Tensor cores are left what they pay for. Forward with a stride it was 3 to 20 % slower. Of
+        large results few threads have registers at a time.
         """
+        is_strided = _is_strided(shape)
+        if not is_small(shape, _MOST_PIXELS) or (shape.stride != (1, 1) and not is_strided):
+            return False
         kinds = (BandedPlanes, BandedMatrix, RowStream, RegisterWindow)
         found = (kind for kind in kinds if kind.claims(shape, target) and kind.pays(shape, target))
         other = next(found).choose(shape, target)
-        if shape.stride != (1, 1) or isinstance(other, BandedMatrix):
+        if isinstance(other, BandedMatrix):
             return False
         expected = other.expected_seconds(shape, target)
         own = cls.choose(shape, target).expected_seconds(shape, target)
-        return own < (_MARGIN if isinstance(other, RegisterWindow) else 1.0) * expected
+        margin = _STRIDED_MARGIN if is_strided else _MARGIN
+        return own < (margin if isinstance(other, RegisterWindow) else 1.0) * expected
 
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> SplitImage:
@@ -214,7 +226,7 @@ class SplitImage(Strategy):
         images = self._images(shape)
         sums = images.band(self.bands) * shape.result_width
         taps, others = shape.kernel[1], _OTHERS
-        if shape.operation != "forward" and shape.stride[1] > 1:
+        if _is_strided(shape):
             taps, others = -(-taps // shape.stride[1]), _OTHERS_STRIDED
         return sums + images.source[1] + taps + others
 
@@ -267,17 +279,30 @@ def _lanes(shape: DepthwiseConv2dShape, columns: int) -> int:
     return gcd(16 // shape.itemsize, columns)
 
 
+def _is_strided(shape: DepthwiseConv2dShape) -> bool:
+    """Tell whether it is a gradient, and a result sees but a part of the kernel."""
+    return _parts(shape) > 1
+
+
+def _parts(shape: DepthwiseConv2dShape) -> int:
+    """Count the parts of the kernel, of which a result sees one."""
+    return 1 if shape.operation == "forward" else prod(shape.stride)
+
+
 def _channels(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-    """List the channels of a block: of a strided gradient few, else all banks have a row of one."""
-    if Images(shape, 1, 1, 1).phases > 1:
-        return (4, 8, 16, 32)
+    """List the channels of a block: those whose rows are loaded from all banks.
+
+    Of a strided gradient, neighbouring bands see other rows, and fewer do.
+    """
+    if _is_strided(shape):
+        return (2, 4, 8, 16, 32)
     bytes_together = _lanes(shape, Images(shape, 1, 1, 1).source[1]) * shape.itemsize
     return tuple(n for n in (8, 16, 32) if n * bytes_together >= 128) or (32,)
 
 
 def _batches(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
     """List the images of a block: of a strided gradient one."""
-    if Images(shape, 1, 1, 1).phases > 1:
+    if _is_strided(shape):
         return (1,)
     return tuple(dict.fromkeys(min(shape.batch, n) for n in (1, 2)))
 
@@ -289,7 +314,7 @@ def _bands(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
 
 
 def _least_sums(shape: DepthwiseConv2dShape) -> int:
-    """Count the sums of a thread whose band is as small as can be."""
+    """Count the sums of a band that is as small as can be."""
     return Images(shape, 1, 1, 1).phases * shape.result_width
 
 
