@@ -268,7 +268,8 @@ def adapted(
     plain = even | {"dilation": (1, 1), "padding": inside}
     small = even | {"padding": "SAME"}
     small |= {side: max(2, min(getattr(shape, side), 5)) for side in ("height", "width")}
-    for changes in ({}, {"stride": (1, 1)}, even, streamed, plain, small):
+    least = small | {"dilation": (1, 1)}
+    for changes in ({}, {"stride": (1, 1)}, even, streamed, plain, small, least):
         found = replace(shape, **changes)
         try:
             strategy.choose(found, target).check_use(found, target)

@@ -314,7 +314,14 @@ def test_whole_images_multiply_no_padding(text, tile):
     assert images.multiply_adds * 6 * 40 == products.sum()
 
 
-@pytest.mark.parametrize("text", ["6x40x14x14_k7_p3", "6x40x14x13_k4x3_p2_d2_float16_dgrad"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "6x40x14x14_k7_p3",
+        "6x40x14x13_k4x3_p2_d2_float16_dgrad",
+        "6x40x28x14_k5_s2_p2_float16_dgrad",
+    ],
+)
 def test_bands_of_an_image_have_one_code(text):
     shape = DepthwiseConv2dShape.parse(text)
     sources = []

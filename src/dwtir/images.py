@@ -16,17 +16,12 @@ _ALIKE = 16
 def is_small(shape: DepthwiseConv2dShape, most: int) -> bool:
     """Tell whether it is one that `Images` is for, with 2 to so many pixels an image."""
     sizes = shape.height * shape.width, shape.out_height * shape.out_width
-    return (
-        (shape.operation == "forward" or shape.stride == (1, 1))
-        and shape.channel_multiplier == 1
-        and min(sizes) > 1
-        and max(sizes) <= most
-    )
+    return shape.channel_multiplier == 1 and min(sizes) > 1 and max(sizes) <= most
 
 
 @dataclass(frozen=True)
 class Images:
-    """Sizes of a block's share of a convolution, or of the data's gradient with stride 1.
+    """Sizes of a block's share of a convolution, or of the data's gradient.
 
     Parameters
     ----------
@@ -74,7 +69,38 @@ class Images:
         """List the results, of those from one to before another, that a tap has an input for."""
         stride, size = self.shape.stride[axis], self.source[axis]
         before = self.before(axis) - tap * self.shape.dilation[axis]
-        return range(max(first, -(-before // stride)), min(end, (size - 1 + before) // stride + 1))
+        if self.shape.operation == "forward":
+            last = (size - 1 + before) // stride
+            return range(max(first, -(-before // stride)), min(end, last + 1))
+        last, passed = (size - 1) * stride + before, max(0, -(-(first - before) // stride))
+        return range(before + passed * stride, min(end, last + 1), stride)
+
+    @property
+    def phases(self) -> int:
+        """Rows of the result that meet different rows of the kernel: those of a gradient's stride.
+
+        Bands have all of them.
+        """
+        return 1 if self.shape.operation == "forward" else self.shape.stride[0]
+
+    def band(self, bands: int) -> int:
+        """Count the most rows of the result that one of so many bands has."""
+        return -(-self.result[0] // (self.phases * bands)) * self.phases
+
+    def seen(self, rows: int) -> int:
+        """Count the rows of the image that so many neighbouring rows of the result may see."""
+        stride, reach = self.shape.stride[0], (self.shape.kernel[0] - 1) * self.shape.dilation[0]
+        if self.shape.operation == "forward":
+            return (rows - 1) * stride + reach + 1
+        return (rows - 1 + reach) // stride + 1
+
+    def under(self, axis: int, tap: int, result: int) -> int:
+        """Find the row (axis 0) or column (axis 1) of the image that a result has under a tap."""
+        stride, before = self.shape.stride[axis], self.before(axis)
+        beside = tap * self.shape.dilation[axis] - before
+        if self.shape.operation == "forward":
+            return result * stride + beside
+        return (result + beside) // stride
 
     @property
     def multiply_adds(self) -> int:

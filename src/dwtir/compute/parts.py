@@ -13,6 +13,9 @@ from tvm.script import tirx as T
 
 __all__ = ["UNROLLED", "Part", "copy", "move", "share"]
 
+_TOGETHER = 32
+"""Elements of a channel that threads side by side copy together, if each has but one channel."""
+
 UNROLLED = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
 
 
@@ -60,6 +63,8 @@ def share(
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Deal what lies side by side out to threads, and go through a thread's share in vectors.
 
+    Where channels lie apart in shared memory, and have threads enough, a thread has a share of one.
+
     Parameters
     ----------
     channels : (int, PrimExpr)
@@ -75,8 +80,18 @@ def share(
         The place of an element side by side, in shared memory, and among the thread's own.
     """
     (most, count), (size, stride, lanes), (all_threads, thread) = channels, sizes, threads
-    for turn in range(-(-most * size // (lanes * all_threads))):
-        place = (thread + turn * all_threads) * lanes
-        apart = place if stride == size else place // size * stride + place % size
-        with T.If(place < count * size), T.Then(), T.vectorized(lanes) as lane:
-            yield place + lane, apart + lane, turn * lanes + lane
+    each = all_threads // most
+    if stride == size or each * lanes < _TOGETHER:
+        for turn in range(-(-most * size // (lanes * all_threads))):
+            place = (thread + turn * all_threads) * lanes
+            apart = place if stride == size else place // size * stride + place % size
+            with T.If(place < count * size), T.Then(), T.vectorized(lanes) as lane:
+                yield place + lane, apart + lane, turn * lanes + lane
+        return
+    channel, first = tirx.floordiv(thread, each), tirx.floormod(thread, each)
+    for turn in range(-(-size // (lanes * each))):
+        place = (first + turn * each) * lanes
+        is_there = tirx.all(channel < count, place < size)
+        with T.If(is_there), T.Then(), T.vectorized(lanes) as lane:
+            place += lane
+            yield channel * size + place, channel * stride + place, turn * lanes + lane

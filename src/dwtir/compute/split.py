@@ -31,9 +31,9 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     shape = images.shape
     (image_name, source), (_, weights) = shape.input_shapes.items()
     N, C = source[:2]
-    X, Y, Z, (RH, RW), SW = images.channels, images.images, bands, images.result, images.source[1]
+    X, Y, Z, RW, SW = images.channels, images.images, bands, images.result[1], images.source[1]
     READ, WRITTEN, TAPS = prod(images.source), prod(images.result), prod(shape.kernel)
-    FROM, TO, APART, ROWS = images.stride(READ), images.stride(WRITTEN), images.taps, -(-RH // Z)
+    FROM, TO, APART, ROWS = images.stride(READ), images.stride(WRITTEN), images.taps, images.band(Z)
     TOGETHER = gcd(4, X * TAPS, C * TAPS) if APART == TAPS else 1
     LANES_IN, LANES_OUT = (gcd(16 // shape.itemsize, width) for width in (SW, RW))
     dtype = shape.dtype
@@ -88,14 +88,14 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
                         taps = T.sblock_alloc_buffer((shape.kernel[1],), "float32", scope="local")
                         load = T.meta_var(loading(planes, window, vy, vx))
                         own = T.meta_var(Part(acc, vz, vy, vx, 0))
-                        band = T.meta_var(_band(RH, Z, vz))
+                        band = T.meta_var(_band(images, Z, vz))
                         _sum(images, band, own, window, taps, Part(filters, vx * APART), load)
                 for z, y, x in T.grid(Z, Y, X):
                     with T.sblock("epilogue"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
                         T.reads(acc[vz, vy, vx, :])
                         T.writes(results[vy, vx * TO : vx * TO + WRITTEN])
-                        first, _, most, rows = T.meta_var(_band(RH, Z, vz))
+                        first, _, most, rows = T.meta_var(_band(images, Z, vz))
                         n = T.meta_var(T.min(vb * Y + vy, N - 1))
                         channel = T.meta_var(T.min(vc * X + vx, C - 1))
                         result = T.sblock_alloc_buffer((ROWS * RW,), dtype, scope="local")
@@ -120,13 +120,16 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     return split_nchw
 
 
-def _band(height: int, bands: int, band: Any) -> tuple[Any, int, int, Any]:
+def _band(images: Images, bands: int, band: Any) -> tuple[Any, int, int, Any]:
     """Find a band's first row, and its rows: the fewest and the most of any, and its own."""
-    least, more = divmod(height, bands)
-    if not more:
-        return band * least, least, least, least
-    first = tirx.floordiv(band * height, bands)
-    return first, least, least + 1, tirx.floordiv((band + 1) * height, bands) - first
+    height, together = images.result[0], images.phases
+    groups = -(-height // together)
+    (least, more), over = divmod(groups, bands), groups * together - height
+    first, end = band * (least * together), (band + 1) * (least * together)
+    if more:
+        first, end = (tirx.floordiv(n * groups, bands) * together for n in (band, band + 1))
+    most, rows = images.band(bands), (tirx.min(end, height) if over else end) - first
+    return first, least * together - over, most, rows if more or over else most
 
 
 def _sum(
@@ -138,19 +141,28 @@ def _sum(
     weight: Part,
     load: Callable[[Any], None],
 ) -> None:
-    """Sum the products of a band, row after row of the image that it sees."""
+    """Sum the products of a band, row after row of the image that it sees.
+
+    A result is `down` rows of the image below the one before, or a row of the image `between`
+    results below.
+    """
     shape, width = images.shape, images.result[1]
-    (kernel_h, kernel_w), (down, right) = shape.kernel, shape.stride
-    (below, beside), (first, least, most, rows) = shape.dilation, band
+    (kernel_h, kernel_w), below, (first, least, most, rows) = shape.kernel, shape.dilation[0], band
+    (down, right), between = shape.stride, 1
+    if shape.operation == "grad_data":
+        down, right, between = 1, 1, down
+    apart = images.before(0) % between
+    top = tirx.floordiv(first * down, between) - images.before(0) // between
     with T.serial(most * width, annotations=UNROLLED) as place:
         T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
-    with T.serial((most - 1) * down + (kernel_h - 1) * below + 1) as seen:
-        row = first * down - images.before(0) + seen
+    with T.serial(images.seen(most)) as seen:
+        row = top + seen
         with T.If(tirx.all(0 <= row, row < images.source[0])), T.Then():
             load(row)
             for h in range(most):
-                above = seen - h * down
-                tests = [0 <= above] * (h > 0) + [above < kernel_h * below] * (h < most - 1)
+                above = apart + seen * between - h * down
+                tests = [0 <= above] * (h > 0)
+                tests += [above < kernel_h * below] * (h < most - 1 or between > 1)
                 tests += [tirx.floormod(above, below) == 0] * (below > 1)
                 tests += [h < rows] * (h >= least)
                 with T.If(tirx.all(*tests, tirx.const(True, "bool"))), T.Then():
@@ -162,8 +174,8 @@ def _sum(
                         if shape.operation != "forward":
                             tap = kernel_h * kernel_w - 1 - tap
                         T.buffer_store(taps, weight[tap], [kw])
-                        at = kw * beside - images.before(1)
-                        with T.serial(cols.start, cols.stop, annotations=UNROLLED) as w:
-                            place = acc.at(h * width + w)
-                            value = window[w * right + at] * taps[kw]
+                        at = images.under(1, kw, cols.start)
+                        with T.serial(len(cols), annotations=UNROLLED) as col:
+                            place = acc.at(h * width + cols.start + col * cols.step)
+                            value = window[at + col * right] * taps[kw]
                             T.buffer_store(acc.buffer, acc.buffer[place] + value, place)

@@ -18,6 +18,10 @@ The loop over rows has the same code for all bands, so that it is short, and war
 several. Planes and weights lie in shared memory as those of `whole_image`; what a warp loads
 together is free of conflicts where `thread_x` fills as many banks as there are.
 
+With a stride, a band of the data's gradient has whole groups of rows, each of which meets other
+rows of the kernel, so that all bands still have one code; small blocks, many of them at a time,
+are the fastest.
+
 Registers: a band's sums, a row of the image, a row of the kernel, and a few more. Shared bytes:
 thread_x * (thread_y * H * W elements + 4 * KH * KW).
 """
@@ -50,10 +54,11 @@ if TYPE_CHECKING:
 __all__ = ["SplitImage"]
 
 _MOST_PIXELS, _MOST_TAPS = 1024, 512
-"""Of an image and of a result, and of a kernel: a block has them in shared memory."""
+"""Of an image and of a result, and of a kernel: a block has them in shared memory. With a stride,
+the results of a gradient are as many times more."""
 
-_OTHERS = 9
-"""Registers for addresses, tests and loads on the way."""
+_OTHERS, _OTHERS_STRIDED = 9, 6
+"""Registers for addresses, tests and loads on the way; and of a gradient with a stride."""
 
 _BEST_SUMS = 32
 """Of a thread: with more of them fewer warps wait for shared memory in turns."""
@@ -68,8 +73,9 @@ _SHARED_BYTES = 227 << 10
 # to 18 kernels of 8 layers on an H200, and the launch to 19 of 16 others: 6 % from their times.
 _CLOCK, _LAUNCH, _BANDWIDTH, _LEAST_WARPS = 1.755e9, 2.7e-6, 4.25e12, 7.4
 _CYCLES, _ROW, _TESTS, _LONGER, _TWICE = 1.17, 7.5, 3.3, 1.09, 0.39
-_MARGIN = 1.06
-"""By which windows are slower than expected where images are small."""
+_MARGIN, _STRIDED_MARGIN = 1.06, 1.2
+"""By which windows are slower than expected where images are small. Gradients with a stride took
+27 to 99 % longer, and here 4 to 10 %."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +96,8 @@ class SplitImage(Strategy):
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
     layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
     device: ClassVar[str] = (
-        f"a GPU (images and results of 2 to {_MOST_PIXELS} pixels and at most {MAX_SUMS} columns, "
-        f"at most {_MOST_TAPS} taps, channel_multiplier 1; a gradient: with stride 1)"
+        f"a GPU (images and results of 2 to {_MOST_PIXELS} pixels, a gradient's times the stride, "
+        f"and at most {MAX_SUMS} columns; at most {_MOST_TAPS} taps, channel_multiplier 1)"
     )
 
     thread_x: int
@@ -103,26 +109,35 @@ class SplitImage(Strategy):
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
         return (
             super()._is_for(shape, target)
-            and is_small(shape, _MOST_PIXELS)
+            and is_small(shape, _MOST_PIXELS * _parts(shape))
             and max(shape.width, shape.out_width) <= MAX_SUMS
             and prod(shape.kernel) <= _MOST_TAPS
-            and shape.kernel[1] * shape.result_width <= MAX_UNROLLED
+            and _least_sums(shape) <= MAX_SUMS
+            and shape.kernel[1] * _least_sums(shape) <= MAX_UNROLLED
+            and cls(2, 1, 1)._images(shape).shared_bytes <= target.shared_bytes_per_block
+            # Where no image is read, TVM lets threads write results before all have come.
+            and cls(2, 1, 1)._images(shape).multiply_adds > 0
         )
 
     @classmethod
     def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
         """Tell whether it is expected to be faster than windows and streams.
 
-        Tensor cores are left what they pay for. With a stride it was 3 to 20 % slower.
+        Tensor cores are left what they pay for. Forward with a stride it was 3 to 20 % slower. Of
+        large results few threads have registers at a time.
         """
+        is_strided = _is_strided(shape)
+        if not is_small(shape, _MOST_PIXELS) or (shape.stride != (1, 1) and not is_strided):
+            return False
         kinds = (BandedPlanes, BandedMatrix, RowStream, RegisterWindow)
         found = (kind for kind in kinds if kind.claims(shape, target) and kind.pays(shape, target))
         other = next(found).choose(shape, target)
-        if shape.stride != (1, 1) or isinstance(other, BandedMatrix):
+        if isinstance(other, BandedMatrix):
             return False
         expected = other.expected_seconds(shape, target)
         own = cls.choose(shape, target).expected_seconds(shape, target)
-        return own < (_MARGIN if isinstance(other, RegisterWindow) else 1.0) * expected
+        margin = _STRIDED_MARGIN if is_strided else _MARGIN
+        return own < (margin if isinstance(other, RegisterWindow) else 1.0) * expected
 
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> SplitImage:
@@ -158,8 +173,8 @@ class SplitImage(Strategy):
         return self._registers(shape) <= registers_for(self._threads, self.min_blocks)
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
-        height, rows = shape.result_height, -(-shape.result_height // self.bands)
-        self._require(self.bands <= height, "bands", self.bands, f"at most {height}")
+        rows, most = self._images(shape).band(self.bands), _most_bands(shape)
+        self._require(self.bands <= most, "bands", self.bands, f"at most {most}")
         # TVM confuses the loops of a block whose threads are all of one channel.
         self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
         for name, count, most in (
@@ -189,9 +204,9 @@ class SplitImage(Strategy):
         images, (kernel_h, kernel_w) = self._images(shape), shape.kernel
         (height, width), columns = images.result, images.source[1]
         is_half, size = shape.itemsize == 2, shape.itemsize / 4
-        rows = -(-height // self.bands)
+        rows = images.band(self.bands)
         met = sum(len(images.meets(0, kh, 0, height)) for kh in range(kernel_h)) / self.bands
-        seen = min((rows - 1) * shape.stride[0] + (kernel_h - 1) * shape.dilation[0] + 1, met)
+        seen = min(images.seen(rows), met)
         beside = sum(len(images.meets(1, kw, 0, width)) for kw in range(kernel_w))
         lanes_in, lanes_out = _lanes(shape, columns), _lanes(shape, width)
         loads = columns / lanes_in + is_half * columns
@@ -210,8 +225,12 @@ class SplitImage(Strategy):
         return self.thread_x * self.thread_y * self.bands
 
     def _registers(self, shape: DepthwiseConv2dShape) -> int:
-        rows, columns = -(-shape.result_height // self.bands), self._images(shape).source[1]
-        return rows * shape.result_width + columns + shape.kernel[1] + _OTHERS
+        images = self._images(shape)
+        sums = images.band(self.bands) * shape.result_width
+        taps, others = shape.kernel[1], _OTHERS
+        if _is_strided(shape):
+            taps, others = -(-taps // shape.stride[1]), _OTHERS_STRIDED
+        return sums + images.source[1] + taps + others
 
     def _at_a_time(self, shape: DepthwiseConv2dShape) -> int:
         """Count the blocks that an SM has room for."""
@@ -222,10 +241,11 @@ class SplitImage(Strategy):
         return min(max(fitting, default=1), _SHARED_BYTES // taken)
 
     def _passes(self, shape: DepthwiseConv2dShape, target: Target) -> bool:
-        sums = -(-shape.result_height // self.bands) * shape.result_width
+        sums = self._images(shape).band(self.bands) * shape.result_width
         return (
             self.is_promising(shape)
-            and sums <= max(_BEST_SUMS, shape.result_width)
+            and self._threads > 32
+            and sums <= max(_BEST_SUMS, _least_sums(shape))
             and sums * shape.kernel[1] <= MAX_UNROLLED
             and self._threads <= target.max_threads_per_block
             and self._images(shape).shared_bytes <= target.shared_bytes_per_block
@@ -253,7 +273,7 @@ def _ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[SplitImage, ..
     tiles = list(SplitImage.tiles(shape, target))
     tiles.sort(key=lambda tile: tile.expected_seconds(shape, target))
     found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y))
-    return found or (SplitImage(2, 1, shape.result_height),)
+    return found or (SplitImage(2, 1, _most_bands(shape)),)
 
 
 def _lanes(shape: DepthwiseConv2dShape, columns: int) -> int:
@@ -261,18 +281,44 @@ def _lanes(shape: DepthwiseConv2dShape, columns: int) -> int:
     return gcd(16 // shape.itemsize, columns)
 
 
+def _is_strided(shape: DepthwiseConv2dShape) -> bool:
+    """Tell whether it is a gradient, and a result sees but a part of the kernel."""
+    return _parts(shape) > 1
+
+
+def _parts(shape: DepthwiseConv2dShape) -> int:
+    """Count the parts of the kernel, of which a result sees one."""
+    return 1 if shape.operation == "forward" else prod(shape.stride)
+
+
 def _channels(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-    """List the channels of a block whose rows are loaded from all banks."""
+    """List the channels of a block: those whose rows are loaded from all banks.
+
+    Of a strided gradient, neighbouring bands see other rows, and fewer do.
+    """
+    if _is_strided(shape):
+        return (2, 4, 8, 16, 32)
     bytes_together = _lanes(shape, Images(shape, 1, 1, 1).source[1]) * shape.itemsize
     return tuple(n for n in (8, 16, 32) if n * bytes_together >= 128) or (32,)
 
 
 def _batches(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-    """List the images of a block."""
+    """List the images of a block: of a strided gradient one."""
+    if _is_strided(shape):
+        return (1,)
     return tuple(dict.fromkeys(min(shape.batch, n) for n in (1, 2)))
 
 
 def _bands(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-    """List the bands that differ in the most rows that one has."""
-    height = shape.result_height
-    return tuple(dict.fromkeys(-(-height // rows) for rows in (1, 2, 3, 4, 5, 7, 8)))
+    """List the bands that differ in the most rows that one has, in whole phases."""
+    most = _most_bands(shape)
+    return tuple(dict.fromkeys(-(-most // rows) for rows in (1, 2, 3, 4, 5, 7, 8)))
+
+
+def _least_sums(shape: DepthwiseConv2dShape) -> int:
+    """Count the sums of a band that is as small as can be."""
+    return Images(shape, 1, 1, 1).phases * shape.result_width
+
+
+def _most_bands(shape: DepthwiseConv2dShape) -> int:
+    return -(-shape.result_height // Images(shape, 1, 1, 1).phases)

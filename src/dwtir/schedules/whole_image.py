@@ -117,6 +117,7 @@ class WholeImage(Strategy):
         return (
             super()._is_for(shape, target)
             and is_small(shape, _MOST_PIXELS)
+            and (shape.operation == "forward" or shape.stride == (1, 1))
             and prod(shape.kernel) <= _MOST_TAPS
         )
 
