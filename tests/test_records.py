@@ -61,7 +61,7 @@ def test_what_is_written_is_read(tmp_path, all_records):
         path = record.path_in(tmp_path / str(number))
         assert Record.read(path) == record
         assert path.stat().st_size < 0.8 * MAX_BYTES
-        assert [file.name for file in path.parent.iterdir()] == [path.name]
+        assert {file.name for file in path.parent.iterdir()} == {path.name, "versions.txt"}
         assert traces.recognise(record.trace, record.shape, record.target, Epilogue()) == (
             record.strategy
         )
@@ -255,7 +255,20 @@ def test_eight_writers_that_are_killed_lose_nothing(tmp_path):
     for record in map(Record.read, database.record_paths(tmp_path)):
         assert record.write(tmp_path, force=True), "no lock is left held"
     left = {path.suffix for path in tmp_path.glob("cpu-*/*")}
-    assert left == {".json"}, "the next writer clears up"
+    assert left == {".json", ".txt"}, "the next writer clears up"
+
+
+def test_versions_are_said_once_for_a_folder(tmp_path):
+    first, second = cpu_record(), cpu_record(versions={"dwtir": "99.0"})
+    path, common = first.path_in(tmp_path), first.path_in(tmp_path).with_name("versions.txt")
+    for record, left_out in ((first, True), (second, False), (first, True)):
+        assert record.write(tmp_path, force=True)
+        assert ("versions" not in json.loads(path.read_text())) == left_out
+        assert Record.read(path) == record
+    for damage in (lambda: common.write_bytes(b"\xff"), common.unlink):
+        damage()
+        with pytest.raises(RecordError, match="versions"):
+            Record.read(path)
 
 
 def test_a_record_of_another_architecture_is_not_used(tmp_path, monkeypatch):

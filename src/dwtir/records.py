@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from . import files, packing, target_json, traces
+from . import files, packing, target_json, traces, versions
 from ._version import __version__
 from .epilogue import Epilogue
 from .errors import DwtirError, RecordError
@@ -42,8 +42,6 @@ _USUAL: dict[str, Any] = {"epilogue": "none", "target": {}, "seed": 0}
 """Fields that are in the file only where they are something else."""
 _PLACE = ("shape", "epilogue", "device")
 """Fields that the file's path says; the file need not."""
-_VERSIONS = ("apache-tvm", "dwtir", "gpu", "driver", "cuda")
-"""What the versions are of, in the order of the file's line: all of it, or the first two."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +198,8 @@ class Record:
                 shape = DepthwiseConv2dShape.parse(name).brief
                 place = shape, str(Epilogue(tuple(steps))), path.parent.name
                 values = dict(zip(_PLACE, place, strict=True)) | values
+                if "versions" not in values:
+                    values["versions"] = versions.common(path.parent)
             found = cls.from_json(values)
             for name, wanted, got in (
                 ("device", path.parent.name, found.device),
@@ -246,8 +246,7 @@ class Record:
         if isinstance(record["trace"], str):
             record = record | {"trace": packing.unpack(record["trace"])}
         if isinstance(record["versions"], str):
-            given = record["versions"].split(", ")
-            record = record | {"versions": dict(zip(_VERSIONS, given, strict=False))}
+            record = record | {"versions": versions.read(record["versions"])}
         found = cls(
             **{name: record[name] for name in _SAME},
             shape=shape,
@@ -320,13 +319,16 @@ class Record:
         short = {
             "parameters": ", ".join(map(str, self.parameters.values())),
             "trace": packing.pack(self.trace),
-            "versions": _line(self.versions),
+            "versions": versions.line(self.versions),
         }
+        path.parent.mkdir(parents=True, exist_ok=True)
         values = self.as_json() | short
-        text = _pretty({name: values[name] for name in values if name not in _PLACE}).encode()
+        left = (
+            (*_PLACE, "versions") if versions.is_common(path.parent, short["versions"]) else _PLACE
+        )
+        text = _pretty({name: values[name] for name in values if name not in left}).encode()
         if len(text) > MAX_BYTES:
             raise RecordError(f"{path}: a record is at most {MAX_BYTES} bytes, got {len(text)}")
-        path.parent.mkdir(parents=True, exist_ok=True)
         with files.locked(path):
             if not force and path.exists():
                 with contextlib.suppress(RecordError):
@@ -363,12 +365,6 @@ def read_strategy(kind: object, parameters: object) -> Strategy:
 def file_name(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> str:
     """Name the file of a record: the shape, and the epilogue it was tuned with if any."""
     return f"{shape}{'+' if epilogue.steps else ''}{'+'.join(epilogue.steps)}.json"
-
-
-def _line(versions: Mapping[str, str]) -> Any:
-    """Write versions as a line, if it can be read again."""
-    line = ", ".join(versions[name] for name in _VERSIONS if name in versions)
-    return line if dict(zip(_VERSIONS, line.split(", "), strict=False)) == versions else versions
 
 
 def _rounded(seconds: float) -> float:
