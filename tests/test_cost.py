@@ -167,6 +167,7 @@ def test_blocks_share_no_sectors_of_odd_pixels(images: str) -> None:
         ("128x672x14x14_k5_s2_p2", "register_window"),
         ("128x672x14x14_k5_s2_p2_dgrad", "split_image"),
         ("128x240x28x28_k5_s2_p2_float16_dgrad", "split_image"),
+        ("128x144x56x56_k3_s2_p1_float16_dgrad", "split_image"),
         ("128x64x112x112_k3_s2_p1_dgrad", "register_window"),
         ("1x240x28x28_k5_s2_p2_float16_dgrad", "register_window"),
         ("1x96x56x56_k7_p3", "register_window"),

@@ -126,8 +126,8 @@ class SplitImage(Strategy):
         Tensor cores are left what they pay for. Forward with a stride it was 3 to 20 % slower. Of
         large results few threads have registers at a time.
         """
-        is_strided = _is_strided(shape)
-        if not is_small(shape, _MOST_PIXELS) or (shape.stride != (1, 1) and not is_strided):
+        is_strided, is_smaller = _is_strided(shape), is_small(shape, _MOST_PIXELS)
+        if not is_strided and (not is_smaller or shape.stride != (1, 1)):
             return False
         kinds = (BandedPlanes, BandedMatrix, RowStream, RegisterWindow)
         found = (kind for kind in kinds if kind.claims(shape, target) and kind.pays(shape, target))
@@ -137,7 +137,8 @@ class SplitImage(Strategy):
         expected = other.expected_seconds(shape, target)
         own = cls.choose(shape, target).expected_seconds(shape, target)
         margin = _STRIDED_MARGIN if is_strided else _MARGIN
-        return own < (margin if isinstance(other, RegisterWindow) else 1.0) * expected
+        slower = isinstance(other, RegisterWindow) and is_smaller
+        return own < (margin if slower else 1.0) * expected
 
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> SplitImage:
