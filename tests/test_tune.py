@@ -265,6 +265,11 @@ def test_builds_that_take_too_long_cost_no_session(tmp_path, monkeypatch):
     assert outcome.trials[0].times
 
 
+def test_the_largest_sums_of_a_testbed_fit_a_half():
+    shape = DepthwiseConv2dShape.parse("1x1x256x256_k3_psame_float16_wgrad")
+    assert testbed.open_testbed(Task(shape), resolve("cpu"))
+
+
 class _Untimed(testbed.Testbed):
     """A device elsewhere, for which candidates are built and no more."""
 

@@ -29,7 +29,8 @@ class Testbed:
     """Checks candidates of one layer, and times them on the CPU, with data in its caches.
 
     The tensors are small integers, so that sums are exact in any order and
-    every right kernel gives the same bits. The manual kernel's output is
+    every right kernel gives the same bits; none is the beginning of another, for
+    sums of squares are too large for halves. The manual kernel's output is
     compared with the float64 reference, on as many images and channels as that
     does in a second; then every candidate is compared with all of it.
 
@@ -52,7 +53,8 @@ class Testbed:
         values = np.random.default_rng(0).integers(-2, 3, 1_000_003)
         values = values.astype(numpy_dtype(shape.dtype))
         extents = (shape.input_shapes | task.epilogue.operands(shape)).values()
-        self._inputs = [np.resize(values, extent) for extent in extents]
+        parts = (np.roll(values, number * 333_331) for number in range(len(extents)))
+        self._inputs = [np.resize(part, size) for part, size in zip(parts, extents, strict=True)]
         self._prepare()
         manual = schedules.choose(shape, target, task.epilogue)
         self._expected = self._output(compile_kernel(shape, task.epilogue, target, manual))
