@@ -32,6 +32,8 @@ class Images:
         Rows of the result that a thread sums together.
     turns : int
         Images of a thread, one after the other.
+    bands : int
+        Threads of an image, if not one, each of `rows`.
     """
 
     shape: DepthwiseConv2dShape
@@ -39,6 +41,7 @@ class Images:
     images: int
     rows: int
     turns: int = 1
+    bands: int = 1
 
     @property
     def source(self) -> tuple[int, int]:

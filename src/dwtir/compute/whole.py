@@ -14,6 +14,7 @@ memory and loads the next.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from math import gcd, prod
 from typing import Any
@@ -144,14 +145,19 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 
 
 def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
-    """Define the convolution, or the data's gradient, where channels lie side by side."""
-    shape, turns = images.shape, images.turns
+    """Define the operation where channels lie side by side, by one or more threads an image."""
+    shape, turns, bands = images.shape, images.turns, images.bands
     (image_name, source), (_, weights) = shape.input_shapes.items()
     N, H, W, C = source
     (RH, RW), KW, TAPS = images.result, shape.kernel[1], prod(shape.kernel)
     dtype = shape.dtype
     declare, finish = epilogue_parts(shape, epilogue)
-    go = _sum if turns == 1 else _sum_in_turn
+    HELD = max(TAPS, (H + images.rows * shape.stride[0]) * KW)
+
+    def going(band: Any) -> Callable[..., None]:
+        if bands > 1:
+            return partial(_sum_band, first=band * images.rows)
+        return _sum if turns == 1 else _sum_in_turn
 
     def loading(data: tirx.Buffer, window: tirx.Buffer, n: Any, c: Any) -> Callable[..., None]:
         def load(row: int, turn: Any = 0) -> None:
@@ -167,10 +173,11 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     def storing(
         acc: tirx.Buffer, operands: Any, out: tirx.Buffer, n: Any, c: Any
     ) -> Callable[..., None]:
-        def store(row: int, turn: Any = 0) -> None:
-            image = n * turns + turn
-            with T.If(image < N), T.Then(), T.serial(RW, annotations=UNROLLED) as w:
-                place = (image, row, w, c)
+        def store(row: int, turn: Any = 0, first: Any = 0) -> None:
+            image, is_there = n * turns + turn, first + row < RH
+            is_there = tirx.all(is_there, image < N)
+            with T.If(is_there), T.Then(), T.serial(RW, annotations=UNROLLED) as w:
+                place = (image, first + row, w, c)
                 T.buffer_store(out, finish(acc[row * RW + w], operands, c, place), place)
 
         return store
@@ -182,14 +189,16 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
         weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
         operands = T.meta_var(declare())
         out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
-        for n, c in T.grid(-(-N // turns), C):
+        for n, c in T.grid(-(-N // turns) * bands, C):
             with T.sblock("depthwise_conv2d"):
-                vn, vc = T.axis.remap("SS", [n, c])
+                vb, vc = T.axis.remap("SS", [n, c])
+                vn = T.meta_var(vb // bands)
                 T.reads()
                 T.writes(out[vn * turns : vn * turns + turns, :, :, vc])
                 window = T.sblock_alloc_buffer((H * W,), "float32", scope="local")
-                taps = T.sblock_alloc_buffer((TAPS,), "float32", scope="local")
+                taps = T.sblock_alloc_buffer((HELD,), "float32", scope="local")
                 acc = T.sblock_alloc_buffer((RH * RW,), "float32", scope="local")
+                go = T.meta_var(going(vb % bands))
                 go(
                     images,
                     Part(acc, 0),
@@ -253,6 +262,57 @@ def _sum(
         if store:
             for row in range(first, until):
                 store(row)
+
+
+def _sum_band(
+    images: Images,
+    acc: Part,
+    window: tirx.Buffer,
+    taps: tirx.Buffer,
+    weight: Callable[[Any], Any],
+    load: Callable[[int], None],
+    store: Callable[..., None],
+    first: Any,
+) -> None:
+    """Sum the products of the rows of a band, from one on that is known only when this runs.
+
+    All rows of the image are loaded first, and the rows of the kernel that the band has there:
+    with one code for all bands, and tests where some have none.
+    """
+    shape, width, (rows, columns) = images.shape, images.result[1], images.source
+    (down, right), (below, beside), (kernel_h, kernel_w) = shape.stride, shape.dilation, shape.kernel
+    most, before = (images.rows - 1) * down, images.before(0)
+    pairs = [(row, h, row - h * down) for row, h in product(range(rows), range(images.rows))]
+    used = [kw for kw in range(kernel_w) if images.meets(1, kw, 0, width)]
+
+    def meets(apart: int) -> Any:
+        above = apart + before - first * down
+        tests = [0 <= above] * (apart + before < (images.bands - 1) * images.rows * down)
+        tests += [above < kernel_h * below] * (apart + before >= kernel_h * below)
+        tests += [tirx.floormod(above, below) == 0] * (below > 1)
+        return T.If(tirx.all(*tests, tirx.const(True, "bool")))
+
+    for row in range(rows):
+        load(row)
+    for apart in dict.fromkeys(apart for _, _, apart in pairs):
+        with meets(apart), T.Then():
+            for kw in used:
+                tap = tirx.floordiv(apart + before - first * down, below) * kernel_w + kw
+                tap = tap if shape.operation == "forward" else prod(shape.kernel) - 1 - tap
+                T.buffer_store(taps, weight(tap), [(apart + most) * kernel_w + kw])
+    with T.serial(images.rows * width, annotations=UNROLLED) as place:
+        T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
+    for row, h, apart in pairs:
+        with meets(apart), T.Then():
+            for kw in used:
+                cols, at = images.meets(1, kw, 0, width), kw * beside - images.before(1)
+                with T.serial(cols.start, cols.stop, annotations=UNROLLED) as w:
+                    value = window[row * columns + w * right + at]
+                    value *= taps[(apart + most) * kernel_w + kw]
+                    place = acc.at(h * width + w)
+                    T.buffer_store(acc.buffer, acc.buffer[place] + value, place)
+    for h in range(images.rows):
+        store(h, first=first)
 
 
 def _sum_in_turn(

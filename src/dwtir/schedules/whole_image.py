@@ -97,6 +97,8 @@ class WholeImage(Strategy):
         Blocks that an SM shall have room for at a time.
     turns : int
         Images of a thread, one after the other. The next one is loaded while one is computed.
+    bands : int
+        Threads of an image in NHWC: one, or one for each `rows`. Those of a block are `thread_y`.
     """
 
     name: ClassVar[str] = "whole_image"
@@ -111,6 +113,7 @@ class WholeImage(Strategy):
     rows: int
     min_blocks: int = 1
     turns: int = 1
+    bands: int = 1
 
     @classmethod
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
@@ -224,7 +227,7 @@ class WholeImage(Strategy):
         return is_free or self.rows == shape.result_height
 
     def _images(self, shape: DepthwiseConv2dShape) -> Images:
-        return Images(shape, self.thread_x, self.thread_y, self.rows, self.turns)
+        return Images(shape, self.thread_x, self.thread_y, self.rows, self.turns, self.bands)
 
     def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import whole_images
