@@ -184,7 +184,9 @@ def test_small_images_take_turns_where_blocks_come_one_after_the_other(layout):
     """Measured on 128 of them: 6 and 14 % faster. On 32 all blocks are there at once."""
     for batch, turns in ((1, 1), (32, 1), (128, 2)):
         shape = DepthwiseConv2dShape.parse(f"{batch}x768x7x7_k7_p3_{layout}")
-        assert WholeImage.choose(shape, H200).turns == turns
+        tile = WholeImage.choose(shape, H200)
+        assert tile.turns == turns
+        assert (tile.bands > 1) == (batch == 1 and layout == "nhwc")
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,13 @@ class Images:
         return (result + beside) // stride
 
     @property
+    def weights(self) -> int:
+        """Weights that a thread has registers for."""
+        kernel_h, kernel_w = self.shape.kernel
+        below = (self.rows - 1) * self.shape.stride[0]
+        return (self.source[0] + below if self.bands > 1 else kernel_h) * kernel_w
+
+    @property
     def multiply_adds(self) -> int:
         """Products of one result image: of the taps that do not lie in the padding."""
         return prod(

@@ -1,4 +1,4 @@
-"""The forward convolution of small images, each by one thread.
+"""The forward convolution of small images, each by one thread, or by a few in NHWC.
 
 A thread has all of an image in registers. Where that lies under a tap is known when this is
 written down, so that taps in the padding are not there: of a 7x7 kernel on 7x7 inputs 28
@@ -149,10 +149,9 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     shape, turns, bands = images.shape, images.turns, images.bands
     (image_name, source), (_, weights) = shape.input_shapes.items()
     N, H, W, C = source
-    (RH, RW), KW, TAPS = images.result, shape.kernel[1], prod(shape.kernel)
+    (RH, RW), KW = images.result, shape.kernel[1]
     dtype = shape.dtype
     declare, finish = epilogue_parts(shape, epilogue)
-    HELD = max(TAPS, (H + images.rows * shape.stride[0]) * KW)
 
     def going(band: Any) -> Callable[..., None]:
         if bands > 1:
@@ -174,10 +173,10 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
         acc: tirx.Buffer, operands: Any, out: tirx.Buffer, n: Any, c: Any
     ) -> Callable[..., None]:
         def store(row: int, turn: Any = 0, first: Any = 0) -> None:
-            image, is_there = n * turns + turn, first + row < RH
-            is_there = tirx.all(is_there, image < N)
+            image, at = n * turns + turn, first + row
+            is_there = tirx.all(image < N, at < RH)
             with T.If(is_there), T.Then(), T.serial(RW, annotations=UNROLLED) as w:
-                place = (image, first + row, w, c)
+                place = (image, at, w, c)
                 T.buffer_store(out, finish(acc[row * RW + w], operands, c, place), place)
 
         return store
@@ -196,7 +195,7 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                 T.reads()
                 T.writes(out[vn * turns : vn * turns + turns, :, :, vc])
                 window = T.sblock_alloc_buffer((H * W,), "float32", scope="local")
-                taps = T.sblock_alloc_buffer((HELD,), "float32", scope="local")
+                taps = T.sblock_alloc_buffer((images.weights,), "float32", scope="local")
                 acc = T.sblock_alloc_buffer((RH * RW,), "float32", scope="local")
                 go = T.meta_var(going(vb % bands))
                 go(
@@ -276,11 +275,12 @@ def _sum_band(
 ) -> None:
     """Sum the products of the rows of a band, from one on that is known only when this runs.
 
-    All rows of the image are loaded first, and the rows of the kernel that the band has there:
-    with one code for all bands, and tests where some have none.
+    It loads all rows of the image, and of the kernel those that the band has on them, before it
+    uses any. All bands have one code, with tests where some have no such row of the kernel.
     """
     shape, width, (rows, columns) = images.shape, images.result[1], images.source
-    (down, right), (below, beside), (kernel_h, kernel_w) = shape.stride, shape.dilation, shape.kernel
+    (down, right), (below, beside) = shape.stride, shape.dilation
+    kernel_h, kernel_w = shape.kernel
     most, before = (images.rows - 1) * down, images.before(0)
     pairs = [(row, h, row - h * down) for row, h in product(range(rows), range(images.rows))]
     used = [kw for kw in range(kernel_w) if images.meets(1, kw, 0, width)]

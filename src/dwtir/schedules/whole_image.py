@@ -21,11 +21,13 @@ for: of 13x13 taps on 7x7 inputs 71 % lie in the padding. The others cost one in
 Planes lie apart in shared memory by an odd number of vectors, so that a warp reads all
 banks, and are copied as one piece. In NHWC neighbouring threads have neighbouring channels: loads,
 weights and stores are a thread's own. With several turns it goes through the image row by row
-there, and loads each row half an image ahead.
+there, and loads each row half an image ahead. Of few images a thread may have but a band of rows;
+it has all loads, of the image and of its rows of the kernel, under way before it uses any.
 
 Registers: the image, its results and a few more; with fewer `rows` than the result has,
 those of `rows` and all weights. With several turns also `ahead`; in NHWC all weights, and
-half of the image. Shared bytes: thread_x * (thread_y * H * W elements + 4 * KH * KW).
+half of the image; of a band, all that is loaded. Shared bytes, in NCHW:
+thread_x * (thread_y * H * W elements + 4 * KH * KW).
 """
 
 from __future__ import annotations
@@ -152,9 +154,11 @@ class WholeImage(Strategy):
         sizes = _WARPS, _channels(shape), _batches(shape), _heights(shape), _turns(shape)
         for together, x, y, rows, turns in product(*sizes):
             warps = -(-x * y // 32)
-            tile = cls(x, y, rows, together // warps, turns)
-            if together % warps == 0 and tile._sums_all(shape) and tile.is_promising(shape):
-                yield tile
+            for bands in _bands(shape, rows, turns):
+                tile = cls(x, y, rows, together // warps, turns, bands)
+                is_whole = together % warps == 0 and y <= shape.batch * bands
+                if is_whole and tile._sums_all(shape) and tile.is_promising(shape):
+                    yield tile
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -164,14 +168,18 @@ class WholeImage(Strategy):
             "rows": _heights(shape),
             "min_blocks": BLOCK_COUNTS,
             "turns": _turns(shape),
+            "bands": tuple({n for rows in _heights(shape) for n in _bands(shape, rows, 1)}),
         }
         return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
-        """Tell whether registers suffice; weights are held if they are used again."""
+        """Tell whether registers suffice; weights are held if they are used again.
+
+        A thread of a band shall have all of its loads under way at a time.
+        """
         images = self._images(shape)
         rows, cols = images.source
-        held = prod(shape.kernel) if self.rows < shape.result_height else 0
+        held = images.weights if self.rows < shape.result_height else 0
         if self.turns > 1 and shape.layout == "NHWC":
             rows, held = images.ahead + 1, prod(shape.kernel)
         elif self.turns > 1:
@@ -184,6 +192,8 @@ class WholeImage(Strategy):
         self._require(self.rows <= height, "rows", self.rows, f"at most {height}")
         self._require(self.turns <= shape.batch, "turns", self.turns, f"at most {shape.batch}")
         self._require(self._sums_all(shape), "rows", self.rows, f"{height} in NHWC with turns")
+        bands = _bands(shape, self.rows, self.turns)
+        self._require(self.bands in bands, "bands", self.bands, f"one of {bands}")
         # TVM confuses the loops of a block whose threads are all of one channel.
         self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
         self._require_launch(
@@ -198,7 +208,7 @@ class WholeImage(Strategy):
         An image that is loaded ahead is worth as much as another block.
         """
         x, y = self.thread_x, self.thread_y
-        blocks = -(-shape.batch // (y * self.turns)) * -(-shape.result_channels // x)
+        blocks = -(-shape.batch * self.bands // (y * self.turns)) * -(-shape.result_channels // x)
         on_each = blocks / target.units
         warps = max(_LEAST_WARPS, ceil(on_each) * -(-x * y // 32))
         busy = self._instructions(shape) * _CYCLES[shape.layout] * warps / 4 / _CLOCK
@@ -215,6 +225,11 @@ class WholeImage(Strategy):
         images, taps, is_half = self._images(shape), prod(shape.kernel), shape.itemsize == 2
         read, written = prod(images.source), prod(images.result)
         count = float(images.multiply_adds + is_half * (read + written))
+        if self.bands > 1:
+            width = shape.result_width
+            met = sum(len(images.meets(1, kw, 0, width)) for kw in range(shape.kernel[1]))
+            count = (images.source[0] * met + (1 + is_half) * width) * self.rows
+            return count + (1 + is_half) * (read + images.weights)
         if shape.layout == "NHWC":
             return self.turns * (count + read + written) + taps + is_half * taps
         for pixels in (read, written):
@@ -258,7 +273,7 @@ def _ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[WholeImage, ..
     tiles.sort(
         key=lambda tile: tile.expected_seconds(shape, target) * (_TURNING if tile.turns > 1 else 1)
     )
-    found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y, tile.turns))
+    found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y, tile.turns, tile.bands))
     return found or (WholeImage(2, 1, shape.result_height),)
 
 
@@ -273,8 +288,9 @@ def _channels(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
 
 
 def _batches(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
-    """List the images of a block."""
-    return tuple(dict.fromkeys(min(shape.batch, n) for n in (4, 2, 8, 1, 3, 6)))
+    """List the images of a block, or bands of them."""
+    most = shape.batch * (shape.result_height if shape.layout == "NHWC" else 1)
+    return tuple(dict.fromkeys(min(most, n) for n in (4, 2, 8, 1, 3, 6)))
 
 
 def _heights(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
@@ -286,3 +302,8 @@ def _turns(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
     """List the images of a thread: one, if the kernel is large."""
     most = shape.batch if prod(shape.kernel) <= _MOST_TURNING else 1
     return tuple(n for n in (1, 2, 3, 4) if n <= most)
+
+
+def _bands(shape: DepthwiseConv2dShape, rows: int, turns: int) -> set[int]:
+    """List how many threads an image may have."""
+    return {1, -(-shape.result_height // rows)} if shape.layout == "NHWC" and turns == 1 else {1}
