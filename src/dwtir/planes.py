@@ -14,8 +14,8 @@ from .bands import Bands
 
 __all__ = ["Planes", "channel_threads"]
 
-_THREADS = 256
-"""Threads of a block of the copies."""
+_THREADS, _FEW_THREADS, _MANY = 256, 32, 2**22
+"""Threads of a block of the copies, and of fewer elements than so many: for all SMs."""
 
 _VECTOR = 8
 
@@ -59,10 +59,12 @@ class Planes:
         A thread turns 8 channels of 8 pixels round in registers; threads of neighbouring
         channels read a pixel together, and four of neighbouring positions write 64 bytes.
         """
+        count = self.bands.source_channels
+        threads = _THREADS if count * (self.images + self.weights) > _MANY else _FEW_THREADS
         if self.bands.shape.layout == "NCHW":
-            return (1, 1), _THREADS, 4
-        channels = channel_threads(self.bands.source_channels)
-        return channels, _THREADS // channels[0], _VECTOR
+            return (1, 1), threads, 4
+        channels = channel_threads(count)
+        return channels, threads // channels[0], _VECTOR
 
     def place(self, position: Any) -> tuple[Any, Any, Any]:
         """Find the image, the row and the column of a position; a column may be beyond the last."""
