@@ -56,7 +56,7 @@ def schedules(
     whole = dwtir.STRATEGIES["whole_image"]
     if whole.claims(shape, device) and shape.batch > 1:
         tile = whole.choose(shape, device).parameters
-        yield whole(**tile | {"turns": 2, "rows": shape.result_height})
+        yield whole(**tile | {"turns": 2, "rows": shape.result_height, "bands": 1})
     claiming = [name for name, kind in dwtir.STRATEGIES.items() if kind.claims(shape, device)]
     yield from claiming
     for steps in dwtir.ARTICLE_STEPS.values():

@@ -300,8 +300,7 @@ class BandedMatrix(Strategy):
         pad, band, conv, epilogue, store = map(
             sch.get_sblock, ("pad", "band", "depthwise_conv2d", "epilogue", "store")
         )
-
-        warp, lane = self._deal(sch, store)
+        warp, lane = self._deal(sch, shape, store)
 
         # Results leave in pairs, and so come what they are added to.
         sch.compute_at(epilogue, lane, preserve_unit_loops=True)
@@ -313,12 +312,15 @@ class BandedMatrix(Strategy):
             sch.vectorize(pair) if shape.result_width % 2 == 0 else sch.unroll(pair)
         self._multiply(sch, shape, (pad, band, conv), warp)
 
-    def _deal(self, sch: Schedule, store: SBlockRV) -> tuple[LoopRV, LoopRV]:
+    def _deal(
+        self, sch: Schedule, shape: DepthwiseConv2dShape, store: SBlockRV
+    ) -> tuple[LoopRV, LoopRV]:
         """Give a warp a group of tiles; lanes hold what the tensor cores want of them."""
         c, group, rows, lane, half, pair = sch.get_loops(store)
         blocks, warp = sch.split(group, [None, self.warps])
-        sch.reorder(blocks, c, warp, lane, rows, half, pair)
-        sch.bind(sch.fuse(blocks, c), "blockIdx.x")
+        outer = (c, blocks) if self.bands(shape).is_copied else (blocks, c)  # as planes lie
+        sch.reorder(*outer, warp, lane, rows, half, pair)
+        sch.bind(sch.fuse(*outer), "blockIdx.x")
         sch.bind(warp, "threadIdx.y")
         sch.bind(lane, "threadIdx.x")
         return warp, lane

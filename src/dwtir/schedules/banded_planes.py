@@ -7,7 +7,7 @@ it leaves its float32 sums in the order of its tiles, and the third brings them 
     blockIdx.x = positions * channels              threads = positions, vectors of channels
       gathered[8 positions, 8 channels] = data or 0 or weight
       planes[8 channels, 8 positions] = gathered
-    blockIdx.x = (groups of 16 tiles / warps) * c
+    blockIdx.x = c * (groups of 16 tiles / warps)
       sums = products, as in `banded_matrix`
     blockIdx.x = tiles * channels                  threads = columns, vectors of channels
       out[8 channels] = epilogue(sums)
@@ -107,7 +107,7 @@ class BandedPlanes(BandedMatrix):
             super().apply(sch, shape)
             return
         pad, band, conv, sums = map(sch.get_sblock, ("pad", "band", "depthwise_conv2d", "sums"))
-        warp, _ = self._deal(sch, sums)
+        warp, _ = self._deal(sch, shape, sums)
         *outer, pair = sch.get_loops(sums)[-3:]
         unroll_all(sch, outer)
         sch.vectorize(pair)
