@@ -58,6 +58,7 @@ LAYERS = [
     "4x96x28x28_k9_p4_float16_nchw",
     "4x96x28x28_k9_p4_bfloat16_nhwc",
     "8x64x56x56_k11_p5_float32_nchw",
+    "128x384x14x14_k7_p3_float32_nchw",
 ]
 
 # All are compiled as they are, and each as one of its gradients; nightly runs have them all.
