@@ -207,8 +207,8 @@ class Kernel:
                 raise
 
         def look_and_launch(*tensors: Any) -> None:
-            *inputs, out = tensors
-            self._launch(signature.arguments(tuple(inputs), out), tuple(inputs), out)
+            inputs, out = tensors[:-1], tensors[-1]
+            self._launch(signature.arguments(inputs, out), inputs, out)
 
         is_alone = not self._on_gpu or sys.modules["torch"].cuda.device_count() == 1
         return launch if is_alone and not self.info.workspace else look_and_launch

@@ -102,9 +102,7 @@ class Chain:
     @property
     def training(self) -> bool:
         """Whether any of the modules is in training."""
-        if self.followers:
-            return any(module.training for module in (self.conv, *self.followers))
-        return bool(self.conv.training)
+        return any(module.training for module in (self.conv, *self.followers))
 
     @property
     def sources(self) -> list[Tensor]:

@@ -77,9 +77,10 @@ class ConvertedForward:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_known": {}}
 
-    def __call__(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the convolution and its followers; in training, the convolution alone."""
-        image, chain, conv, key = input, self.chain, self.chain.conv, None
+        (image,) = (*args, *kwargs.values())
+        chain, conv, key = self.chain, self.chain.conv, None
         if chain.training:
             return type(conv).forward(conv, image)
         if not (torch.is_grad_enabled() or autocast(image)):

@@ -68,7 +68,7 @@ def depthwise_conv2d(
     InvalidShapeError
         If the output would be empty, or is too large to index.
     """
-    if (_is_compiling() or _is_autocast()) and (dtype := autocast(input)) is not None:
+    if (dtype := autocast(input)) is not None:
         input, weight = input.to(dtype), weight.to(dtype)  # noqa: A001
         bias = None if bias is None else bias.to(dtype)
     key = eager.key(input, weight, bias, stride, padding, dilation)
