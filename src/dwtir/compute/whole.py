@@ -278,9 +278,8 @@ def _sum_band(
     It loads all rows of the image, and of the kernel those that the band has on them, before it
     uses any. All bands have one code, with tests where some have no such row of the kernel.
     """
-    shape, width, (rows, columns) = images.shape, images.result[1], images.source
-    (down, right), (below, beside) = shape.stride, shape.dilation
-    kernel_h, kernel_w = shape.kernel
+    shape, width, rows = images.shape, images.result[1], images.source[0]
+    down, below, (kernel_h, kernel_w) = shape.stride[0], shape.dilation[0], shape.kernel
     most, before = (images.rows - 1) * down, images.before(0)
     pairs = [(row, h, row - h * down) for row, h in product(range(rows), range(images.rows))]
     used = [kw for kw in range(kernel_w) if images.meets(1, kw, 0, width)]
@@ -305,12 +304,7 @@ def _sum_band(
     for row, h, apart in pairs:
         with meets(apart), T.Then():
             for kw in used:
-                cols, at = images.meets(1, kw, 0, width), kw * beside - images.before(1)
-                with T.serial(cols.start, cols.stop, annotations=UNROLLED) as w:
-                    value = window[row * columns + w * right + at]
-                    value *= taps[(apart + most) * kernel_w + kw]
-                    place = acc.at(h * width + w)
-                    T.buffer_store(acc.buffer, acc.buffer[place] + value, place)
+                _multiply(images, acc, window, (row, h, kw), taps[(apart + most) * kernel_w + kw])
     for h in range(images.rows):
         store(h, first=first)
 
@@ -329,8 +323,8 @@ def _sum_in_turn(
     All weights are held. A row is loaded `Images.ahead` rows before it is used, those of the
     next image too. Rows of the result go to ``store`` as soon as they are ready.
     """
-    shape, (height, width), (rows, columns) = images.shape, images.result, images.source
-    (stride, right), (below, beside) = shape.stride, shape.dilation
+    shape, (height, width), rows = images.shape, images.result, images.source[0]
+    stride, below = shape.stride[0], shape.dilation[0]
     met = [
         (h * stride + kh * below - images.before(0), h, kh)
         for kh in range(shape.kernel[0])
@@ -349,17 +343,26 @@ def _sum_in_turn(
             T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
         for row in range(rows):
             for (_, h, kh), kw in product(sorted(m for m in met if m[0] == row), used):
-                cols, tap = images.meets(1, kw, 0, width), kh * shape.kernel[1] + kw
-                at = row * columns + kw * beside - images.before(1)
-                with T.serial(cols.start, cols.stop, annotations=UNROLLED) as w:
-                    place = acc.at(h * width + w)
-                    value = window[w * right + at]
-                    T.buffer_store(acc.buffer, acc.buffer[place] + value * taps[tap], place)
+                _multiply(images, acc, window, (row, h, kw), taps[kh * shape.kernel[1] + kw])
             for h in range(height):
                 if last[h] == row:
                     store(h, turn)
             further, coming = divmod(row + images.ahead, rows)
             load(coming, tirx.min(turn + further, images.turns - 1))
+
+
+def _multiply(
+    images: Images, acc: Part, window: tirx.Buffer, place: tuple[int, int, int], tap: Any
+) -> None:
+    """Add the products of a row of the image with a tap, of a column, to a row of results."""
+    row, h, kw = place
+    shape, width = images.shape, images.result[1]
+    cols = images.meets(1, kw, 0, width)
+    at = row * images.source[1] + kw * shape.dilation[1] - images.before(1)
+    with T.serial(cols.start, cols.stop, annotations=UNROLLED) as w:
+        result = acc.at(h * width + w)
+        value = window[w * shape.stride[1] + at]
+        T.buffer_store(acc.buffer, acc.buffer[result] + value * tap, result)
 
 
 def _fetch(channels: Any, whole: Part, held: Part, sizes: Any, threads: Any) -> None:
