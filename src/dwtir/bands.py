@@ -21,10 +21,15 @@ from typing import Any
 
 from .shape import DepthwiseConv2dShape
 
-__all__ = ["COLUMNS", "DEPTH", "TILES", "Bands"]
+__all__ = ["COLUMNS", "DEPTH", "TILES", "Bands", "place_of"]
 
 TILES, COLUMNS, DEPTH = 16, 8, 16
 """Rows, columns and depth of the product: tiles of results, results of a row, inputs."""
+
+
+def place_of(tile: Any, down: Any, across: Any) -> tuple[Any, Any, Any]:
+    """Find a tile of those numbered through images, columns first: its image, its place there."""
+    return tile // (down * across), tile // across % down, tile % across
 
 
 @dataclass(frozen=True)
@@ -189,11 +194,7 @@ class Bands:
 
     def place(self, tile: Any) -> tuple[Any, Any, Any]:
         """Find a tile: its image, and its place in a column and in a row of tiles."""
-        return (
-            tile // (self.down * self.across),
-            tile // self.across % self.down,
-            tile % self.across,
-        )
+        return place_of(tile, self.down, self.across)
 
     def _padding(self, axis: int) -> int:
         shape = self.shape

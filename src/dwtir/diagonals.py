@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .bands import COLUMNS, TILES
+from .bands import COLUMNS, TILES, place_of
 from .shape import DepthwiseConv2dShape
 
 __all__ = ["INPUTS", "Diagonals"]
@@ -84,8 +84,4 @@ class Diagonals:
 
     def place(self, tile: Any) -> tuple[Any, Any, Any]:
         """Find a tile: its image, and its place in a column and in a row of tiles."""
-        return (
-            tile // (self.down * self.across),
-            tile // self.across % self.down,
-            tile % self.across,
-        )
+        return place_of(tile, self.down, self.across)

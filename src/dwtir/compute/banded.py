@@ -38,6 +38,7 @@ from ..epilogue import Epilogue
 from ..planes import Planes
 from . import script
 from .forward import epilogue_parts
+from .mma import left, right
 from .sizes import SLACK
 
 __all__ = ["products"]
@@ -236,27 +237,13 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
                     acc[vc, vg, vr, vl, vh, ve] = T.float32(0)
                 acc[vc, vg, vr, vl, vh, ve] = acc[vc, vg, vr, vl, vh, ve] + T.cast(
                     window[
-                        vc // M,
-                        vg,
-                        vkh if BY_IMAGE else vr * SH + vkh * DH,
-                        vs,
-                        vl // 4 * 4 + vk % 8 // 2,
-                        vk // 8,
-                        vh,
-                        vk % 2,
+                        left(
+                            *(vc // M, vg, vkh if BY_IMAGE else vr * SH + vkh * DH, vs),
+                            *(vl, vh, vk),
+                        )
                     ],
                     "float32",
-                ) * T.cast(
-                    band[
-                        vc,
-                        band_row(vr, vkh),
-                        vs,
-                        (vl % 4 * 2 + ve) * 4 + vk % 8 // 2,
-                        vk // 8,
-                        vk % 2,
-                    ],
-                    "float32",
-                )
+                ) * T.cast(band[right(vc, band_row(vr, vkh), vs, vl, ve, vk)], "float32")
         if NHWC:
             sums = T.sblock_alloc_buffer((RC, GROUPS, R, 2, 32, 2), "float32")
             for c, g, r, lane, m, e in T.grid(RC, GROUPS, R, 32, 2, 2):

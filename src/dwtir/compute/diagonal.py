@@ -35,6 +35,7 @@ from ..arguments import ALIGNMENT
 from ..bands import COLUMNS, TILES
 from ..diagonals import INPUTS, Diagonals
 from . import script
+from .mma import left, right
 
 __all__ = ["nchw"]
 
@@ -135,28 +136,9 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
                 acc[vp, vc, vw, vkh, vs, vl, vh, ve] = acc[
                     vp, vc, vw, vkh, vs, vl, vh, ve
                 ] + T.cast(
-                    window[
-                        vc // M,
-                        group(vt, vp, vw),
-                        voh * SH + vkh * DH,
-                        vs,
-                        vl // 4 * 4 + vk % 8 // 2,
-                        vk // 8,
-                        vh,
-                        vk % 2,
-                    ],
+                    window[left(vc // M, group(vt, vp, vw), voh * SH + vkh * DH, vs, vl, vh, vk)],
                     "float32",
-                ) * T.cast(
-                    grads[
-                        vc,
-                        group(vt, vp, vw),
-                        voh,
-                        (vl % 4 * 2 + ve) * 4 + vk % 8 // 2,
-                        vk // 8,
-                        vk % 2,
-                    ],
-                    "float32",
-                )
+                ) * T.cast(grads[right(vc, group(vt, vp, vw), voh, vl, ve, vk)], "float32")
         for p, c, w, kh, s, lane, h, e in T.grid(PARTS, RC, WARPS, KH, STEPS, 32, 2, 2):
             with T.sblock("leave"):
                 vp, vc, vw, vkh, vs, vl, vh, ve = T.axis.remap(

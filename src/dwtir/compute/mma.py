@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 
 from . import script
 
-__all__ = ["intrinsic"]
+__all__ = ["intrinsic", "left", "right"]
 
 _PTX = {"float16": "fp16", "bfloat16": "bf16"}
+
+
+def left(*place: Any) -> tuple[Any, ...]:
+    """Find who holds what of the first operand, and where, for a lane's sums of a half."""
+    *outer, lane, half, k = place
+    return (*outer, lane // 4 * 4 + k % 8 // 2, k // 8, half, k % 2)
+
+
+def right(*place: Any) -> tuple[Any, ...]:
+    """Find who holds what of the second operand, and where, for a lane's sum of a pair."""
+    *outer, lane, one, k = place
+    return (*outer, (lane % 4 * 2 + one) * 4 + k % 8 // 2, k // 8, k % 2)
 
 
 @cache
@@ -46,9 +59,9 @@ def intrinsic(dtype: str) -> str:
             for lane, h, e, k in T.grid(32, 2, 2, 16):
                 with T.sblock("product"):
                     vl, vh, ve, vk = T.axis.remap("SSSR", [lane, h, e, k])
-                    C[vl, vh, ve] = C[vl, vh, ve] + T.cast(
-                        A[vl // 4 * 4 + vk % 8 // 2, vk // 8, vh, vk % 2], "float32"
-                    ) * T.cast(B[(vl % 4 * 2 + ve) * 4 + vk % 8 // 2, vk // 8, vk % 2], "float32")
+                    C[vl, vh, ve] = C[vl, vh, ve] + T.cast(A[left(vl, vh, vk)], "float32") * T.cast(
+                        B[right(vl, ve, vk)], "float32"
+                    )
 
     @script.prim_func(s_tir=True)
     def instruction(a: T.handle, b: T.handle, c: T.handle) -> None:
