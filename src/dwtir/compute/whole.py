@@ -279,7 +279,7 @@ def _sum_band(
     uses any. All bands have one code, with tests where some have no such row of the kernel.
     """
     shape, width, rows = images.shape, images.result[1], images.source[0]
-    down, below, (kernel_h, kernel_w) = shape.stride[0], shape.dilation[0], shape.kernel
+    down, (kernel_h, kernel_w) = shape.stride[0], shape.kernel
     most, before = (images.rows - 1) * down, images.before(0)
     pairs = [(row, h, row - h * down) for row, h in product(range(rows), range(images.rows))]
     used = [kw for kw in range(kernel_w) if images.meets(1, kw, 0, width)]
@@ -287,8 +287,7 @@ def _sum_band(
     def meets(apart: int) -> Any:
         above = apart + before - first * down
         tests = [0 <= above] * (apart + before < (images.bands - 1) * images.rows * down)
-        tests += [above < kernel_h * below] * (apart + before >= kernel_h * below)
-        tests += [tirx.floormod(above, below) == 0] * (below > 1)
+        tests += [above < kernel_h] * (apart + before >= kernel_h)
         return T.If(tirx.all(*tests, tirx.const(True, "bool")))
 
     for row in range(rows):
@@ -296,7 +295,7 @@ def _sum_band(
     for apart in dict.fromkeys(apart for _, _, apart in pairs):
         with meets(apart), T.Then():
             for kw in used:
-                tap = tirx.floordiv(apart + before - first * down, below) * kernel_w + kw
+                tap = (apart + before - first * down) * kernel_w + kw
                 tap = tap if shape.operation == "forward" else prod(shape.kernel) - 1 - tap
                 T.buffer_store(taps, weight(tap), [(apart + most) * kernel_w + kw])
     with T.serial(images.rows * width, annotations=UNROLLED) as place:
