@@ -22,8 +22,6 @@ from .reference import numpy_dtype
 from .shape import DepthwiseConv2dShape
 from .workspace import Workspace
 
-__all__ = ["ALIGNMENT", "Bound", "Signature"]
-
 ALIGNMENT = 16
 """Bytes that the first element of every tensor is aligned to: the widest vector of a GPU."""
 

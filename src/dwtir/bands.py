@@ -21,8 +21,6 @@ from typing import Any
 
 from .shape import DepthwiseConv2dShape
 
-__all__ = ["COLUMNS", "DEPTH", "TILES", "Bands", "place_of"]
-
 TILES, COLUMNS, DEPTH = 16, 8, 16
 """Rows, columns and depth of the product: tiles of results, results of a row, inputs."""
 

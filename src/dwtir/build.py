@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from .compiler import Compiled
 
-__all__ = ["NotTunedWarning", "build", "compile_kernel", "schedule_for"]
-
 
 class NotTunedWarning(UserWarning):
     """A tuned kernel was asked for and there is no record; the manual one was built."""

@@ -18,8 +18,6 @@ from .errors import RecordError
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["cache_dir", "discard", "is_private", "key", "load", "store"]
-
 _log = logging.getLogger(__name__)
 
 

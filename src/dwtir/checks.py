@@ -16,8 +16,6 @@ from typing import Literal
 from . import cache, cuda, nvrtc, probes
 from .errors import DwtirError, ToolchainError
 
-__all__ = ["CHECKS", "Finding", "Status"]
-
 Status = Literal["ok", "missing", "broken"]
 
 # TVM's two packages change their interface together in every release.

@@ -17,8 +17,6 @@ from .target import Target
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["Compiled", "compile_module"]
-
 
 @dataclass(frozen=True)
 class Compiled:

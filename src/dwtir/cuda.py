@@ -25,21 +25,6 @@ from pathlib import Path
 
 from .errors import ToolchainError
 
-__all__ = [
-    "INSTALL_CUDA",
-    "INSTALL_DRIVER",
-    "DeviceProperties",
-    "Status",
-    "Toolkit",
-    "cudart_status",
-    "device_count",
-    "device_properties",
-    "driver_status",
-    "find_toolkit",
-    "folder_name",
-    "load_runtime",
-]
-
 INSTALL_CUDA = "pip install 'dwtir[cuda]'"
 INSTALL_DRIVER = (
     "install the NVIDIA driver, release 580 or newer, and expose the GPU to this process"

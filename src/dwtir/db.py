@@ -13,8 +13,6 @@ from .errors import DwtirError, RecordError
 from .records import Record
 from .target import resolve
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.

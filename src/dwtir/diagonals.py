@@ -17,8 +17,6 @@ from typing import Any
 from .bands import COLUMNS, TILES, place_of
 from .shape import DepthwiseConv2dShape
 
-__all__ = ["INPUTS", "Diagonals"]
-
 INPUTS = 16
 """Rows of a product: inputs that lie side by side."""
 

@@ -11,8 +11,6 @@ from dataclasses import asdict
 from . import cuda
 from .checks import CHECKS, Finding
 
-__all__ = ["Finding", "diagnose", "main"]
-
 _TARGETS = ("cuda", "cpu", "opencl")
 
 

@@ -10,8 +10,6 @@ from typing import TypeAlias
 from .errors import InvalidEpilogueError
 from .shape import DepthwiseConv2dShape
 
-__all__ = ["STEPS", "Epilogue", "EpilogueLike"]
-
 STEPS: dict[str, tuple[str, ...]] = {
     "bias": ("bias",),
     "scale_shift": ("scale", "shift"),

@@ -7,20 +7,6 @@ A message says what was wrong, what was given, and what is allowed.
 
 from __future__ import annotations
 
-__all__ = [
-    "ArgumentError",
-    "CompileError",
-    "DeviceError",
-    "DwtirError",
-    "InvalidEpilogueError",
-    "InvalidScheduleError",
-    "InvalidShapeError",
-    "InvalidTargetError",
-    "NotTunedError",
-    "RecordError",
-    "ToolchainError",
-]
-
 
 class DwtirError(Exception):
     """Base class of all errors raised by dwtir."""

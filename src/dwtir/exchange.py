@@ -19,8 +19,6 @@ from .records import Record
 from .target import Target
 from .tvm_database import Workload, as_tuning_record, parse_workload, unscheduled
 
-__all__ = ["export_records", "import_records"]
-
 _WORKLOADS, _RECORDS = "database_workload.json", "database_tuning_record.json"
 _MAX_BYTES = 256 << 20
 _MAX_LINE = 4 << 20

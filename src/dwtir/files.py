@@ -15,8 +15,6 @@ from typing import Any
 
 from .errors import RecordError
 
-__all__ = ["locked", "parse_json", "read_json", "replace"]
-
 _MAX_DEPTH = 12
 
 

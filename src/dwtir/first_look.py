@@ -21,8 +21,6 @@ from .schedules import ARTICLE_STEPS, named
 from .shape import DepthwiseConv2dShape
 from .target import KNOWN_GPUS, Target, resolve
 
-__all__ = ["main"]
-
 _LAYERS = ("1x256x96x96_k3x3_p1", "3x4x16x32_k7x7_p3")
 _HEAD = ("step", "runs on", "grid", "block", "shared B", "regs", "spill B", "error", "us", "gain")
 _WIDTHS = (14, 12, 12, 10, 9, 5, 8, 9, 10, 7)

@@ -7,8 +7,6 @@ from math import gcd, prod
 
 from .shape import DepthwiseConv2dShape
 
-__all__ = ["Images", "is_small"]
-
 _ALIKE = 16
 """How many times as large one of two buffers may be that TVM puts in one place."""
 

@@ -26,8 +26,6 @@ from .workspace import Workspace, checked_dtype
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["Kernel", "KernelInfo", "Timing", "load"]
-
 
 @dataclass(frozen=True)
 class Timing:

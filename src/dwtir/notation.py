@@ -7,8 +7,6 @@ from typing import Any
 
 from .errors import InvalidShapeError
 
-__all__ = ["DTYPES", "LAYOUTS", "OPERATIONS", "parameters_of"]
-
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Supported element types and their size in bytes."""
 

@@ -18,8 +18,6 @@ from .cuda import INSTALL_CUDA, find_toolkit
 from .errors import CompileError, InvalidTargetError, ToolchainError
 from .search_limits import current, stopped
 
-__all__ = ["Cubin", "KernelResources", "compile_cubin", "nvrtc_version"]
-
 _REGISTERS_OF_SM = 65536
 _LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\) (\w+)")
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import pyopencl
     import tvm
 
-__all__ = ["OpenCLKernel", "available", "compile_opencl", "find_device"]
-
 _REMEDY = "install it with: pip install 'dwtir[opencl]'"
 
 

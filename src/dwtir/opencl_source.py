@@ -19,8 +19,6 @@ from .errors import InvalidScheduleError
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["Launch", "Lowered", "lower"]
-
 _KINDS = {"float16": "f16", "bfloat16": "bf16"}
 _LANES = (2, 3, 4, 8, 16)
 

@@ -18,8 +18,6 @@ from . import files
 from .errors import RecordError
 from .traces import TraceJson, dump
 
-__all__ = ["pack", "unpack"]
-
 _MAX_BYTES = 1 << 16
 _RAW = -15
 """Deflate without zlib's head and checksum: what is unpacked is compared with what it must be."""

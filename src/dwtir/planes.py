@@ -12,8 +12,6 @@ from typing import Any
 
 from .bands import Bands
 
-__all__ = ["Planes", "channel_threads"]
-
 _THREADS, _FEW_THREADS, _MANY = 256, 32, 2**22
 """Threads of a block of the copies, and of fewer elements than so many: for all SMs."""
 

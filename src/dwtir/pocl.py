@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyopencl
 
-__all__ = ["name_cpu"]
-
 _cpu_names: list[Any] = []  # What name_cpu pointed PoCL to; it must outlive the device.
 
 

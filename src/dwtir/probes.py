@@ -17,8 +17,6 @@ from typing import Any
 
 from . import cuda, nvrtc
 
-__all__ = ["probe_cpu", "probe_cuda", "probe_opencl", "run"]
-
 _SECONDS = 120
 _MESSAGE_LINES = 12  # of a compiler's log, say
 

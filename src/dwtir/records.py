@@ -28,8 +28,6 @@ from .target_json import integer, text
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["MAX_BYTES", "SCHEMA", "Record", "file_name", "read_strategy"]
-
 SCHEMA = 2
 MAX_BYTES = 8 * 1024
 _SAME = ("manual_median_secs", "trials", "seed", "trace", "versions")

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from .epilogue import Epilogue, EpilogueLike
 from .shape import DepthwiseConv2dShape
 
-__all__ = ["depthwise_conv2d", "error_bound", "numpy_dtype"]
-
 Array: TypeAlias = NDArray[Any]
 Float64: TypeAlias = NDArray[np.float64]
 

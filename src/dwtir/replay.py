@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     import tvm
     from tvm.s_tir import Schedule
 
-__all__ = ["replay_on_cpu"]
-
 _GPU_ONLY = {"Bind", "Tensorize"}
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-__all__ = ["Resources", "with_cubin_resources"]
-
 
 @dataclass(frozen=True)
 class Resources:

@@ -28,8 +28,6 @@ from .errors import RecordError, ToolchainError
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["read", "write"]
-
 _MEMBER = "dwtir.json"
 _SCHEMA = 1
 _MAX_FILE = 256 * 2**20

@@ -11,15 +11,6 @@ from typing import Any
 
 from .errors import CompileError, DwtirError
 
-__all__ = [
-    "Limit",
-    "SlowCompileError",
-    "SpillError",
-    "current",
-    "for_search",
-    "stopped",
-]
-
 
 class SpillError(CompileError):
     """A candidate of a search spills with the registers that its `min_blocks` leaves."""

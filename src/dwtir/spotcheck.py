@@ -13,8 +13,6 @@ from . import reference
 from .epilogue import Epilogue
 from .shape import DepthwiseConv2dShape
 
-__all__ = ["error_ratio"]
-
 _MAX_PRODUCTS = 30_000_000
 _Array = np.ndarray[Any, Any]
 

@@ -7,8 +7,6 @@ from math import gcd
 
 from .shape import DepthwiseConv2dShape
 
-__all__ = ["Strip", "apart", "has_parts", "part_sizes"]
-
 _RESIDUAL = 8
 """Registers that more than one row of a residual may take."""
 

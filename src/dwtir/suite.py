@@ -17,8 +17,6 @@ from typing import Any
 from .errors import InvalidShapeError
 from .shape import DepthwiseConv2dShape
 
-__all__ = ["BATCHES", "DTYPES", "Layer", "network", "networks", "seed_rows"]
-
 BATCHES = (1, 8, 32, 128)
 """Batch sizes that each layer of a network is measured with."""
 

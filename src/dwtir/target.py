@@ -19,8 +19,6 @@ from .errors import InvalidTargetError, ToolchainError
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["KNOWN_GPUS", "Target", "TargetLike", "resolve"]
-
 
 @dataclass(frozen=True)
 class Target:

@@ -10,8 +10,6 @@ from .errors import RecordError
 from .target import KNOWN_GPUS, Target
 from .traces import brief
 
-__all__ = ["integer", "read", "text", "written"]
-
 _FIELDS = tuple(entry.name for entry in fields(Target) if entry.name != "name")
 # Far above any device; they keep the arithmetic on a hostile target short.
 _LIMITS = {

@@ -6,8 +6,6 @@ import os
 from functools import cache
 from pathlib import Path
 
-__all__ = ["physical_cores", "use_all_cores"]
-
 _SETTINGS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
 
 

@@ -15,8 +15,6 @@ from typing import Any
 from . import cuda
 from .errors import DeviceError, ToolchainError
 
-__all__ = ["GraphTimer", "rotation"]
-
 _L2_SIZES = 3
 _MAX_SETS = 768
 _MAX_CALLS = 1024

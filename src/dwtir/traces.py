@@ -23,17 +23,6 @@ from .target import Target
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-__all__ = [
-    "TraceJson",
-    "check_trace",
-    "decided",
-    "expected_trace",
-    "plain",
-    "recognise",
-    "space_trace",
-    "without_postprocs",
-]
-
 TraceJson: TypeAlias = list[Any]
 """``[instructions, decisions]``, as `tvm.s_tir.schedule.Trace.as_json` gives it."""
 

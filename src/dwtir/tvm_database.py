@@ -21,8 +21,6 @@ from .records import Record
 from .shape import DepthwiseConv2dShape
 from .target import TargetLike, resolve
 
-__all__ = ["TuneDB", "Workload", "as_tuning_record", "parse_workload", "recognise", "unscheduled"]
-
 _Module: TypeAlias = tvm.IRModule
 _FAILED_SECS = 1e6
 """What MetaSchedule records for candidates that failed is far above this."""

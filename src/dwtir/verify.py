@@ -14,8 +14,6 @@ from .kernel import Kernel
 from .records import Record
 from .target import Target, resolve
 
-__all__ = ["verify_record"]
-
 _MAX_VALUES = 1 << 20
 """Random values of a tensor, which repeats them."""
 

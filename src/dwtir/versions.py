@@ -9,8 +9,6 @@ from typing import Any
 from . import files
 from .errors import RecordError
 
-__all__ = ["common", "is_common", "line", "read"]
-
 _NAMES = ("apache-tvm", "dwtir", "gpu", "driver", "cuda")
 """What the versions are of, in the order of the line: all of it, or the first two."""
 

@@ -15,8 +15,6 @@ from .shape import DTYPES
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["Workspace", "checked_dtype", "hoist"]
-
 Workspace: TypeAlias = "tuple[tuple[str, tuple[int, ...]], ...]"
 """Dtype and shape of each of a kernel's intermediate buffers."""
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ARTICLES", "LIBRARY", "PUBLISHED_US", "TABLES", "TUNED", "Article", "Case", "Table"]
-
 LIBRARY = "library"
 """Way of a case that the article computed by its library, and we by PyTorch."""
 

@@ -17,8 +17,6 @@ from .gradients import gradient
 from .problem import Problem, aligned, import_torch
 from .processor import keep_memory
 
-__all__ = ["Contender", "convolutions", "ours", "peers"]
-
 
 @dataclass(frozen=True)
 class Contender:

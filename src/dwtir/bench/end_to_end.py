@@ -23,8 +23,6 @@ from .report import aligned
 from .row import WIDE
 from .training import PRECISIONS, train
 
-__all__ = ["main"]
-
 _FORMAT = "end-to-end 1"
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from ..shape import DepthwiseConv2dShape
 
-__all__ = ["gradient"]
-
 
 def gradient(
     torch: Any, shape: DepthwiseConv2dShape, layout: str, sets: list[list[Any]]

@@ -23,8 +23,6 @@ from .rounds import in_short, in_turns
 from .share import depthwise_share
 from .timers import LaunchTimer, Timer, open_timer
 
-__all__ = ["FORMATS", "captured", "infer", "timed"]
-
 FORMATS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 """The layouts of images, as torch names them."""
 

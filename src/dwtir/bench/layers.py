@@ -12,8 +12,6 @@ from ..epilogue import Epilogue
 from ..errors import InvalidShapeError
 from ..tune import Task, tasks
 
-__all__ = ["Layer", "named"]
-
 
 @dataclass(frozen=True)
 class Layer:

@@ -22,8 +22,6 @@ from ..threads import physical_cores
 from .problem import import_torch
 from .processor import keep_memory
 
-__all__ = ["Clocks", "about", "gpu_clocks", "limits", "with_rates"]
-
 _CLOCKS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "clocks.max.mem")
 _SMI_SECONDS = 30
 _COPY_BYTES = 64 * 2**20

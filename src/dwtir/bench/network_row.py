@@ -11,8 +11,6 @@ from .processor import LOUD
 from .report import times
 from .row import is_wide
 
-__all__ = ["NUDGED", "WAYS", "NetworkRow", "cells", "fields"]
-
 WAYS = ("torch", "torch graph", "torch.compile", "dwtir", "dwtir graph", "dwtir compile")
 """The network as it is and with our kernels: eager, by a CUDA graph, compiled.
 

@@ -16,8 +16,6 @@ from ..nn.chain import is_depthwise
 from ..tune.tasks import build_model, has_model
 from .rounds import in_short
 
-__all__ = ["Network", "find", "seeded"]
-
 _LIBRARIES = ("timm", "torchvision")
 _IMAGES = 4
 

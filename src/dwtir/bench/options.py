@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-__all__ = ["add_measuring"]
-
 
 def add_measuring(parser: argparse.ArgumentParser, each: str) -> None:
     """Add how often and where to measure `each`, a layer or a network."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-__all__ = ["check_path", "panels", "plot"]
-
 _PALETTE = 16
 """Colours of a PNG file, which with all of them is four times as large."""
 

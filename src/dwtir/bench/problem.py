@@ -15,8 +15,6 @@ from ..reference import numpy_dtype
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 
-__all__ = ["Problem", "aligned", "import_torch"]
-
 _CACHE_SIZES = 3
 _MAX_SETS = 64
 _ALIGNMENT = 64

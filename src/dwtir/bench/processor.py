@@ -8,8 +8,6 @@ import time
 from functools import cache
 from pathlib import Path
 
-__all__ = ["LOUD", "OtherLoad", "keep_memory"]
-
 LOUD = 0.2
 """CPUs kept busy by others, above which times are disturbed. Linux counts in ticks of 10 ms."""
 

@@ -14,8 +14,6 @@ from .report import markdown, piped, times
 from .results import Results
 from .row import Row
 
-__all__ = ["BEGIN", "END", "digest", "pages", "pictures", "rewrite", "sources"]
-
 BEGIN = "<!-- begin: python -m dwtir.bench readme -->"
 END = "<!-- end: python -m dwtir.bench readme -->"
 

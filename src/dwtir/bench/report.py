@@ -10,17 +10,6 @@ from .results import Results
 from .row import WIDE, Row
 from .seeds import table_cells
 
-__all__ = [
-    "aligned",
-    "markdown",
-    "microseconds",
-    "piped",
-    "row_cells",
-    "summary",
-    "text",
-    "times",
-]
-
 _HEAD = ("layer", "dwtir us", "% floor", "same layout us", "same", "any us", "any", "by")
 _ON_PAGE = (0, 1, 2, 4, 6, 7)
 """Of these, what a page has room for: PyTorch's times are in the results that it is made from."""

@@ -20,8 +20,6 @@ from .articles import PUBLISHED_US, Case
 from .row import Row
 from .seeds import Found
 
-__all__ = ["Results", "write_csv"]
-
 _FORMAT = 2
 _READ = (1, _FORMAT)
 """In the first a row names its contenders, and leaves nothing out."""

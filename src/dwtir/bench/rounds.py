@@ -18,8 +18,6 @@ from .problem import Problem
 from .row import Row
 from .timers import Timer, open_timer
 
-__all__ = ["bench_layer", "checked", "in_short", "in_turns"]
-
 _MAX_REASON = 200
 _PEER_ERROR = {"float32": 1e-5, "float16": 2.0**-7, "bfloat16": 2.0**-4}
 """Of the largest output: peers round after each step, and some sum in half precision."""

@@ -12,8 +12,6 @@ from ..target import Target
 from ..tune.outcome import floor_seconds
 from .processor import LOUD
 
-__all__ = ["WIDE", "Row", "is_wide"]
-
 WIDE = 0.1
 """Spread, p20 to p80 over the median, above which a time is flagged."""
 

@@ -17,8 +17,6 @@ from .problem import Problem
 from .rounds import checked, in_turns
 from .timers import open_timer
 
-__all__ = ["NEEDS_GPU", "Found", "measure", "table_cells"]
-
 NEEDS_GPU = "needs a GPU"
 
 Found: TypeAlias = "Timing | str"

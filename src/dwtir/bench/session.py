@@ -19,8 +19,6 @@ from .rounds import bench_layer
 from .row import Row
 from .seeds import Found, measure
 
-__all__ = ["Session", "Settings"]
-
 _SAME = ("device", "CPU", "GPU", "cores", "dwtir", "apache-tvm", "torch", "command")
 """What must be alike for rows to stand in one table."""
 

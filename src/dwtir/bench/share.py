@@ -9,8 +9,6 @@ import torch
 
 from ..nn.chain import is_depthwise
 
-__all__ = ["depthwise_share"]
-
 _DEPTHWISE, _ALL = "depthwise convolutions", "all layers"
 _CALLS = 5
 

@@ -14,8 +14,6 @@ from .contenders import Contender
 from .problem import import_torch
 from .processor import LOUD, OtherLoad
 
-__all__ = ["LaunchTimer", "Timer", "open_timer"]
-
 _CPU_SECONDS = 5e-3
 _GPU_SECONDS = 20e-3
 _SETTLE_SECONDS = 0.15

@@ -19,8 +19,6 @@ from .network_row import NUDGED, NetworkRow
 from .networks import Network, seeded
 from .rounds import in_short
 
-__all__ = ["PRECISIONS", "train"]
-
 PRECISIONS = {"float32": 5e-3, "bfloat16 autocast": 5e-2}
 """What is trained in, and what the first two losses may differ, as a part of them.
 

@@ -14,8 +14,6 @@ from ..shape import DepthwiseConv2dShape
 from . import script
 from .sizes import aligned, image, padded_sizes
 
-__all__ = ["epilogue_parts", "nchw", "nhwc"]
-
 # The factories close over plain integers and call helpers at parse time:
 # TVMScript evaluates both, and the script that it prints shows the results.
 

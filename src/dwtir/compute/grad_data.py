@@ -29,8 +29,6 @@ from ..shape import DepthwiseConv2dShape
 from . import script
 from .sizes import SLACK, aligned, image
 
-__all__ = ["nchw", "nhwc"]
-
 
 def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
     """Define the gradient on NCHW images."""

@@ -10,8 +10,6 @@ from ..shape import DepthwiseConv2dShape
 from . import script
 from .sizes import aligned, image, padded_sizes
 
-__all__ = ["nchw", "nhwc"]
-
 
 def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
     """Define the gradient on NCHW images."""

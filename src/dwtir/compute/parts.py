@@ -11,8 +11,6 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-__all__ = ["UNROLLED", "Part", "copy", "move", "share"]
-
 _TOGETHER = 32
 """Elements of a channel that threads side by side copy together, if each has but one channel."""
 

@@ -21,8 +21,6 @@ from tvm.script.parser.core.diagnostics import Source
 from tvm.script.parser.core.evaluator import _eval_op, eval_expr
 from tvm.tirx.script.parser.entry import TIRInline
 
-__all__ = ["inline", "prim_func"]
-
 
 def prim_func(*, s_tir: bool) -> Callable[[Callable[..., None]], tirx.PrimFunc]:
     """Do what `T.prim_func` does, in a third of the time, for functions inside of functions.

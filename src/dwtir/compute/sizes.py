@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ..shape import DepthwiseConv2dShape
 
-__all__ = ["SLACK", "aligned", "image", "padded_sizes"]
-
 SLACK = 63
 """Rows and columns that a tile may hang over the edge without costing predicates."""
 

@@ -23,8 +23,6 @@ from . import script
 from .forward import epilogue_parts
 from .parts import UNROLLED, Part, copy, move
 
-__all__ = ["nchw"]
-
 
 def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     """Define the operation by threads of so many bands."""

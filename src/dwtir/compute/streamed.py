@@ -24,8 +24,6 @@ from ..strips import Strip, apart, part_sizes
 from . import script
 from .forward import epilogue_parts
 
-__all__ = ["rows_of"]
-
 
 def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient, of stride 1.

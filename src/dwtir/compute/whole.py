@@ -29,8 +29,6 @@ from . import script
 from .forward import epilogue_parts
 from .parts import UNROLLED, Part, copy, move, share
 
-__all__ = ["nchw", "nhwc"]
-
 
 def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient, of planes."""

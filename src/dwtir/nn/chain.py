@@ -13,8 +13,6 @@ from .functional import sides
 from .module import DepthwiseConv2d
 from .tensors import Tensor
 
-__all__ = ["Chain", "is_depthwise", "is_patched", "steps_of", "why_not"]
-
 _ACTIVATIONS = {
     torch.nn.ReLU: "relu",
     torch.nn.ReLU6: "relu6",

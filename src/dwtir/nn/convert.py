@@ -15,8 +15,6 @@ from .measure import medians
 from .observe import Image, Run, observe
 from .report import ConvertedLayer, Report
 
-__all__ = ["convert", "restore"]
-
 
 def convert(
     model: torch.nn.Module,

@@ -17,8 +17,6 @@ from .functional import autocast
 from .kernels import shape_of
 from .tensors import DEVICES, Tensor, memory_format, pack
 
-__all__ = ["ConvertedForward", "FoldedForward", "OriginalPathWarning", "form_of"]
-
 
 class OriginalPathWarning(UserWarning):
     """A converted layer met what it was not converted for, and ran its original modules."""

@@ -9,8 +9,6 @@ import torch
 
 from .tensors import Tensor, is_capturing
 
-__all__ = ["Derived"]
-
 
 class Derived:
     """Keeps what is computed from tensors, and computes it anew when one of them changed.

@@ -16,8 +16,6 @@ from ..arguments import ALIGNMENT
 from . import kernels, ops
 from .tensors import Tensor, arranged, forget_packed
 
-__all__ = ["Call", "Key", "calls", "fused", "key", "prepared"]
-
 _KINDS = (torch.Tensor, torch.nn.Parameter)
 _CONTIGUOUS, _CHANNELS_LAST = torch.contiguous_format, torch.channels_last
 _is_compiling = torch.compiler.is_dynamo_compiling

@@ -30,8 +30,6 @@ from .tensors import (
     packed_weight,
 )
 
-__all__ = ["DTYPES", "check", "forward", "grad_data", "grad_weight", "prepared", "shape_of"]
-
 DTYPES = {getattr(torch, name): name for name in shapes.DTYPES}
 """The types of tensors that there are kernels for, and dwtir's names of them."""
 

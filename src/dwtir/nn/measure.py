@@ -9,8 +9,6 @@ from statistics import median
 
 import torch
 
-__all__ = ["medians"]
-
 _ROUNDS = 5
 _SECONDS = 5e-3
 _SETTLE_SECONDS = 0.25

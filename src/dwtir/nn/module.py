@@ -14,8 +14,6 @@ from .tensors import Tensor, memory_format, pack
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DepthwiseConv2d"]
-
 
 class DepthwiseConv2d(torch.nn.Conv2d):  # type: ignore[misc]  # torch is Any to mypy
     """A ``torch.nn.Conv2d`` with ``groups=in_channels`` that runs dwtir's kernels.

@@ -22,8 +22,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .functional import autocast
 from .tensors import DEVICES, Tensor
 
-__all__ = ["Image", "Run", "observe"]
-
 
 @dataclass(frozen=True)
 class Image:

@@ -15,17 +15,6 @@ from ..errors import ArgumentError
 from . import kernels
 from .tensors import Tensor, empty_image, forget_packed, memory_format, output_size
 
-__all__ = [
-    "data_gradient",
-    "depthwise_conv2d",
-    "forward",
-    "fused",
-    "grad_data",
-    "grad_weight",
-    "gradients",
-    "weight_gradient",
-]
-
 _FORMS = (torch.contiguous_format, torch.channels_last)
 _GEOMETRY = "int[2] stride, SymInt[4] padding, int[2] dilation"
 

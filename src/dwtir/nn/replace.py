@@ -10,8 +10,6 @@ from ..errors import ArgumentError
 from .chain import is_depthwise, is_patched
 from .module import DepthwiseConv2d
 
-__all__ = ["replace"]
-
 
 def replace(model: torch.nn.Module) -> int:
     """Let the depthwise convolutions of a network be `DepthwiseConv2d`, with their gradients.

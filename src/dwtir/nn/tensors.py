@@ -15,20 +15,6 @@ import torch
 
 from ..arguments import ALIGNMENT
 
-__all__ = [
-    "DEVICES",
-    "Tensor",
-    "arranged",
-    "as_layout",
-    "empty_image",
-    "forget_packed",
-    "is_capturing",
-    "memory_format",
-    "output_size",
-    "pack",
-    "packed_weight",
-]
-
 Tensor: TypeAlias = torch.Tensor
 
 DEVICES = ("cpu", "cuda")

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tvm.s_tir.schedule import LoopRV, SBlockRV
     from typing_extensions import Self
 
-__all__ = ["WEIGHT", "Blocks", "Strategy", "get_blocks", "varied", "with_guesses"]
-
 _MAX_GRID_Y = 65535
 _GUESSES = 24
 _ALIKE = 3

@@ -55,8 +55,6 @@ from .window import Access, Footprint, Window
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-__all__ = ["ChannelVector"]
-
 _MOST_REGISTERS = 200
 """Registers of the window's rows in use, sums and weights, above which kernels spill."""
 

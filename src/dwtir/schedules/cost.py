@@ -28,22 +28,6 @@ from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .tiles import MAX_BLOCKS, MAX_THREADS, REGISTERS, phases, reach, step
 
-__all__ = [
-    "LINE",
-    "SECTOR",
-    "Model",
-    "Work",
-    "block_counts",
-    "blocks_at_a_time",
-    "conversions",
-    "halo",
-    "ranking",
-    "registers_for",
-    "registers_needed",
-    "registers_wanted",
-    "touched",
-]
-
 LINE, SECTOR = 128, 32
 """Bytes of a line of the L1 cache, and of the sectors that memory is written by."""
 

@@ -30,8 +30,6 @@ from .tiles import even_tile, phases, step, with_value
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-__all__ = ["Cpu"]
-
 _SUMS = 12
 """Vector registers for sums, of 16; AVX-512 has 32."""
 

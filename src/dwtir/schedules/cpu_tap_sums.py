@@ -29,8 +29,6 @@ from .tiles import divisors
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-__all__ = ["CpuTapSums"]
-
 
 @dataclass(frozen=True)
 class CpuTapSums(Strategy):

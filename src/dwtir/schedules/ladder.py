@@ -28,8 +28,6 @@ from .base import Strategy, get_blocks
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-__all__ = ["LADDER_STEPS", "Ladder"]
-
 LADDER_STEPS = ("naive", "v1", "v2", "v3", "v4")
 
 

@@ -10,8 +10,6 @@ from .base import get_blocks
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-__all__ = ["sum_parts"]
-
 _MOST_LOADS = 64
 """Parts of one thread that are loaded together, before the first is added."""
 

@@ -64,8 +64,6 @@ from .window import Access, Footprint, Window
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-__all__ = ["RegisterWindow"]
-
 _MOST_REGISTERS = 260
 """Registers of the window's rows in use and the sums, above which every kernel spills."""
 

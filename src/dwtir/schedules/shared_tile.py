@@ -34,8 +34,6 @@ from .tiles import with_value
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-__all__ = ["SharedTile"]
-
 
 @dataclass(frozen=True)
 class SharedTile(Strategy):

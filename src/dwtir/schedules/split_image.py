@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
 
-__all__ = ["SplitImage"]
-
 _MOST_PIXELS, _MOST_TAPS = 1024, 512
 """Of an image and of a result, and of a kernel: a block has them in shared memory. With a stride,
 the results of a gradient are as many times more."""

@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 from .cost import SECTOR
 
-__all__ = ["STORE_BANDWIDTH", "Stream", "seconds", "torn"]
-
 _CLOCK = 1.755e9
 _LAUNCH = 2.64e-6
 

@@ -27,22 +27,6 @@ from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .tiles import MAX_BLOCKS, MAX_THREADS, REGISTERS
 
-__all__ = [
-    "LAUNCH",
-    "SHARED",
-    "Numbers",
-    "Tiles",
-    "estimate",
-    "is_exact",
-    "is_held",
-    "other_blocks",
-    "parts_seconds",
-    "shared_bytes",
-    "tiles_of_channel",
-    "warps_of",
-    "window",
-]
-
 Numbers: TypeAlias = NDArray[np.float64]
 
 SHARED = 227 * 1024

@@ -32,15 +32,6 @@ from .tiles import (
     threads_over,
 )
 
-__all__ = [
-    "MAX_KERNEL_THREADS",
-    "MAX_TAP_SUMS",
-    "grad_lanes_of",
-    "lanes_of",
-    "ranked",
-    "vectors_of",
-]
-
 MAX_TAP_SUMS = 128
 """Sums of one thread, each a register."""
 

@@ -6,34 +6,6 @@ from collections.abc import Iterable
 
 from ..shape import DepthwiseConv2dShape
 
-__all__ = [
-    "BLOCK_COUNTS",
-    "MAX_BLOCKS",
-    "MAX_LOADS",
-    "MAX_SIDE",
-    "MAX_SUMS",
-    "MAX_THREADS",
-    "MAX_UNROLLED",
-    "REGISTERS",
-    "WINDOWS",
-    "divisors",
-    "even_split",
-    "even_tile",
-    "even_tiles",
-    "inputs_of",
-    "largest_divisor",
-    "loads_of",
-    "phases",
-    "reach",
-    "step",
-    "taps",
-    "threads_over",
-    "unrolled_of",
-    "whole_phases",
-    "windows_of",
-    "with_value",
-]
-
 MAX_UNROLLED = 4096
 """Multiply-adds of one thread in straight line: a second of compilation, and what the
 instruction cache of an SM holds (128 KiB at 16 bytes each, with the rest of the code)."""

@@ -28,8 +28,6 @@ from .tiles import BLOCK_COUNTS, inputs_of, phases, reach, step, taps, windows_o
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Access", "Footprint", "Window"]
-
 _LEAST_REGISTERS = 0.7
 """Of the registers that a thread is expected to need: with fewer, all of 238 kernels spilled or
 took too long to compile. With three quarters one is the fastest of its layer."""

@@ -15,8 +15,6 @@ from typing import Any
 
 from ..errors import DeviceError
 
-__all__ = ["Channel", "PipeChannel", "answer_lines"]
-
 
 class Channel(ABC):
     """A way to one worker."""

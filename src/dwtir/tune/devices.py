@@ -20,8 +20,6 @@ from .channels import Channel
 from .outcome import Task
 from .wire import strategy_to_json
 
-__all__ = ["Device", "DeviceLostError", "Job", "JobQueue", "Result"]
-
 _TASK_SECONDS = 300.0
 _CANDIDATE_SECONDS = 120.0
 _MAX_ATTEMPTS = 2

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from typing_extensions import Self
 
-__all__ = ["Display", "JsonDisplay", "LiveDisplay", "PlainDisplay", "open_display"]
-
 _HEAD = [
     "task",
     "manual us",

@@ -35,8 +35,6 @@ from ..tvm_database import Workload, unscheduled
 from .outcome import Task
 from .search import Search, is_worth_a_trial, searched_strategies
 
-__all__ = ["EvolutionarySearch"]
-
 _BATCH = 16
 _GUESSES = 24
 _NEIGHBOURS = 8

@@ -14,18 +14,6 @@ from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .outcome import Outcome, Task, Trial, floor_seconds
 
-__all__ = [
-    "Running",
-    "causes",
-    "end_facts",
-    "grid",
-    "mean_gain",
-    "microseconds",
-    "names",
-    "number",
-    "row",
-]
-
 
 @dataclass
 class Running:

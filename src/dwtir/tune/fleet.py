@@ -15,8 +15,6 @@ from ..target import Target
 from .devices import Device, DeviceLostError, Job, JobQueue, Result
 from .outcome import Task
 
-__all__ = ["Fleet"]
-
 
 class Fleet(JobQueue):
     """Some devices of one kind, and a thread for each.

@@ -22,8 +22,6 @@ from ..target import Target
 from .outcome import Task, Trial
 from .wire import strategy_from_json, strategy_to_json
 
-__all__ = ["Journal"]
-
 _MAX_BYTES = 64 * 2**20
 _MAX_ERROR = 2000
 

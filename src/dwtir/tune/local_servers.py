@@ -17,8 +17,6 @@ from pathlib import Path
 from ..errors import DeviceError, ToolchainError
 from .server import end_with_parent
 
-__all__ = ["local_servers"]
-
 _START_SECONDS = 120.0
 _END_SECONDS = 5.0
 _POLL_SECONDS = 0.2

@@ -12,8 +12,6 @@ from ..schedules import Strategy
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 
-__all__ = ["Outcome", "Task", "Trial", "floor_seconds"]
-
 
 @dataclass(frozen=True)
 class Task:

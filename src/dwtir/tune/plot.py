@@ -14,8 +14,6 @@ from .outcome import Outcome, floor_seconds
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot", "require_matplotlib"]
-
 _COLUMNS = 4
 _PANELS = 24
 _LOG_ABOVE = 4.0

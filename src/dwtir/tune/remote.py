@@ -26,8 +26,6 @@ from .run import WINDOW, builder_threads
 from .server import CALL, WARNING, parse_address, require_loopback
 from .stock import StockChannel
 
-__all__ = ["gpus_fleet", "parse_address", "tracker_fleet"]
-
 
 @dataclass(frozen=True)
 class _Tracker:

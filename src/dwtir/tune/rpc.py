@@ -11,8 +11,6 @@ from typing import Any
 from ..errors import DeviceError
 from .channels import Channel
 
-__all__ = ["Lane", "RpcChannel"]
-
 
 class Lane:
     """A thread for calls that may never return."""

@@ -19,8 +19,6 @@ from .fleet import Fleet
 from .outcome import Outcome, Task, Trial
 from .session import Settings, tune_task
 
-__all__ = ["WINDOW", "builder_threads", "local_fleet", "present_target", "tune", "tune_all"]
-
 WINDOW = 16
 """Candidates under way for each device: what is proposed later is proposed knowing more."""
 

@@ -13,16 +13,6 @@ from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .outcome import Task
 
-__all__ = [
-    "SEARCHES",
-    "GridSearch",
-    "RandomSearch",
-    "Search",
-    "is_worth_a_trial",
-    "open_search",
-    "searched_strategies",
-]
-
 
 class Search(ABC):
     """Proposes strategies that pass their own check, each at most once.

@@ -24,8 +24,6 @@ from typing import Any, NoReturn
 from ..errors import DeviceError, DwtirError, InvalidTargetError
 from .channels import PipeChannel
 
-__all__ = ["CALL", "WARNING", "end_with_parent", "main", "parse_address", "require_loopback"]
-
 CALL = "dwtir.tune.call"
 """The function of a session that answers messages: a JSON object for a JSON object."""
 

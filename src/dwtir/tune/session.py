@@ -25,8 +25,6 @@ from .journal import Journal
 from .outcome import Outcome, Task, Trial
 from .search import Search, open_search
 
-__all__ = ["Settings", "tune_task"]
-
 _log = logging.getLogger(__name__)
 
 _FINALISTS = 5

@@ -22,8 +22,6 @@ from .rpc import Lane, RpcChannel
 from .testbed import Testbed
 from .worker import Worker
 
-__all__ = ["RemoteTestbed", "StockChannel"]
-
 _FLUSHED_BYTES = 192 * 2**20
 _BITS = {2: "uint16", 4: "uint32"}
 _OWN_SERVER = "run `python -m dwtir.tune.server` on the device's machine instead"

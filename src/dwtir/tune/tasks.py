@@ -26,19 +26,6 @@ from ..files import read_json
 from ..shape import DepthwiseConv2dShape
 from .outcome import Task
 
-__all__ = [
-    "build_model",
-    "by_use",
-    "depthwise_parameters",
-    "for_operations",
-    "from_file",
-    "from_model",
-    "from_network",
-    "from_shapes",
-    "from_suite",
-    "has_model",
-]
-
 _MAX_FILE_BYTES = 1 << 20
 _LIBRARIES = ("timm", "torchvision")
 

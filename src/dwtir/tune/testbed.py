@@ -16,8 +16,6 @@ from ..target import Target
 from ..timing import GraphTimer, rotation
 from .outcome import Task
 
-__all__ = ["CudaTestbed", "Testbed", "WrongResultError", "open_testbed"]
-
 _Array = np.ndarray[Any, Any]
 
 

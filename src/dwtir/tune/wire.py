@@ -8,8 +8,6 @@ from typing import Any
 from ..records import read_strategy
 from ..schedules import Strategy
 
-__all__ = ["strategy_from_json", "strategy_to_json"]
-
 
 def strategy_to_json(strategy: Strategy) -> dict[str, Any]:
     """Write a strategy as JSON values."""

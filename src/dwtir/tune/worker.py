@@ -49,8 +49,6 @@ from .outcome import Task
 from .testbed import Testbed, WrongResultError
 from .wire import strategy_from_json
 
-__all__ = ["Worker"]
-
 
 class _StuckError(CompileError):
     """A candidate is still being built when it should have been long ago."""
