@@ -45,7 +45,7 @@ def _bytes(good: bytes) -> Iterator[tuple[str, bytes]]:
     yield "deep", b"[" * 8000
     yield "deep object", b'{"a":' * 1500 + b"1" + b"}" * 1500
     yield "digits", b'{"schema":' + b"1" * 8000 + b"}"
-    yield "repeated name", good[:-1] + b',"schema": 2}'
+    yield "repeated name", good[:-1] + b',"trials": 2}'
     for constant in (b"NaN", b"Infinity", b"-Infinity", b"1e999"):
         first = b'"run_secs": ['
         yield f"time {constant!r}", good.replace(first, first + constant + b", ")

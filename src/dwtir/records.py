@@ -36,7 +36,7 @@ _FIELDS = (
     *("schema", "shape", "epilogue", "device", "target", "strategy", "parameters", "run_secs"),
     *_SAME,
 )
-_USUAL: dict[str, Any] = {"epilogue": "none", "target": {}, "seed": 0}
+_USUAL: dict[str, Any] = {"schema": SCHEMA, "epilogue": "none", "target": {}, "seed": 0}
 """Fields that are in the file only where they are something else."""
 _PLACE = ("shape", "epilogue", "device")
 """Fields that the file's path says; the file need not."""
@@ -220,10 +220,9 @@ class Record:
         """
         if not isinstance(record, dict):
             raise RecordError(f"a record is a JSON object, got {traces.brief(record)}")
-        if type(record.get("schema")) is not int or record["schema"] != SCHEMA:
-            got = traces.brief(record.get("schema"))
-            raise RecordError(f"schema must be {SCHEMA}, got {got}")
         record = _USUAL | record
+        if type(record["schema"]) is not int or record["schema"] != SCHEMA:
+            raise RecordError(f"schema must be {SCHEMA}, got {traces.brief(record['schema'])}")
         if set(record) != set(_FIELDS):
             extra = traces.brief(sorted(set(record) - set(_FIELDS)))
             missing = sorted(set(_FIELDS) - set(record))
