@@ -1,9 +1,9 @@
 """Traces in the few characters that a record has room for: deflate, then base 85.
 
 It begins with a dictionary, `data/traces.txt.xz`: a trace of each strategy that most records
-are of. What a new trace repeats of it, which is nearly all, takes no room. The file never
-changes, for every packed record needs it to be unpacked; traces of later strategies only take
-more room.
+are of. What a new trace repeats of it, which is nearly all, takes no room. Places in it are
+counted from its end, so that traces of later strategies may be put before the others, up to
+32 KB in all; what is there does not change, for packed records need it.
 """
 
 from __future__ import annotations
