@@ -27,27 +27,18 @@ _INSTALL_OPENCL = "pip install 'dwtir[opencl]', or the vendor's OpenCL driver"
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
-
-    Attributes
-    ----------
-    name : str
-        What was checked.
-    status : {"ok", "missing", "broken"}
-        ``missing`` is absent, ``broken`` is there and does not work.
-    detail : str
-        What was found, or what is wrong.
-    remedy : str
-        The command or setting that helps; empty when ok.
-    required : bool
-        Whether the chosen device cannot work without it.
-    """
+    """The result of one check."""
 
     name: str
+    """What was checked."""
     status: Status
+    """``missing`` is absent, ``broken`` is there and does not work."""
     detail: str
+    """What was found, or what is wrong."""
     remedy: str = ""
+    """The command or setting that helps; empty when ok."""
     required: bool = False
+    """Whether the chosen device cannot work without it."""
 
 
 def _check_python(target: str) -> Finding:

@@ -20,23 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """Code for a device.
-
-    Parameters
-    ----------
-    library : tvm.runtime.Module
-        The host function ``main`` and what it launches. For CUDA it runs only
-        where `cubin` is given.
-    source : str
-        CUDA C++, or LLVM's assembly.
-    cubin : Cubin or None
-        The machine code inside `library`; None on the CPU, and where no CUDA
-        runtime could take it.
-    """
+    """Code for a device."""
 
     library: tvm.runtime.Module
+    """The host function ``main`` and what it launches. For CUDA it runs only where `cubin` is
+    given."""
     source: str
+    """CUDA C++, or LLVM's assembly."""
     cubin: Cubin | None = None
+    """The machine code inside `library`; None on the CPU, and where no CUDA runtime could take
+    it."""
 
 
 def compile_module(

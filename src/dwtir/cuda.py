@@ -38,24 +38,16 @@ _MIN_DRIVER_CUDA = 13000  # as cuDriverGetVersion counts: 1000 * major + 10 * mi
 
 @dataclass(frozen=True)
 class Toolkit:
-    """The pieces of a CUDA toolkit that were found, each ``None`` when missing.
-
-    Attributes
-    ----------
-    cudart : Path or None
-        The CUDA runtime library in the version that TVM needs.
-    nvrtc : Path or None
-        The runtime compiler.
-    include : Path or None
-        The folder of ``cuda_fp16.h`` and the other headers.
-    searched : tuple of Path
-        Every root that was looked at, in order.
-    """
+    """The pieces of a CUDA toolkit that were found, each ``None`` when missing."""
 
     cudart: Path | None
+    """The CUDA runtime library in the version that TVM needs."""
     nvrtc: Path | None
+    """The runtime compiler."""
     include: Path | None
+    """The folder of ``cuda_fp16.h`` and the other headers."""
     searched: tuple[Path, ...]
+    """Every root that was looked at, in order."""
 
 
 def find_toolkit() -> Toolkit:
@@ -106,20 +98,13 @@ def _first(roots: tuple[Path, ...], folders: tuple[str, ...], pattern: str) -> P
 
 @dataclass(frozen=True)
 class Status:
-    """Whether something can be used here, and if not, why not and what helps.
-
-    Attributes
-    ----------
-    usable : bool
-    reason : str
-        What is missing or broken; empty when usable.
-    remedy : str
-        What to install or set; empty when usable.
-    """
+    """Whether something can be used here, and if not, why not and what helps."""
 
     usable: bool
     reason: str = ""
+    """What is missing or broken; empty when usable."""
     remedy: str = ""
+    """What to install or set; empty when usable."""
 
     def require(self) -> None:
         """Raise `ToolchainError` with the reason and the remedy unless usable."""
@@ -290,24 +275,14 @@ _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What the driver says about one device; sizes are in bytes.
-
-    Attributes
-    ----------
-    name : str
-        As the driver spells it, "NVIDIA H200".
-    arch : str
-        As NVRTC and TVM spell it, "sm_90".
-    driver_version : str
-        The newest CUDA that the driver supports, "13.0".
-    shared_bytes_per_block : int
-        The limit of static shared memory. Dynamic shared memory may take
-        ``shared_bytes_per_block_optin``.
-    """
+    """What the driver says about one device; sizes are in bytes."""
 
     name: str
+    """As the driver spells it, "NVIDIA H200"."""
     arch: str
+    """As NVRTC and TVM spell it, "sm_90"."""
     driver_version: str
+    """The newest CUDA that the driver supports, "13.0"."""
     warp_size: int
     multiprocessors: int
     l2_bytes: int
@@ -316,6 +291,8 @@ class DeviceProperties:
     registers_per_block: int
     registers_per_multiprocessor: int
     shared_bytes_per_block: int
+    """The limit of static shared memory. Dynamic shared memory may take
+    ``shared_bytes_per_block_optin``."""
     shared_bytes_per_block_optin: int
     shared_bytes_per_multiprocessor: int
 

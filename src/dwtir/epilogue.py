@@ -33,11 +33,6 @@ computed; the result is rounded once. ``gelu`` is the exact one, by erf.
 class Epilogue:
     """Steps applied to the convolution's float32 sums, in the order given.
 
-    Parameters
-    ----------
-    steps : tuple of str
-        Names from `STEPS`. A step that takes a tensor occurs at most once.
-
     Raises
     ------
     InvalidEpilogueError
@@ -50,6 +45,7 @@ class Epilogue:
     """
 
     steps: tuple[str, ...] = ()
+    """Names from `STEPS`. A step that takes a tensor occurs at most once."""
 
     def __post_init__(self) -> None:
         for step in self.steps:

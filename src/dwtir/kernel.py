@@ -39,36 +39,25 @@ class Timing:
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """All that is known of a kernel besides its code.
-
-    Parameters
-    ----------
-    shape, epilogue, target, strategy
-        What was built.
-    provenance : dict of str to str
-        Where the schedule came from: ``schedule`` as it was asked for, ``chosen``
-        ("manual", "tuned", "step" or "object"), the ``record``'s file, if any, and versions.
-    script : str
-        The scheduled TensorIR as TVMScript.
-    trace : str
-        The schedule's trace as TVM's JSON.
-    source : str
-        Generated CUDA C++ or OpenCL C, or assembly.
-    resources : Resources
-    workspace : tuple of (str, tuple of int)
-        Dtypes and shapes of the tensors that the kernel takes before its output.
-    """
+    """All that is known of a kernel besides its code."""
 
     shape: DepthwiseConv2dShape
     epilogue: Epilogue
     target: Target
     strategy: Strategy
+    """What was built."""
     provenance: dict[str, str]
+    """Where the schedule came from: ``schedule`` as it was asked for, ``chosen`` ("manual",
+    "tuned", "step" or "object"), the ``record``'s file, if any, and versions."""
     script: str
+    """The scheduled TensorIR as TVMScript."""
     trace: str
+    """The schedule's trace as TVM's JSON."""
     source: str
+    """Generated CUDA C++ or OpenCL C, or assembly."""
     resources: Resources
     workspace: Workspace = ()
+    """Dtypes and shapes of the tensors that the kernel takes before its output."""
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values from which `from_json` makes the same object."""

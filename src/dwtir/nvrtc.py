@@ -24,51 +24,34 @@ _LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\) (\w+)")
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one kernel takes, as ptxas reports it.
-
-    Attributes
-    ----------
-    name : str
-        The symbol of the kernel.
-    registers : int
-        Registers of one thread.
-    spill_store_bytes, spill_load_bytes : int
-        Traffic of registers that did not fit, a thread.
-    stack_frame_bytes : int
-        Local memory of one thread. More than the spills need means an array
-        that is indexed at run time and so could not live in registers.
-    shared_bytes : int
-        Static shared memory of one block.
-    """
+    """What one kernel takes, as ptxas reports it."""
 
     name: str
+    """The symbol of the kernel."""
     registers: int
+    """Registers of one thread."""
     spill_store_bytes: int
     spill_load_bytes: int
+    """Traffic of registers that did not fit, a thread."""
     stack_frame_bytes: int
+    """Local memory of one thread. More than the spills need means an array that is indexed at run
+    time and so could not live in registers."""
     shared_bytes: int
+    """Static shared memory of one block."""
 
 
 @dataclass(frozen=True)
 class Cubin:
-    """Device code for one architecture.
-
-    Attributes
-    ----------
-    code : bytes
-        The ELF image that the driver loads.
-    arch : str
-        The architecture it was compiled for.
-    kernels : tuple of KernelResources
-        One for every kernel of the source.
-    log : str
-        The compiler's whole log.
-    """
+    """Device code for one architecture."""
 
     code: bytes
+    """The ELF image that the driver loads."""
     arch: str
+    """The architecture it was compiled for."""
     kernels: tuple[KernelResources, ...]
+    """One for every kernel of the source."""
     log: str
+    """The compiler's whole log."""
 
 
 # Stand-ins for the two headers that TVM includes in every kernel. They declare

@@ -44,43 +44,28 @@ _HELPERS = {
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel and how it is launched.
-
-    Parameters
-    ----------
-    name : str
-    grid, block : (int, int, int)
-        Work-groups, and work-items of one work-group, in x, y and z.
-    local_bytes : int
-        Local (in CUDA: shared) memory of a work-group.
-    order : list of int
-        For each argument of the kernel, the index of its buffer in the function's parameters.
-    """
+    """One kernel and how it is launched."""
 
     name: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
+    """Work-groups, and work-items of one work-group, in x, y and z."""
     local_bytes: int
+    """Local (in CUDA: shared) memory of a work-group."""
     order: list[int]
+    """For each argument of the kernel, the index of its buffer in the function's parameters."""
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """OpenCL C and how to launch it.
-
-    Parameters
-    ----------
-    source : str
-        The kernels.
-    launches : list of Launch
-        In the order in which they run.
-    params : list of (str, tuple of int, str)
-        Name, shape and dtype of the function's buffers, in order.
-    """
+    """OpenCL C and how to launch it."""
 
     source: str
+    """The kernels."""
     launches: list[Launch]
+    """In the order in which they run."""
     params: list[tuple[str, tuple[int, ...], str]]
+    """Name, shape and dtype of the function's buffers, in order."""
 
 
 def lower(mod: tvm.IRModule, max_threads: int) -> Lowered:

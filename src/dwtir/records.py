@@ -46,23 +46,6 @@ _PLACE = ("shape", "epilogue", "device")
 class Record:
     """What tuning found for one shape on one device.
 
-    Parameters
-    ----------
-    shape, target, strategy, epilogue
-        What was tuned, where, the result, and the steps it was measured with.
-    run_secs : tuple of float
-        Times of the strategy, in seconds.
-    manual_median_secs : float or None
-        Median of the manual schedule, where it was measured.
-    trials : int
-        Candidates that were measured.
-    seed : int or None
-        Seed of the search.
-    versions : mapping of str to str
-        ``apache-tvm`` and ``dwtir``, and for a GPU ``gpu``, ``driver`` and ``cuda``.
-    trace : list
-        The MetaSchedule trace that `traces.decided` makes of the strategy.
-
     Raises
     ------
     RecordError
@@ -73,12 +56,19 @@ class Record:
     target: Target
     strategy: Strategy
     epilogue: Epilogue
+    """What was tuned, where, the result, and the steps it was measured with."""
     run_secs: tuple[float, ...]
+    """Times of the strategy, in seconds."""
     manual_median_secs: float | None
+    """Median of the manual schedule, where it was measured."""
     trials: int
+    """Candidates that were measured."""
     seed: int | None
+    """Seed of the search."""
     versions: Mapping[str, str] = field(hash=False)
+    """``apache-tvm`` and ``dwtir``, and for a GPU ``gpu``, ``driver`` and ``cuda``."""
     trace: traces.TraceJson = field(hash=False, repr=False)
+    """The MetaSchedule trace that `traces.decided` makes of the strategy."""
 
     @classmethod
     def measured(

@@ -13,27 +13,19 @@ class Resources:
 
     Of several kernels the first is meant; `registers`,
     `spill_bytes` and `stack_bytes` are the most of all.
-
-    Parameters
-    ----------
-    grid, block : (int, int, int) or None
-        Thread blocks, and threads of one, in x, y and z. None on the CPU.
-    shared_bytes : int or None
-        Shared (local) memory of a block.
-    registers : int or None
-        32-bit registers of a thread.
-    spill_bytes : int or None
-        Bytes that a thread stores because they found no register.
-    stack_bytes : int or None
-        Local memory of a thread: for spills, and for arrays whose places are not numbers.
     """
 
     grid: tuple[int, int, int] | None = None
     block: tuple[int, int, int] | None = None
+    """Thread blocks, and threads of one, in x, y and z. None on the CPU."""
     shared_bytes: int | None = None
+    """Shared (local) memory of a block."""
     registers: int | None = None
+    """32-bit registers of a thread."""
     spill_bytes: int | None = None
+    """Bytes that a thread stores because they found no register."""
     stack_bytes: int | None = None
+    """Local memory of a thread: for spills, and for arrays whose places are not numbers."""
 
     @property
     def threads(self) -> int | None:

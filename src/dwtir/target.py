@@ -22,40 +22,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """A device, as schedules see it.
-
-    Parameters
-    ----------
-    name : str
-        Name of the device, as in ``tune_db/<name>/``.
-    kind : {"cuda", "cpu", "opencl"}
-        Which code is generated.
-    arch : str
-        ``sm_90`` and the like, or LLVM's name of the CPU.
-    units : int
-        Streaming multiprocessors of a GPU, cores of a CPU.
-    max_threads_per_block, shared_bytes_per_block, warp_size : int
-        Limits of a thread block, without opting in to more.
-    vector_bytes : int
-        Width of a CPU's vector registers.
-    features : tuple of str
-        LLVM's CPU features, such as ``+avx512f``.
-    bandwidth, fp32_rate : float or None
-        Measured copy bandwidth in bytes/s, counting reads and writes, and peak
-        float32 FLOP/s. None where nobody measured.
-    """
+    """A device, as schedules see it."""
 
     name: str
+    """Name of the device, as in ``tune_db/<name>/``."""
     kind: str
+    """One of "cuda", "cpu" and "opencl": which code is generated."""
     arch: str
+    """``sm_90`` and the like, or LLVM's name of the CPU."""
     units: int
+    """Streaming multiprocessors of a GPU, cores of a CPU."""
     max_threads_per_block: int = 1024
     shared_bytes_per_block: int = 48 * 1024
     warp_size: int = 32
+    """Limits of a thread block, without opting in to more."""
     vector_bytes: int = 0
+    """Width of a CPU's vector registers."""
     features: tuple[str, ...] = ()
+    """LLVM's CPU features, such as ``+avx512f``."""
     bandwidth: float | None = None
     fp32_rate: float | None = None
+    """Measured copy bandwidth in bytes/s, counting reads and writes, and peak float32 FLOP/s. None
+    where nobody measured."""
 
     @property
     def is_gpu(self) -> bool:

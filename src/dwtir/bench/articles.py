@@ -31,44 +31,27 @@ class Article:
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that an article timed.
-
-    Parameters
-    ----------
-    shape : str
-        The layer, as `DepthwiseConv2dShape.parse` reads it.
-    way : str
-        `LIBRARY`, `TUNED`, or the name of a step in `dwtir.ARTICLE_STEPS`.
-    epilogue : str
-        Steps behind the convolution: fused by a schedule, separate in a library.
-    """
+    """One thing that an article timed."""
 
     shape: str
+    """The layer, as `DepthwiseConv2dShape.parse` reads it."""
     way: str
+    """`LIBRARY`, `TUNED`, or the name of a step in `dwtir.ARTICLE_STEPS`."""
     epilogue: str = ""
+    """Steps behind the convolution: fused by a schedule, separate in a library."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of an article, in ratios.
-
-    Parameters
-    ----------
-    article : Article
-        Where it is.
-    title : str
-        What it shows.
-    against : tuple of str
-        What its times are compared with, in words.
-    lines : dict of Case to tuple
-        The cases in their order, each with a case for every entry of `against`,
-        or None where there is nothing to compare with.
-    """
+    """A table of an article, in ratios."""
 
     article: Article
     title: str
     against: tuple[str, ...]
+    """What its times are compared with, in words."""
     lines: dict[Case, tuple[Case | None, ...]]
+    """The cases in their order, each with a case for every entry of `against`, or None where there
+    is nothing to compare with."""
 
 
 ARTICLES = (Article("2017", "GTX 1080", "tf-1.2"), Article("2025", "T4", "PyTorch"))

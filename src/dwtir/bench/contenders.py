@@ -20,24 +20,16 @@ from .processor import keep_memory
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to compute a problem.
-
-    Parameters
-    ----------
-    name : str
-        Such as ``dwtir`` or ``torch NHWC cudnn``.
-    layout : str
-        Of its tensors.
-    call : callable
-        Computes one set of the problem, on torch's current stream.
-    result : callable
-        Returns the output for the first set as an array of the problem's layout.
-    """
+    """One way to compute a problem."""
 
     name: str
+    """Such as ``dwtir`` or ``torch NHWC cudnn``."""
     layout: str
+    """Of its tensors."""
     call: Callable[[int], object]
+    """Computes one set of the problem, on torch's current stream."""
     result: Callable[[], np.ndarray[Any, Any]]
+    """Returns the output for the first set as an array of the problem's layout."""
 
 
 def ours(

@@ -29,43 +29,28 @@ _HEAD = (
 
 @dataclass(frozen=True)
 class NetworkRow:
-    """A network on images of one batch size, type and layout.
-
-    Parameters
-    ----------
-    network : str
-    run : {"inference", "training"}
-    batch : int
-    dtype : str
-        Of the weights and images; or ``bfloat16 autocast``.
-    layout : {"NCHW", "NHWC"}
-        Of the images.
-    timings : dict of str to Timing
-        Seconds of a run, by way.
-    replaced, layers : int
-        Depthwise layers that run dwtir's kernels, and all that there are.
-    share : float, optional
-        The part of eager PyTorch's time in depthwise convolutions.
-    losses : mapping of str to sequence of float
-        Of each step of the training, by way, and of a `NUDGED` one.
-    notes : tuple of str
-        Ways that were left out, or not run in a CUDA graph, and why.
-    load : float
-        CPUs that others kept busy meanwhile, where the network was measured on the CPU.
-    """
+    """A network on images of one batch size, type and layout."""
 
     network: str
     run: str
+    """Either "inference" or "training"."""
     batch: int
     dtype: str
+    """Of the weights and images; or ``bfloat16 autocast``."""
     layout: str
     timings: dict[str, Timing]
+    """Seconds of a run, by way."""
     replaced: int
     layers: int
+    """Depthwise layers that run dwtir's kernels, and all that there are."""
     share: float | None = None
+    """The part of eager PyTorch's time in depthwise convolutions."""
     losses: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Of each step of the training, by way, and of a `NUDGED` one."""
     notes: tuple[str, ...] = ()
+    """Ways that were left out, or not run in a CUDA graph, and why."""
     load: float = 0.0
+    """CPUs that others kept busy meanwhile, where the network was measured on the CPU."""
 
     @property
     def ratio(self) -> float:

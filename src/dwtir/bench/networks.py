@@ -22,20 +22,13 @@ _IMAGES = 4
 
 @dataclass(frozen=True)
 class Network:
-    """A network that turns images into one tensor.
-
-    Parameters
-    ----------
-    name : str
-    model : torch.nn.Module
-        With float32 weights on the CPU, in evaluation mode. It is copied, never changed.
-    image : (int, int, int)
-        Channels, height and width.
-    """
+    """A network that turns images into one tensor."""
 
     name: str
     model: Any
+    """With float32 weights on the CPU, in evaluation mode. It is copied, never changed."""
     image: tuple[int, int, int]
+    """Channels, height and width."""
 
     @classmethod
     def of(cls, name: str, model: Any, image: tuple[int, int, int]) -> Network:

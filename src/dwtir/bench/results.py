@@ -37,23 +37,15 @@ _TARGET = ("name", "kind", "arch", "units", "bandwidth", "fp32_rate")
 
 @dataclass(frozen=True)
 class Results:
-    """What one run of the benchmark found.
-
-    Parameters
-    ----------
-    target : Target
-        The device, with its rates where they are known.
-    about : dict of str to str
-        What it was, with which versions and clocks, and the command.
-    rows : sequence of Row
-    cases : dict of Case to Timing or str
-        The articles' cases, if they were asked for; where there is no time, why.
-    """
+    """What one run of the benchmark found."""
 
     target: Target
+    """The device, with its rates where they are known."""
     about: dict[str, str]
+    """What it was, with which versions and clocks, and the command."""
     rows: Sequence[Row] = ()
     cases: dict[Case, Found] = field(default_factory=dict)
+    """The articles' cases, if they were asked for; where there is no time, why."""
 
     def write(self, path: Path) -> None:
         """Write all of it as JSON, a row a line; packed where the name ends in .xz."""

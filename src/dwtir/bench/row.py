@@ -23,32 +23,22 @@ def is_wide(timing: Timing) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """One layer, measured.
-
-    Parameters
-    ----------
-    shape, epilogue, target
-        What was computed, and where; the target with its rates, where they are known.
-    cold : bool
-        Whether the inputs came from memory.
-    timings : dict of str to Timing
-        Seconds by contender; ``dwtir`` is ours, the others have their layout in their names.
-    wrong : tuple of str
-        Peers that were left out, and why.
-    networks : tuple of str
-        The networks that have the layer, of those that were asked for.
-    load : float
-        CPUs that others kept busy meanwhile, where the layer was measured on the CPU.
-    """
+    """One layer, measured."""
 
     shape: DepthwiseConv2dShape
     epilogue: Epilogue
     target: Target
+    """What was computed, and where; the target with its rates, where they are known."""
     cold: bool
+    """Whether the inputs came from memory."""
     timings: dict[str, Timing]
+    """Seconds by contender; ``dwtir`` is ours, the others have their layout in their names."""
     wrong: tuple[str, ...] = ()
+    """Peers that were left out, and why."""
     networks: tuple[str, ...] = ()
+    """The networks that have the layer, of those that were asked for."""
     load: float = 0.0
+    """CPUs that others kept busy meanwhile, where the layer was measured on the CPU."""
 
     def __str__(self) -> str:
         return f"{self.shape}{self._steps}"

@@ -25,35 +25,20 @@ _SAME = ("device", "CPU", "GPU", "cores", "dwtir", "apache-tvm", "torch", "comma
 
 @dataclass(frozen=True)
 class Settings:
-    """How layers are measured; see `bench_layer`.
-
-    Parameters
-    ----------
-    again : int
-        How often layers whose times are doubtful are measured again.
-    """
+    """How layers are measured; see `bench_layer`."""
 
     schedule: str = "manual"
     cold: bool = True
     baselines: bool = True
     rounds: int = 7
     again: int = 0
+    """How often layers whose times are doubtful are measured again."""
     patience: float = 0.0
 
 
 @dataclass
 class Session:
     """Measures layers on a device, and writes each to standard error.
-
-    Parameters
-    ----------
-    target : Target
-        The device.
-    settings : Settings
-    command : str
-        What was asked for, for the results to say.
-    path : Path, optional
-        Where results are written after every layer, so that a run that dies has left them.
 
     Raises
     ------
@@ -64,7 +49,9 @@ class Session:
     target: Target
     settings: Settings
     command: str
+    """What was asked for, for the results to say."""
     path: Path | None = None
+    """Where results are written after every layer, so that a run that dies has left them."""
     rows: dict[str, Row] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -73,17 +73,11 @@ def steps_of(module: Any) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True)
 class Chain:
-    """The modules that one kernel computes, in their order.
-
-    Parameters
-    ----------
-    conv : torch.nn.Conv2d
-    followers : tuple of torch.nn.Module
-        A normalisation, an activation, or one after the other; modules with `steps_of`.
-    """
+    """The modules that one kernel computes, in their order."""
 
     conv: Any
     followers: tuple[Any, ...] = ()
+    """A normalisation, an activation, or one after the other; modules with `steps_of`."""
 
     @cached_property
     def norm(self) -> Any:

@@ -25,22 +25,14 @@ from .tensors import DEVICES, Tensor
 
 @dataclass(frozen=True)
 class Image:
-    """What a convolution was called with, without its values.
-
-    Parameters
-    ----------
-    size, stride : tuple of int
-    dtype : torch.dtype
-    device : torch.device
-    autocast : torch.dtype or None
-        What autocast computes a convolution in, where it is on.
-    """
+    """What a convolution was called with, without its values."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     autocast: torch.dtype | None
+    """What autocast computes a convolution in, where it is on."""
 
     @classmethod
     def of(cls, image: Tensor) -> Image:

@@ -10,28 +10,19 @@ _HEAD = ("layer", "shape", "before us", "after us", "")
 
 @dataclass(frozen=True)
 class ConvertedLayer:
-    """A depthwise layer on an image of one shape, and what became of it.
-
-    Parameters
-    ----------
-    name : str
-        The convolution's name in the model.
-    shape : str
-        The text form of its `dwtir.DepthwiseConv2dShape`; "" if it never ran or has none.
-    replaced : bool
-        Whether calls of this shape run dwtir's kernel.
-    note : str
-        Why not; or, of a replaced layer, the modules that are part of the kernel.
-    before, after : float or None
-        Median seconds of the original modules and of the kernel, where they were measured.
-    """
+    """A depthwise layer on an image of one shape, and what became of it."""
 
     name: str
+    """The convolution's name in the model."""
     shape: str
+    """The text form of its `dwtir.DepthwiseConv2dShape`; "" if it never ran or has none."""
     replaced: bool
+    """Whether calls of this shape run dwtir's kernel."""
     note: str
+    """Why not; or, of a replaced layer, the modules that are part of the kernel."""
     before: float | None = None
     after: float | None = None
+    """Median seconds of the original modules and of the kernel, where they were measured."""
 
 
 @dataclass(frozen=True)

@@ -27,30 +27,19 @@ class Task:
 
 @dataclass(frozen=True)
 class Trial:
-    """One strategy that was tried.
-
-    Parameters
-    ----------
-    number : int
-        Counts from 0, the manual schedule, over all sessions of the task.
-    strategy : Strategy
-        What was tried.
-    times : tuple of float
-        Seconds of each measurement; empty if it failed.
-    cause : str
-        Why it failed, in a few words that are the same for failures of a kind; else empty.
-    error : str
-        The full text of the failure.
-    device : str
-        Which worker measured it, such as ``gpu 0``.
-    """
+    """One strategy that was tried."""
 
     number: int
+    """Counts from 0, the manual schedule, over all sessions of the task."""
     strategy: Strategy
     times: tuple[float, ...] = ()
+    """Seconds of each measurement; empty if it failed."""
     cause: str = ""
+    """Why it failed, in a few words that are the same for failures of a kind; else empty."""
     error: str = ""
+    """The full text of the failure."""
     device: str = ""
+    """Which worker measured it, such as ``gpu 0``."""
 
     @property
     def seconds(self) -> float | None:
@@ -64,39 +53,23 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a session found for one task.
-
-    Parameters
-    ----------
-    task : Task
-        What was tuned.
-    search : str
-        How.
-    record : Record
-        The best strategy, with the manual one's time beside its own.
-    path : Path
-        Where the record lies.
-    written : bool
-        False if a record that was there already is at least as good.
-    trials : tuple of Trial
-        Everything that was tried, in order, those of earlier sessions first.
-    new_trials : int
-        How many of them are of this session.
-    seconds : float
-        How long this session took.
-    interrupted : bool
-        Whether it was told to stop before it was done.
-    """
+    """What a session found for one task."""
 
     task: Task
     search: str
     record: Record
+    """The best strategy, with the manual one's time beside its own."""
     path: Path
     written: bool
+    """False if a record that was there already is at least as good."""
     trials: tuple[Trial, ...]
+    """Everything that was tried, in order, those of earlier sessions first."""
     new_trials: int
+    """How many of them are of this session."""
     seconds: float
+    """How long this session took."""
     interrupted: bool = False
+    """Whether it was told to stop before it was done."""
 
     @property
     def failures(self) -> Counter[str]:

@@ -36,22 +36,6 @@ _POLL_SECONDS = 0.2
 class Settings:
     """How to search.
 
-    Parameters
-    ----------
-    search : str
-        One of `dwtir.tune.search.SEARCHES`.
-    trials : int or None
-        Strategies to measure, those of earlier sessions included.
-    budget : float or None
-        Seconds for each layer from its first result on, after which nothing new is
-        begun. The first layer's worker takes some seconds to start before that.
-    patience : int or None
-        Trials without a better one, after which nothing new is begun.
-    seed : int
-        Makes the proposals repeatable.
-    resume : bool
-        Whether to go on from what earlier sessions measured.
-
     Raises
     ------
     InvalidScheduleError
@@ -59,11 +43,18 @@ class Settings:
     """
 
     search: str = "evolutionary"
+    """One of `dwtir.tune.search.SEARCHES`."""
     trials: int | None = 128
+    """Strategies to measure, those of earlier sessions included."""
     budget: float | None = None
+    """Seconds for each layer from its first result on, after which nothing new is begun. The first
+    layer's worker takes some seconds to start before that."""
     patience: int | None = None
+    """Trials without a better one, after which nothing new is begun."""
     seed: int = 0
+    """Makes the proposals repeatable."""
     resume: bool = True
+    """Whether to go on from what earlier sessions measured."""
 
     def __post_init__(self) -> None:
         for name in ("trials", "patience"):
