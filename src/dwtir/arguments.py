@@ -82,13 +82,7 @@ class Signature:
         self._numpy_dtype = numpy_dtype(shape.dtype)
 
     def bind(self, inputs: tuple[Any, ...], out: Any = None) -> Bound:
-        """Check the tensors, allocate the output if there is none, and convert them.
-
-        Raises
-        ------
-        ArgumentError
-            Naming the tensor, what is wrong with it and what it should be.
-        """
+        """Check the tensors, or raise an `ArgumentError`; make the output if there is none."""
         if len(inputs) != len(self.names) - 1:
             wanted = ", ".join(self.names[:-1])
             raise ArgumentError(
@@ -152,13 +146,7 @@ class Signature:
         return (inputs[0], weight.view(self.shapes[1]), *inputs[2:])
 
     def explain(self, inputs: tuple[Any, ...], out: Any = None) -> None:
-        """Look at torch's tensors as compiled code does, and say what it refuses.
-
-        Raises
-        ------
-        ArgumentError
-            Naming the tensor, what is wrong with it and what it should be.
-        """
+        """Look at torch's tensors as compiled code does, and raise an error for what it refuses."""
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(inputs[0], torch.Tensor):
             return

@@ -50,13 +50,6 @@ def compile_module(
         For CUDA: whether tests of threads and blocks leave the unrolled loops they stand in.
     simplify : bool
         For CUDA: whether indices are simplified before TVM looks which are the same.
-
-    Raises
-    ------
-    ToolchainError
-        If NVRTC or the CUDA headers are missing.
-    CompileError
-        If the generated source is rejected.
     """
     import tvm
 

@@ -76,13 +76,7 @@ def folders() -> Iterator[Path]:
 def find(
     shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue | None = None
 ) -> tuple[Strategy, Path] | None:
-    """Look up the record of exactly this shape on exactly this device; see `find_record`.
-
-    Returns
-    -------
-    (Strategy, Path) or None
-        The recorded strategy and the file it comes from.
-    """
+    """Look up the record of exactly this shape on exactly this device; see `find_record`."""
     found = find_record(shape, target, epilogue)
     return None if found is None else (found[0].strategy, found[1])
 
@@ -102,11 +96,6 @@ def find_record(
         A record that was tuned with these steps comes before one without any.
     within : iterable of Path, optional
         Databases to look in, in order; by default `folders`.
-
-    Returns
-    -------
-    (Record, Path) or None
-        The first good record and its file.
     """
     names = dict.fromkeys(file_name(shape, steps) for steps in (epilogue or Epilogue(), Epilogue()))
     for folder in folders() if within is None else within:

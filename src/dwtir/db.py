@@ -15,14 +15,7 @@ from .target import resolve
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Returns
-    -------
-    int
-        The exit status: 0, or 1 where a record is bad or something failed. (2
-        is argparse's, for wrong arguments.)
-    """
+    """Run a command; return 0, or 1 where a record is bad or something failed."""
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))

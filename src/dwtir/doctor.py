@@ -27,11 +27,6 @@ def diagnose(target: str | None = None) -> list[Finding]:
     target : {"cuda", "cpu", "opencl"}, optional
         The device that has to work. The default is the one that dwtir would
         pick: CUDA when the driver shows a GPU, else the CPU.
-
-    Returns
-    -------
-    list of Finding
-        In a fixed order; ``required`` depends on `target`.
     """
     target = target or _default_target()
     return [check(target) for check in CHECKS]

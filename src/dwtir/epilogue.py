@@ -93,12 +93,7 @@ class Epilogue:
         }
 
     def check_for(self, shape: DepthwiseConv2dShape) -> None:
-        """Refuse steps behind a gradient.
-
-        Raises
-        ------
-        InvalidEpilogueError
-        """
+        """Refuse steps behind a gradient."""
         if self.steps and shape.operation != "forward":
             raise InvalidEpilogueError(
                 f"only the forward convolution has an epilogue, got {self} for {shape.operation}"

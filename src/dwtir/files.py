@@ -60,10 +60,7 @@ def _sync(folder: Path) -> None:
 def read_json(path: Path, most: int) -> object:
     """Read a JSON file of at most `most` bytes, as `parse_json` does; unpack it if it is .xz.
 
-    Raises
-    ------
-    RecordError
-        With the reason, without the path.
+    A `RecordError` has the reason, without the path.
     """
     try:
         if not path.is_file():
@@ -80,10 +77,7 @@ def read_json(path: Path, most: int) -> object:
 def parse_json(data: bytes, *, depth: int = _MAX_DEPTH) -> object:
     """Parse JSON strictly: UTF-8, no repeated names, no NaN or infinity, not deep.
 
-    Raises
-    ------
-    RecordError
-        With the reason.
+    A `RecordError` has the reason.
     """
     level = deepest = 0
     for bracket in re.findall(rb"[][{}]", data):

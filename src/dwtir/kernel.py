@@ -178,11 +178,6 @@ class Kernel:
         It makes no checks but those of compiled code. The caller knows that the tensors are
         aligned, not negated and apart in memory, that nobody wants a gradient of them, and that
         they have the shapes of ``input_shapes``.
-
-        Raises
-        ------
-        ToolchainError
-            If the kernel was compiled for a GPU that is not here.
         """
         run, signature = self._run or self._cannot_run(), self._signature
 
@@ -224,11 +219,6 @@ class Kernel:
         """Return grid, block, shared memory, registers and spills.
 
         A kernel for a GPU that is not here is compiled to machine code for this.
-
-        Raises
-        ------
-        ToolchainError
-            If that needs NVRTC and it is not installed.
         """
         return self._resources
 

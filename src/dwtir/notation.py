@@ -26,13 +26,7 @@ _NUMBERED = {
 
 
 def parameters_of(text: str) -> dict[str, Any]:
-    """Read the parameters that a text names.
-
-    Raises
-    ------
-    InvalidShapeError
-        If a part cannot be read, is given twice, or is missing.
-    """
+    """Read the parameters that a text names."""
     parameters: dict[str, Any] = {}
     for token in text.strip().split("_"):
         name, entry = _parse_token(token, text)

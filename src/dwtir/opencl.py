@@ -121,10 +121,6 @@ def compile_opencl(mod: tvm.IRModule, *, max_threads: int = 1024) -> OpenCLKerne
     max_threads : int
         The most work-items a work-group may have, besides the device's own limit.
 
-    Returns
-    -------
-    OpenCLKernel
-
     Raises
     ------
     InvalidScheduleError

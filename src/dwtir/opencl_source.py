@@ -69,13 +69,7 @@ class Lowered:
 
 
 def lower(mod: tvm.IRModule, max_threads: int) -> Lowered:
-    """Generate OpenCL C for a module with one PrimFunc ``main`` on buffers of static shape.
-
-    Raises
-    ------
-    InvalidScheduleError
-        The schedule needs too many threads, or what OpenCL lacks.
-    """
+    """Generate OpenCL C for a module with one PrimFunc ``main`` on buffers of static shape."""
     import tvm
 
     main = mod["main"]

@@ -36,13 +36,7 @@ def pack(trace: TraceJson) -> str:
 
 
 def unpack(text: str) -> object:
-    """Return the JSON value that `pack` wrote, or anybody.
-
-    Raises
-    ------
-    RecordError
-        If it is damaged, or larger than any trace.
-    """
+    """Return the JSON value that `pack` wrote, or anybody; a `RecordError` if it is damaged."""
     try:
         inflate = zlib.decompressobj(_RAW, _dictionary())
         data = inflate.decompress(base64.b85decode(text), _MAX_BYTES)

@@ -201,13 +201,7 @@ class Record:
 
     @classmethod
     def from_json(cls, record: object) -> Self:
-        """Make a record of JSON values, which may be anybody's.
-
-        Raises
-        ------
-        RecordError, InvalidShapeError, InvalidEpilogueError, InvalidScheduleError
-            With the field, its value and what is allowed.
-        """
+        """Make a record of JSON values, which may be anybody's; errors say what is allowed."""
         if not isinstance(record, dict):
             raise RecordError(f"a record is a JSON object, got {traces.brief(record)}")
         record = _USUAL | record
@@ -280,19 +274,7 @@ class Record:
             raise RecordError(f"the trace must be the one that {self.strategy} makes, got another")
 
     def write(self, folder: Path, *, force: bool = False) -> bool:
-        """Put the record into a database, unless a better one is there.
-
-        Parameters
-        ----------
-        folder : Path
-            The database.
-        force : bool
-            Whether to replace a better record.
-
-        Returns
-        -------
-        bool
-            Whether the record was written.
+        """Put the record into a database, unless a better one is there, or by force; tell whether.
 
         Raises
         ------
@@ -326,13 +308,7 @@ class Record:
 
 
 def read_strategy(kind: object, parameters: object) -> Strategy:
-    """Make a strategy of JSON values, which may be anybody's.
-
-    Raises
-    ------
-    RecordError, InvalidScheduleError
-        If the name or a parameter is not one of ours.
-    """
+    """Make a strategy of JSON values, which may be anybody's."""
     if not isinstance(kind, str) or kind not in STRATEGIES:
         got, allowed = traces.brief(kind), ", ".join(STRATEGIES)
         raise RecordError(f"unknown strategy {got}; allowed are {allowed}")

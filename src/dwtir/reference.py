@@ -41,14 +41,10 @@ def depthwise_conv2d(
 
     Parameters
     ----------
-    shape : DepthwiseConv2dShape
-        What is computed.
     first, second : ndarray
         The tensors of ``shape.input_shapes``; data and weight for the convolution itself.
     operands : mapping of str to ndarray
         The epilogue's tensors, by name.
-    epilogue : Epilogue, str, sequence of str or None
-        The fused steps.
 
     Returns
     -------
@@ -77,11 +73,6 @@ def error_bound(
     Numerical Algorithms, 3.1). Every pointwise step scales that error by at
     most its Lipschitz constant and adds roundings of its own; at the end comes
     one rounding to the result's dtype.
-
-    Returns
-    -------
-    ndarray of float64
-        The bound, of ``shape.result_shape``.
     """
     unit = _UNIT_ROUNDOFF["float32"]
     count = _products(shape)

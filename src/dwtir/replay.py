@@ -16,18 +16,6 @@ def replay_on_cpu(sch: Schedule, func: tvm.tirx.PrimFunc) -> tvm.IRModule:
 
     Thread axes become loops, shared and local stages plain buffers. What this
     cannot show are missing barriers; OpenCL on PoCL does.
-
-    Parameters
-    ----------
-    sch : tvm.s_tir.Schedule
-        The schedule, with its trace.
-    func : tvm.tirx.PrimFunc
-        The unscheduled function.
-
-    Returns
-    -------
-    tvm.IRModule
-        A module that LLVM compiles.
     """
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import Trace

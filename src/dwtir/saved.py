@@ -60,11 +60,6 @@ def write(path: Path, library: tvm.runtime.Module | bytes, description: dict[str
         cannot export again what it has loaded.
     description : dict
         JSON values that `read` gives back.
-
-    Raises
-    ------
-    ToolchainError
-        If there is no C compiler to link with.
     """
     if not isinstance(library, bytes) and linker() is None:
         raise ToolchainError(
@@ -93,18 +88,12 @@ def write(path: Path, library: tvm.runtime.Module | bytes, description: dict[str
 
 
 def read(path: Path) -> tuple[tvm.runtime.Module, bytes, dict[str, Any]]:
-    """Check a kernel's file and load it.
+    """Check a kernel's file and load it; a `RecordError` names one that is damaged or foreign.
 
     Returns
     -------
     (tvm.runtime.Module, bytes, dict)
         The library, its code for `write`, and the description.
-
-    Raises
-    ------
-    RecordError
-        If the file is no kernel of ours, is damaged, or was made by another
-        version of TVM; the message names the file.
     """
     try:
         size = path.stat().st_size

@@ -29,18 +29,7 @@ def written(target: Target) -> dict[str, Any]:
 
 
 def read(name: str, value: object) -> Target:
-    """Make a target of JSON values, which may be anybody's.
-
-    Parameters
-    ----------
-    name : str
-        The device.
-
-    Raises
-    ------
-    RecordError
-        With the field, its value and what is allowed.
-    """
+    """Make a target of JSON values, which may be anybody's."""
     if not isinstance(value, dict) or not set(value) <= set(_FIELDS):
         got = brief(value)
         raise RecordError(f"target may have {sorted(_FIELDS)}, got {got}")

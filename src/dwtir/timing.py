@@ -37,11 +37,6 @@ class GraphTimer:
     TVM's kernels and everything else that follows TVM's current stream are
     captured into the graph.
 
-    Parameters
-    ----------
-    device : int
-        The GPU, as ``CUDA_VISIBLE_DEVICES`` leaves them numbered.
-
     Raises
     ------
     ToolchainError
@@ -77,25 +72,18 @@ class GraphTimer:
         repeats: int = 6,
         limit: float | None = None,
     ) -> tuple[float, ...]:
-        """Measure one call.
+        """Measure the seconds of one call, on so many sets of tensors in turn.
 
         Parameters
         ----------
         call : callable
             Launches the kernel on the tensors of the set that it is given, on
             TVM's current stream.
-        sets : int
-            How many sets there are.
         repeats : int
             Measurements; each is of a graph of about a millisecond.
         limit : float, optional
             Seconds. A call that at first takes more than three times as long is
             not measured again: the one time is returned.
-
-        Returns
-        -------
-        tuple of float
-            Seconds of one call.
 
         Raises
         ------

@@ -70,22 +70,7 @@ def space_trace(
 
     Fields outside the strategy's space, or with a value that the space does
     not list, are constants of the schedule; the others are drawn as by
-    `Strategy.draw`.
-
-    Parameters
-    ----------
-    strategy : Strategy
-        The tile. It has passed `Strategy.check_use`.
-
-    Returns
-    -------
-    (tvm.s_tir.Schedule, list)
-        The schedule, and its trace as plain JSON values.
-
-    Raises
-    ------
-    InvalidScheduleError
-        If the tile cannot be applied after all.
+    `Strategy.draw`. The trace is returned with it, as plain JSON values.
     """
     chosen = strategy.parameters
     space = strategy.space(shape, target)
@@ -101,11 +86,6 @@ def decided(
 
     Its trace is what a record keeps: it says the parameters, and depends on
     nothing but them, whatever a search finds worth trying.
-
-    Raises
-    ------
-    InvalidScheduleError
-        If the tile cannot be applied after all.
     """
     return _drawn(strategy, shape, epilogue, {field: (n,) for field, n in _numbers(strategy)})
 
@@ -149,13 +129,7 @@ def expected_trace(strategy: Strategy, shape: DepthwiseConv2dShape, epilogue: Ep
 def recognise(
     trace: TraceJson, shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue
 ) -> Strategy:
-    """Find the strategy and parameters that make a trace.
-
-    Raises
-    ------
-    RecordError
-        If none of our strategies makes it.
-    """
+    """Find the strategy and parameters that make a trace; a `RecordError` if none does."""
     check_trace(trace)
     text = dump(plain(trace))
     for strategy in STRATEGIES.values():
@@ -198,18 +172,7 @@ def _samples(instruction: Sequence[Any]) -> bool:
 
 
 def check_trace(trace: object) -> None:
-    """Refuse what is not a trace of instructions, blocks and decisions like ours.
-
-    Parameters
-    ----------
-    trace : object
-        A JSON value.
-
-    Raises
-    ------
-    RecordError
-        With the instruction or decision, and what is allowed.
-    """
+    """Refuse what is not a trace of instructions, blocks and decisions like ours."""
     if not (
         isinstance(trace, list) and len(trace) == 2 and all(isinstance(p, list) for p in trace)
     ):

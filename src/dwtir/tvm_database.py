@@ -64,13 +64,7 @@ def recognise(mod: _Module) -> Workload | None:
 def as_tuning_record(
     record: Record, workload: ms.database.Workload | None = None
 ) -> ms.database.TuningRecord:
-    """Rebuild MetaSchedule's record, with a trace that our strategy makes now.
-
-    Parameters
-    ----------
-    workload : optional
-        The workload that the record is for, if there is one already.
-    """
+    """Rebuild MetaSchedule's record, with a trace that our strategy makes now."""
     own = Workload(record.shape, record.epilogue)
     if workload is None:
         workload = ms.database.Workload(unscheduled(own))

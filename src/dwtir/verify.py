@@ -19,14 +19,9 @@ _MAX_VALUES = 1 << 20
 
 
 def verify_record(record: Record) -> str:
-    """Build a record's kernel; where its device is present, run it against the reference.
+    """Build a record's kernel and, where its device is here, check its result; say what was done.
 
     Of a large result some images and channels are compared; see `spotcheck.error_ratio`.
-
-    Returns
-    -------
-    str
-        What was done.
 
     Raises
     ------

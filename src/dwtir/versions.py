@@ -30,13 +30,7 @@ def line(versions: Mapping[str, str]) -> Any:
 
 
 def common(folder: Path) -> str:
-    """Return the line of a folder.
-
-    Raises
-    ------
-    RecordError
-        If there is none.
-    """
+    """Return the line of a folder, which must have one."""
     try:
         with (folder / _COMMON).open("rb") as file:
             return file.read(_MAX_BYTES).decode().strip()

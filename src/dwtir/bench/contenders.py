@@ -41,8 +41,6 @@ def ours(
     ----------
     schedule, on_miss : str
         As for `dwtir.build`.
-    name : str
-        Of the contender.
     """
     shape = problem.shape
     kernel = build(
@@ -99,15 +97,8 @@ def peers(
 
     Parameters
     ----------
-    layouts : sequence of str
-        Of the tensors.
     compiled : bool
         Whether torch.compile is among the ways to compute an epilogue.
-
-    Raises
-    ------
-    ToolchainError
-        If torch is not installed.
     """
     torch = import_torch("a benchmark against PyTorch")
     if problem.target.kind == "cpu":

@@ -50,7 +50,6 @@ def infer(
 
     Parameters
     ----------
-    network : Network
     target : Target
         The CPU, or the GPU that is torch's current device.
     batch, dtype, layout
@@ -59,10 +58,8 @@ def infer(
         Which layers are converted, as for `dwtir.nn.convert`.
     compiled : bool
         Whether both are run by torch.compile too.
-    rounds : int
-        How often each way is measured, in turns.
-    patience : float
-        Seconds to wait for others to leave the CPU.
+    rounds, patience
+        As for `bench_layer`.
 
     Raises
     ------
@@ -175,12 +172,7 @@ def _checked(
 ) -> tuple[list[_Run], list[str]]:
     """Run each way, by a graph if wanted; leave out what does not compile, and say so.
 
-    Raises
-    ------
-    ArgumentError
-        If eager PyTorch's output is not as it was, or not finite.
-    CompileError
-        If the converted network's output is wrong.
+    Wrong results of ours, and of eager PyTorch, are errors.
     """
     right, notes = [], []
     for run in runs:

@@ -41,8 +41,6 @@ def named(
         Of the layers of networks, and but for the batch of the articles' rows.
     operations : sequence of str
         Of the layers of networks: the convolution, and its gradients.
-    epilogue : str, optional
-        Steps behind every layer.
 
     Raises
     ------

@@ -65,12 +65,8 @@ def _cpu_model() -> str:
 class Clocks:
     """The clocks of a GPU over a benchmark, sampled after each layer.
 
-    A GPU that has just computed still has the clocks that it computed with.
-
-    Parameters
-    ----------
-    target : Target
-        What is measured on. A CPU has no clocks that could be read everywhere.
+    A GPU that has just computed still has the clocks that it computed with. A CPU has none
+    that could be read everywhere.
     """
 
     def __init__(self, target: Target) -> None:
@@ -100,12 +96,7 @@ class Clocks:
 
 
 def gpu_clocks(gpu: str) -> tuple[dict[str, str], str]:
-    """Ask nvidia-smi for a GPU's driver and clocks.
-
-    Parameters
-    ----------
-    gpu : str
-        Its UUID, or its index.
+    """Ask nvidia-smi for the driver and the clocks of a GPU, by its UUID or index.
 
     Returns
     -------

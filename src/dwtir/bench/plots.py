@@ -77,11 +77,6 @@ def plot(
     -------
     list of str
         A line for each file that was written, and for each panel that was left out, with why.
-
-    Raises
-    ------
-    ArgumentError, ToolchainError
-        As `check_path` does.
     """
     check_path(path)
     drawings, lines = _panels(results)

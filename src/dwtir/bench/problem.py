@@ -21,13 +21,7 @@ _ALIGNMENT = 64
 
 
 def import_torch(what: str) -> Any:
-    """Import torch, or say who needs it.
-
-    Raises
-    ------
-    ToolchainError
-        If it is not installed.
-    """
+    """Import torch, or say who needs it."""
     try:
         import torch
     except ImportError as error:

@@ -72,20 +72,7 @@ def digest(source: Path) -> str:
 
 
 def rewrite(readme: Path) -> list[str]:
-    """Write README's block, and the page and the picture of each GPU's committed results.
-
-    Returns
-    -------
-    list of str
-        A line for each file.
-
-    Raises
-    ------
-    RecordError
-        As `pages` does.
-    ToolchainError
-        If matplotlib is missing.
-    """
+    """Write README's block, and the page and picture of each GPU's results; return what was."""
     lines = []
     for path, text in pages(readme).items():
         path.write_text(text, encoding="utf-8")

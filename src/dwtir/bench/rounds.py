@@ -50,10 +50,6 @@ def bench_layer(
     patience : float
         Seconds to wait for others to leave the CPU; what they disturbed is measured again.
 
-    Returns
-    -------
-    Row
-
     Raises
     ------
     CompileError
@@ -77,10 +73,7 @@ def checked(
 ) -> tuple[list[Contender], list[str]]:
     """Run each once, ours first; leave out a peer that is wrong or cannot do it, and say so.
 
-    Raises
-    ------
-    CompileError
-        If one of ours is wrong.
+    One of ours that is wrong is a `CompileError`.
     """
     right, wrong = [], []
     for contender in own:
@@ -124,13 +117,7 @@ def _peer_error(shape: DepthwiseConv2dShape) -> float:
 
 
 def in_turns(timer: Timer, contenders: Sequence[Contender], rounds: int) -> dict[str, Timing]:
-    """Measure contenders that are right, and return the times of each by its name.
-
-    Raises
-    ------
-    ArgumentError
-        If there is no round.
-    """
+    """Measure contenders that are right, and return the times of each by its name."""
     if rounds < 1:
         raise ArgumentError(f"rounds must be >= 1, got {rounds}")
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}

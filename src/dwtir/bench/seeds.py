@@ -24,21 +24,12 @@ Found: TypeAlias = "Timing | str"
 
 
 def measure(target: Target, *, baselines: bool, rounds: int) -> dict[Case, Found]:
-    """Time all cases of the articles, warm as they did.
+    """Time all cases of the articles, warm as they did; without a GPU all say that they need one.
 
     Parameters
     ----------
-    target : Target
-        Where. Without a GPU nothing is measured, and every case says so.
     baselines : bool
         Whether the library's cases are measured, by the fastest way of PyTorch in NCHW.
-    rounds : int
-        How often each is measured, in turns with the others of its layer.
-
-    Raises
-    ------
-    CompileError
-        If a step's result is wrong.
     """
     if target.kind != "cuda":
         return dict.fromkeys(PUBLISHED_US, NEEDS_GPU)

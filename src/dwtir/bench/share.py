@@ -14,13 +14,7 @@ _CALLS = 5
 
 
 def depthwise_share(model: Any, call: Callable[[], object]) -> float:
-    """Profile calls of a model.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    call : callable
-        Runs it, and has run it before.
+    """Profile calls of a model that has run before.
 
     Returns
     -------

@@ -36,13 +36,7 @@ class Timer(ABC):
 def open_timer(
     target: Target, contenders: Sequence[Contender], sets: int, patience: float
 ) -> Timer:
-    """Make the timer of a device, for contenders that have run.
-
-    Parameters
-    ----------
-    patience : float
-        Seconds to wait for others to leave the CPU; what they disturbed is measured again.
-    """
+    """Make the timer of a device, for contenders that have run; see `bench_layer`."""
     return _CudaTimer(sets) if target.kind == "cuda" else _CpuTimer(contenders, sets, patience)
 
 
@@ -114,10 +108,7 @@ class _CudaTimer(Timer):
 class LaunchTimer(Timer):
     """Times calls on a GPU as Python launches them, one after the other without waiting.
 
-    Parameters
-    ----------
-    contenders : sequence of Contender
-        With one set each; they have run.
+    The contenders have run, and have one set each.
     """
 
     def __init__(self, contenders: Sequence[Contender]) -> None:

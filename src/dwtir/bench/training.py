@@ -56,20 +56,12 @@ def train(
     ----------
     network : Network
         Returns a value for each class.
-    target : Target
-        The CPU, or the GPU that is torch's current device.
-    batch, layout
-        Of the images.
     precision : str
         One of `PRECISIONS`.
     steps : int
         How many there are for the losses, at least 2.
-    compiled : bool
-        Whether both are run by torch.compile too.
-    rounds : int
-        How often each way is measured, in turns.
-    patience : float
-        Seconds to wait for others to leave the CPU.
+    target, batch, layout, compiled, rounds, patience
+        As for `infer`.
 
     Raises
     ------
@@ -144,10 +136,7 @@ def _compare(
 ) -> list[str]:
     """Add the losses of the other ways, by graphs if wanted; return what is left out, and why.
 
-    Raises
-    ------
-    CompileError
-        If one of the first losses with our kernels is not near what is expected.
+    Early losses of ours that are not near PyTorch's are an error.
     """
     expected = losses["torch"]
     notes, pool = [], None

@@ -32,12 +32,6 @@ class FoldedForward:
     """What a module whose work is done in the kernel before it does instead: nothing.
 
     In training it does its own work again.
-
-    Parameters
-    ----------
-    chain : Chain
-        That the module is part of.
-    module : torch.nn.Module
     """
 
     def __init__(self, chain: Chain, module: Any) -> None:
@@ -53,15 +47,7 @@ class FoldedForward:
 
 
 class ConvertedForward:
-    """What a converted convolution does instead of its class's forward.
-
-    Parameters
-    ----------
-    name : str
-        The layer, for warnings.
-    chain : Chain
-        Its modules.
-    """
+    """What a converted convolution does instead of its class's forward."""
 
     def __init__(self, name: str, chain: Chain) -> None:
         self.name = name
@@ -115,13 +101,7 @@ class ConvertedForward:
         return None
 
     def shape(self, image: Tensor) -> DepthwiseConv2dShape:
-        """Describe the convolution of an image.
-
-        Raises
-        ------
-        ArgumentError, InvalidShapeError
-            If no kernel takes it.
-        """
+        """Describe the convolution of an image, if a kernel takes it."""
         conv, dtype = self.chain.conv, autocast(image) or image.dtype
         if image.device.type not in DEVICES:
             raise ArgumentError(f"input must be on cpu or cuda, got {image.device}")

@@ -112,13 +112,7 @@ def autocast(image: Tensor) -> torch.dtype | None:
 
 
 def pair(name: str, value: IntPair) -> tuple[int, int]:
-    """Return a stride or a dilation as two numbers.
-
-    Raises
-    ------
-    ArgumentError
-        If it is not one or two integers of at least 1.
-    """
+    """Return a stride or a dilation as two numbers."""
     if _is_pair(value) and min(value) > 0:
         return value
     values = _integers(name, value, 1)
@@ -136,13 +130,7 @@ def sides(
     stride: tuple[int, int],
     dilation: tuple[int, int],
 ) -> tuple[int, int, int, int]:
-    """Return the padding at the top, left, bottom and right of an image of this size.
-
-    Raises
-    ------
-    ArgumentError
-        If it is no padding, or ``"same"`` with a stride, as torch has it.
-    """
+    """Return the padding at the top, left, bottom and right of an image of this size."""
     if _is_pair(padding) and min(padding) >= 0:
         return padding * 2
     if not isinstance(padding, str):

@@ -35,13 +35,7 @@ DTYPES = {getattr(torch, name): name for name in shapes.DTYPES}
 
 
 def check(image_size: Sequence[int], weight_size: Sequence[int], dtype: torch.dtype) -> None:
-    """Refuse what no kernel is built for.
-
-    Raises
-    ------
-    ArgumentError
-        Saying what was given and what is allowed.
-    """
+    """Refuse what no kernel is built for."""
     if len(image_size) != 4:
         raise ArgumentError(f"input must be (N, C, H, W), got {tuple(image_size)}")
     channels = image_size[1]
@@ -112,13 +106,7 @@ def shape_of(
     *geometry: Sequence[int],
     operation: str = "forward",
 ) -> DepthwiseConv2dShape:
-    """Describe a convolution by the sizes of its image and its weight.
-
-    Raises
-    ------
-    ArgumentError, InvalidShapeError
-        If there is no such convolution.
-    """
+    """Describe a convolution by the sizes of its image and its weight, or raise what is wrong."""
     check(image_size, weight_size, dtype)
     batch, channels, height, width = image_size
     stride, padding, dilation = geometry

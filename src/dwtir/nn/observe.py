@@ -71,7 +71,6 @@ def observe(
 
     Parameters
     ----------
-    model : torch.nn.Module
     example_input : torch.Tensor or tuple
         What it is called with; a tuple is its positional arguments.
     modules : list of torch.nn.Module

@@ -75,8 +75,6 @@ class Device:
 
     Parameters
     ----------
-    name : str
-        Such as ``gpu 0``.
     connect : callable
         Makes a channel to a fresh worker.
     threads : int
@@ -102,15 +100,7 @@ class Device:
         self._deaths = 0
 
     def take_up(self, task: Task, target: Target) -> None:
-        """Let the worker prepare for a layer.
-
-        Raises
-        ------
-        DeviceLostError
-            If no worker can be started.
-        DwtirError
-            If the layer's manual kernel fails.
-        """
+        """Let the worker prepare for a layer; a `DwtirError` if its manual kernel fails."""
         self._task = (task, target)
         if self._channel is None:
             self._restart()
@@ -239,13 +229,7 @@ class Device:
         return place
 
     def final(self, strategies: Sequence[Strategy], rounds: int) -> list[tuple[float, ...]]:
-        """Check some strategies and measure them again, in turns; a wrong one has no times.
-
-        Raises
-        ------
-        DeviceError
-            If the worker fails.
-        """
+        """Check some strategies and measure them again, in turns; a wrong one has no times."""
         message = {
             "op": "final",
             "strategies": [strategy_to_json(strategy) for strategy in strategies],

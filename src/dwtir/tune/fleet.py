@@ -47,12 +47,7 @@ class Fleet(JobQueue):
     def working_on(self, task: Task, target: Target) -> Iterator[None]:
         """Let all devices prepare for a layer, and work on it inside the context.
 
-        Raises
-        ------
-        DeviceLostError
-            If no device is left.
-        DwtirError
-            If the layer's manual kernel fails.
+        If none is left, that is a `DeviceLostError`, as for `result`.
         """
         self._take_up(task, target)
         self._stop.clear()
@@ -130,13 +125,7 @@ class Fleet(JobQueue):
             self._changed.notify_all()
 
     def result(self, seconds: float) -> Result | None:
-        """Wait for the next result; None if there is none in time.
-
-        Raises
-        ------
-        DeviceLostError
-            If all devices were lost.
-        """
+        """Wait for the next result; None if there is none in time."""
         try:
             found = self._results.get(timeout=seconds)
         except queue.Empty:
@@ -147,13 +136,7 @@ class Fleet(JobQueue):
         return found
 
     def final(self, strategies: Sequence[Strategy], rounds: int) -> list[tuple[float, ...]]:
-        """End the search and measure some strategies again, in turns, on one device.
-
-        Raises
-        ------
-        DeviceError
-            If that device fails.
-        """
+        """End the search and measure some strategies again, in turns, on one device."""
         self._leave()
         if not self.devices:
             raise DwtirError("no device is left")

@@ -28,6 +28,8 @@ def local_servers(
 ) -> Iterator[tuple[tuple[str, int], dict[str, str]]]:
     """Start a tracker on loopback and some servers, and end them with the context.
 
+    The error of a server that does not start has the last lines that it wrote.
+
     Parameters
     ----------
     names : sequence of str
@@ -39,13 +41,6 @@ def local_servers(
     ------
     ((str, int), dict of str to str)
         The tracker's address, and a secret key for each name.
-
-    Raises
-    ------
-    ToolchainError
-        If a package that the tracker needs is missing.
-    DeviceError
-        If a server ends or is not there in time; with the last lines it wrote.
     """
     secret = secrets.token_hex(16)
     keys = {name: f"{secret}-{name}" for name in names}

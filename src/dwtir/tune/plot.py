@@ -20,13 +20,7 @@ _LOG_ABOVE = 4.0
 
 
 def require_matplotlib() -> None:
-    """Check that plots can be drawn, before the work whose plot is wanted.
-
-    Raises
-    ------
-    ToolchainError
-        If matplotlib is missing.
-    """
+    """Check that plots can be drawn, before the work whose plot is wanted."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ToolchainError("plots need matplotlib; pip install 'dwtir[bench]'")
 
@@ -40,11 +34,6 @@ def plot(outcomes: Sequence[Outcome], path: Path) -> None:
         What to draw; of more than 24, those with the largest gain.
     path : Path
         The PNG file to write, whatever its name ends in. Its folder is made.
-
-    Raises
-    ------
-    ToolchainError
-        If matplotlib is missing.
     """
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -171,13 +171,6 @@ def gpus_fleet(
         As for `tracker_fleet`.
     kind : {"cuda", "cpu"}
         With ``"cpu"`` each server has the CPU, and `gpus` are just names.
-
-    Raises
-    ------
-    InvalidTargetError
-        If a GPU is named twice or none is.
-    DeviceError
-        If a server does not start; with the last lines it wrote.
     """
     if not gpus or len(set(gpus)) < len(gpus) or not all(gpus):
         raise InvalidTargetError(f"GPUs are named once each, such as 0,1, got {','.join(gpus)!r}")

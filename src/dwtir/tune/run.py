@@ -109,13 +109,7 @@ def tune_all(
     display: Display,
     stop: threading.Event,
 ) -> tuple[list[Outcome], int]:
-    """Tune layers one after the other; one that cannot be tuned does not end the others.
-
-    Returns
-    -------
-    (list of Outcome, int)
-        What was found, and how many layers failed.
-    """
+    """Tune layers one after the other; return what was found, and how many could not be tuned."""
     outcomes: list[Outcome] = []
     failed = 0
     for index, task in enumerate(tasks, 1):
@@ -144,13 +138,7 @@ def tune_all(
 
 
 def present_target(target: TargetLike) -> Target:
-    """Resolve a target, which has to be in this machine and to have a clock.
-
-    Raises
-    ------
-    InvalidTargetError, ToolchainError
-        If it is not.
-    """
+    """Resolve a target, which has to be in this machine and to have a clock."""
     device = resolve(target)
     if device.kind == "opencl":
         raise InvalidTargetError("tuning needs a device with a clock: CUDA or the CPU, got OpenCL")

@@ -15,15 +15,7 @@ from .outcome import Task
 
 
 class Search(ABC):
-    """Proposes strategies that pass their own check, each at most once.
-
-    Parameters
-    ----------
-    task, target
-        What is tuned, and for which device.
-    seed : int
-        Makes the proposals repeatable.
-    """
+    """Proposes strategies that pass their own check, each at most once, repeatably by a seed."""
 
     def __init__(self, task: Task, target: Target, seed: int) -> None:
         self.shape = task.shape
@@ -101,15 +93,7 @@ SEARCHES = ("evolutionary", "random", "grid")
 
 
 def open_search(name: str, task: Task, target: Target, seed: int) -> Search:
-    """Make a search by its name.
-
-    Raises
-    ------
-    InvalidScheduleError
-        If there is none of that name, or it is not for the layer.
-    ToolchainError
-        If the evolutionary search lacks XGBoost.
-    """
+    """Make a search by its name."""
     if name == "evolutionary":
         from .evolutionary import EvolutionarySearch
 

@@ -41,13 +41,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def parse_address(text: str, allow_remote: bool) -> tuple[str, int]:
-    """Read a tracker's ``HOST:PORT``.
-
-    Raises
-    ------
-    InvalidTargetError
-        If it is none, or is not loopback and that is not allowed.
-    """
+    """Read a tracker's ``HOST:PORT``."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 1 << 16:
@@ -67,13 +61,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def require_loopback(what: str, host: str, allow_remote: bool) -> None:
-    """Refuse an address that others can reach, unless that is allowed.
-
-    Raises
-    ------
-    InvalidTargetError
-        If it is refused.
-    """
+    """Refuse an address that others can reach, unless that is allowed."""
     if not allow_remote and not _is_loopback(host):
         raise InvalidTargetError(
             f"{what} must be loopback, such as 127.0.0.1, unless --allow-remote is given, "

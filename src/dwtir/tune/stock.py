@@ -28,15 +28,7 @@ _OWN_SERVER = "run `python -m dwtir.tune.server` on the device's machine instead
 
 
 class StockChannel(RpcChannel):
-    """A session with TVM's own RPC server: candidates are built here and sent there.
-
-    Raises
-    ------
-    InvalidTargetError
-        If there is no target: such a server cannot say what device it has.
-    ToolchainError
-        If the target is a GPU for which no machine code can be made here.
-    """
+    """A session with TVM's own RPC server: candidates are built here and sent there."""
 
     def __init__(self, lane: Lane, held: list[Any], longest: float, target: TargetLike) -> None:
         self.target = _target_built_here(target)

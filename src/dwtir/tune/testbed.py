@@ -32,13 +32,6 @@ class Testbed:
     compared with the float64 reference, on as many images and channels as that
     does in a second; then every candidate is compared with all of it.
 
-    Parameters
-    ----------
-    task : Task
-        The layer.
-    target : Target
-        The device.
-
     Raises
     ------
     WrongResultError
@@ -76,13 +69,7 @@ class Testbed:
             )
 
     def check(self, kernel: Kernel) -> None:
-        """Compare a candidate's output with the expected one, all of it.
-
-        Raises
-        ------
-        WrongResultError
-            With how many outputs differ.
-        """
+        """Compare a candidate's output with all that is expected, or raise a `WrongResultError`."""
         out = self._output(kernel)
         if np.array_equal(_bits(out), _bits(self._expected)):  # the fast way, and the usual one
             return
@@ -97,17 +84,12 @@ class Testbed:
             raise WrongResultError(f"wrong result: {wrong} of {out.size} outputs differ")
 
     def times(self, kernel: Kernel, limit: float | None = None) -> tuple[float, ...]:
-        """Measure a candidate.
+        """Measure a candidate: the seconds of a call, several times.
 
         Parameters
         ----------
         limit : float, optional
             Seconds of the best so far; what takes far longer is measured only once.
-
-        Returns
-        -------
-        tuple of float
-            Seconds of one call.
         """
         return tuple(
             kernel.time(*self._inputs, repeats=1, min_repeat_ms=4).median for _ in range(5)

@@ -15,11 +15,5 @@ def strategy_to_json(strategy: Strategy) -> dict[str, Any]:
 
 
 def strategy_from_json(values: Mapping[str, Any]) -> Strategy:
-    """Read a strategy, whoever wrote it.
-
-    Raises
-    ------
-    RecordError, InvalidScheduleError
-        If the name or a parameter is not one of ours.
-    """
+    """Read a strategy, whoever wrote it."""
     return read_strategy(values.get("strategy"), values.get("parameters"))

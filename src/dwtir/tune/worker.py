@@ -80,8 +80,6 @@ class _Build:
 
     Parameters
     ----------
-    build : callable
-        Makes the kernel.
     threads : ThreadPoolExecutor
         Where; the first to come is the first to begin.
     is_proposed : bool
