@@ -1,8 +1,8 @@
-"""MetaSchedule traces of our own strategies, and plain checks of traces from outside.
+"""MetaSchedule traces of our own strategies, and traces from outside.
 
 A trace from outside never reaches TVM, whose loader does not check what it
-reads. It is looked at as JSON here, and then has to be, to the letter, the
-trace that our strategy makes; that one is used.
+reads. As JSON it has to be, to the letter, the trace that our strategy makes;
+that one is used.
 """
 
 from __future__ import annotations
@@ -25,39 +25,6 @@ if TYPE_CHECKING:
 
 TraceJson: TypeAlias = list[Any]
 """``[instructions, decisions]``, as `tvm.s_tir.schedule.Trace.as_json` gives it."""
-
-_INSTRUCTIONS = frozenset(
-    [
-        "Annotate",
-        "Bind",
-        "Blockize",
-        "CacheRead",
-        "CacheWrite",
-        "ComputeAt",
-        "ComputeInline",
-        "DecomposeReduction",
-        "Fuse",
-        "GetLoops",
-        "GetSBlock",
-        "Parallel",
-        "RFactor",
-        "Reorder",
-        "ReverseComputeAt",
-        "SampleCategorical",
-        "SetScope",
-        "Split",
-        "Tensorize",
-        "TransformLayout",
-        "Unroll",
-        "Vectorize",
-    ]
-)
-_BLOCKS = (
-    *("gather", "planes", "pad", "band", "depthwise_conv2d", "sums", "residual"),
-    *("epilogue", "store", "stream", "images", "filters"),
-    *("pairs", "grads", "products", "leave", "diagonals"),
-)
-_MAX_INSTRUCTIONS = 512
 
 
 def space_trace(
@@ -130,12 +97,12 @@ def recognise(
     trace: TraceJson, shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue
 ) -> Strategy:
     """Find the strategy and parameters that make a trace; a `RecordError` if none does."""
-    check_trace(trace)
-    text = dump(plain(trace))
+    text, drawn = dump(plain(trace)), _draws(trace)
     for strategy in STRATEGIES.values():
         if strategy.claims(shape, target):
-            for found in _readings(strategy, trace, shape, target):
+            for tile, fields in _readings(strategy, drawn, shape, target):
                 try:
+                    found = strategy.from_parameters(tile.parameters | fields)
                     found.check_use(shape, target)
                     if text in (
                         dump(space_trace(found, shape, target, epilogue)[1]),
@@ -147,108 +114,36 @@ def recognise(
     raise RecordError(f"the trace must be one of dwtir's strategies for {shape}, got another")
 
 
+def _draws(trace: Any) -> list[tuple[list[Any], Any]]:
+    """List what a trace, which may be any JSON, draws from, and what it draws; else nothing."""
+    try:
+        instructions, decisions = trace
+        chosen = dict(decisions)
+        return [
+            (inst[2][0], inst[2][0][chosen[index]])
+            for index, inst in enumerate(instructions)
+            if inst[0] == "SampleCategorical"
+        ]
+    except (LookupError, TypeError, ValueError):
+        return []
+
+
 def _readings(
-    strategy: type[Strategy], trace: TraceJson, shape: DepthwiseConv2dShape, target: Target
-) -> Iterator[Strategy]:
-    """Yield what a trace's decisions mean if it is one of `strategy`, of its space or decided."""
-    instructions, decisions = trace
-    drawn = {index: inst[2][0] for index, inst in enumerate(instructions) if _samples(inst)}
-    chosen = dict(decisions)
-    values = [candidates[chosen[index]] for index, candidates in drawn.items() if index in chosen]
+    strategy: type[Strategy],
+    drawn: Sequence[tuple[list[Any], Any]],
+    shape: DepthwiseConv2dShape,
+    target: Target,
+) -> Iterator[tuple[Strategy, dict[str, Any]]]:
+    """Yield what draws mean if they are of `strategy`, of its space or decided: a tile's fields."""
     space = strategy.space(shape, target)
     tiles = strategy.guesses(shape, target)
-    if list(drawn.values()) == list(map(list, space.values())):
+    if [candidates for candidates, _ in drawn] == list(map(list, space.values())):
         readings = [(tiles[0], list(space))]
     else:
         readings = [(tile, [field for field, _ in _numbers(tile)]) for tile in tiles]
     for tile, fields in readings:
-        if len(fields) == len(values):
-            given = dict(zip(fields, values, strict=True))
-            yield strategy.from_parameters(tile.parameters | given)
-
-
-def _samples(instruction: Sequence[Any]) -> bool:
-    return bool(instruction[0] == "SampleCategorical")
-
-
-def check_trace(trace: object) -> None:
-    """Refuse what is not a trace of instructions, blocks and decisions like ours."""
-    if not (
-        isinstance(trace, list) and len(trace) == 2 and all(isinstance(p, list) for p in trace)
-    ):
-        raise RecordError(f"the trace must be [instructions, decisions], got {brief(trace)}")
-    instructions, decisions = trace
-    if len(instructions) > _MAX_INSTRUCTIONS:
-        raise RecordError(
-            f"the trace may have {_MAX_INSTRUCTIONS} instructions, got {len(instructions)}"
-        )
-    choices = {}
-    for index, instruction in enumerate(instructions):
-        count = _check_instruction(index, instruction)
-        if count is not None:
-            choices[index] = count
-    seen = set()
-    for decision in decisions:
-        if not (
-            isinstance(decision, list)
-            and len(decision) == 2
-            and all(type(number) is int for number in decision)
-        ):
-            raise RecordError(
-                f"a decision of the trace must be [instruction, choice], got {brief(decision)}"
-            )
-        index, choice = decision
-        if index not in choices or index in seen:
-            raise RecordError(
-                f"a decision must be for one of the instructions {sorted(choices)}, each once, "
-                f"got {index}"
-            )
-        if not 0 <= choice < choices[index]:
-            raise RecordError(
-                f"the decision for instruction {index} must be 0 to {choices[index] - 1}, "
-                f"got {choice}"
-            )
-        seen.add(index)
-
-
-def _check_instruction(index: int, instruction: object) -> int | None:
-    """Check one instruction; return the number of its choices if it is a random draw."""
-    if not (
-        isinstance(instruction, list)
-        and len(instruction) == 4
-        and all(isinstance(part, list) for part in instruction[1:])
-    ):
-        raise RecordError(
-            f"instruction {index} of the trace must be [name, inputs, attributes, outputs], "
-            f"got {brief(instruction)}"
-        )
-    name, _, attributes, _ = instruction
-    if not isinstance(name, str) or name not in _INSTRUCTIONS:
-        raise RecordError(
-            f"instruction {index} of the trace must be one of those that strategies use, "
-            f"got {brief(name)}"
-        )
-    if name == "GetSBlock" and not (
-        len(attributes) == 2 and attributes[0] in _BLOCKS and attributes[1] == "main"
-    ):
-        raise RecordError(
-            f"instruction {index} of the trace must get one of the blocks {', '.join(_BLOCKS)} "
-            f"of main, got {brief(attributes)}"
-        )
-    if not _samples(instruction):
-        return None
-    if not (
-        len(attributes) == 2
-        and all(isinstance(part, list) and part for part in attributes)
-        and len(attributes[0]) == len(attributes[1])
-        and all(type(value) is int and 0 < value < 2**31 for value in attributes[0])
-        and all(type(weight) in (int, float) for weight in attributes[1])
-    ):
-        raise RecordError(
-            f"instruction {index} of the trace must draw one of some positive ints, each with "
-            f"its probability, got {brief(attributes)}"
-        )
-    return len(attributes[0])
+        if len(fields) == len(drawn):
+            yield tile, dict(zip(fields, (value for _, value in drawn), strict=True))
 
 
 def without_postprocs(trace: Any) -> Any:
