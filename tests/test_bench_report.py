@@ -72,7 +72,7 @@ def test_results_come_back_as_they_were(tmp_path, name):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"format": 2', '"format": 3', r"its format is 3, allowed are \(1, 2\)"),
+        ('"format": 2', '"format": 3', "its format must be 2, got 3"),
         ('"us":[[3.5,3.465,3.57,7]', '"us":[null', "no time of dwtir for 1x32x112x112"),
         ('"us":[[3.5,', '"us":[[-3.5,', "times must be positive, p20 <= median <= p80"),
         ("_k3_", "_k0_", "kernel must be an integer >= 1"),

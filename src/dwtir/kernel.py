@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import prod
@@ -35,6 +35,12 @@ class Timing:
     p20: float
     p80: float
     repeats: int
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Timing:
+        """Take the times of repeated measurements."""
+        p20, median, p80 = map(float, np.quantile(times, (0.2, 0.5, 0.8)))
+        return cls(median, p20, p80, len(times))
 
 
 @dataclass(frozen=True)
@@ -267,8 +273,7 @@ class Kernel:
         evaluator = self._library.time_evaluator(
             "main", device, number=1, repeat=repeats, min_repeat_ms=min_repeat_ms
         )
-        p20, median, p80 = np.quantile(evaluator(*bound.arguments).results, (0.2, 0.5, 0.8))
-        return Timing(float(median), float(p20), float(p80), repeats)
+        return Timing.of(evaluator(*bound.arguments).results)
 
     def _random_tensors(self, device: Any) -> tuple[Any, ...]:
         """Make TVM tensors of normal values, repeated where a tensor has more than a million."""

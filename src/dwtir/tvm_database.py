@@ -79,7 +79,7 @@ def as_tuning_record(
 
 
 @derived_object
-class TuneDB(ms.database.PyDatabase):  # type: ignore[misc]
+class TuneDB(ms.database.PyDatabase):
     """Our tuning records of one device, as MetaSchedule's `Database`.
 
     It knows the functions of `compute.depthwise_conv2d` and no others, and

@@ -21,8 +21,6 @@ from .row import Row
 from .seeds import Found
 
 _FORMAT = 2
-_READ = (1, _FORMAT)
-"""In the first a row names its contenders, and leaves nothing out."""
 _USUAL: dict[str, Any] = {
     "epilogue": [],
     "cold": True,
@@ -77,8 +75,8 @@ class Results:
         """
         try:
             found: Any = read_json(path, _MAX_BYTES)
-            if found["format"] not in _READ:
-                raise RecordError(f"its format is {found['format']!r}, allowed are {_READ}")
+            if found["format"] != _FORMAT:
+                raise RecordError(f"its format must be {_FORMAT}, got {found['format']!r}")
             target = Target(**{name: found["target"][name] for name in _TARGET})
             return cls(
                 target,
@@ -124,9 +122,8 @@ def _named(row: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """Say all of a row, with the names of its networks and contenders."""
     values = _USUAL | row
     values["networks"] = [found["networks"][place] for place in values["networks"]]
-    if found["format"] == _FORMAT:
-        us = zip(found["contenders"], values["us"], strict=True)
-        values["us"] = {name: numbers for name, numbers in us if numbers is not None}
+    us = zip(found["contenders"], values["us"], strict=True)
+    values["us"] = {name: numbers for name, numbers in us if numbers is not None}
     return values
 
 

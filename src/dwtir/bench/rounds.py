@@ -124,8 +124,4 @@ def in_turns(timer: Timer, contenders: Sequence[Contender], rounds: int) -> dict
     for _ in range(rounds):
         for contender in contenders:
             times[contender.name].append(timer.seconds(contender))
-    timings = {}
-    for name, measured in times.items():
-        p20, median, p80 = np.quantile(measured, (0.2, 0.5, 0.8))
-        timings[name] = Timing(float(median), float(p20), float(p80), rounds)
-    return timings
+    return {name: Timing.of(measured) for name, measured in times.items()}

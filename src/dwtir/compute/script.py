@@ -53,7 +53,7 @@ def prim_func(*, s_tir: bool) -> Callable[[Callable[..., None]], tirx.PrimFunc]:
     return decorate
 
 
-class _Inline(TIRInline):  # type: ignore[misc]
+class _Inline(TIRInline):
     """A part of a script, which knows the parser without a search in every frame."""
 
     def _find_parser_def(self) -> Any:
@@ -66,7 +66,7 @@ def inline(function: Callable[..., None]) -> Callable[..., None]:
     return _Inline(_source(function.__code__), variables, function)
 
 
-class _Source(Source):  # type: ignore[misc]
+class _Source(Source):
     """A function, its decorator included; its syntax tree is made once."""
 
     def __init__(self, code: CodeType) -> None:
@@ -80,7 +80,7 @@ class _Source(Source):  # type: ignore[misc]
 _source = lru_cache(maxsize=64)(_Source)
 
 
-class _Parser(Parser):  # type: ignore[misc]
+class _Parser(Parser):
     """Notes no places in the source, and looks up what an expression is without compiling it."""
 
     def with_source_span(self, node: doc.AST) -> contextlib.nullcontext[None]:

@@ -147,7 +147,7 @@ def fused(
     return kernels.forward(image, weight, operands, epilogue, *geometry)
 
 
-class _Convolution(torch.autograd.Function):  # type: ignore[misc]  # torch is Any to mypy
+class _Convolution(torch.autograd.Function):
     """The convolution to autograd. A gradient that is differentiated again is an operator."""
 
     @staticmethod

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class DepthwiseConv2d(torch.nn.Conv2d):  # type: ignore[misc]  # torch is Any to mypy
+class DepthwiseConv2d(torch.nn.Conv2d):
     """A ``torch.nn.Conv2d`` with ``groups=in_channels`` that runs dwtir's kernels.
 
     Parameters, ``state_dict`` and initial values are those of ``torch.nn.Conv2d``; what

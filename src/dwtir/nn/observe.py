@@ -89,7 +89,7 @@ def observe(
     return observer.runs
 
 
-class _Observer(TorchDispatchMode):  # type: ignore[misc]  # torch is Any to mypy
+class _Observer(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.runs: dict[torch.nn.Module, list[Run]] = {}

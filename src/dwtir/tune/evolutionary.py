@@ -171,7 +171,7 @@ class _Designs:
 
 
 @derived_object
-class _IsValid(ms.postproc.PyPostproc):  # type: ignore[misc]
+class _IsValid(ms.postproc.PyPostproc):
     """Drops candidates that their strategy refuses."""
 
     def __init__(self, designs: _Designs) -> None:
@@ -189,7 +189,7 @@ class _IsValid(ms.postproc.PyPostproc):  # type: ignore[misc]
 
 
 @derived_object
-class _MoveParameter(ms.mutator.PyMutator):  # type: ignore[misc]
+class _MoveParameter(ms.mutator.PyMutator):
     """Moves one parameter, to a neighbouring value more often than to a distant one."""
 
     _TRIES = 20
@@ -222,7 +222,7 @@ class _MoveParameter(ms.mutator.PyMutator):  # type: ignore[misc]
 
 
 @derived_object
-class _Parameters(ms.feature_extractor.PyFeatureExtractor):  # type: ignore[misc]
+class _Parameters(ms.feature_extractor.PyFeatureExtractor):
     """Gives the cost model a candidate's parameters."""
 
     def __init__(self, designs: _Designs) -> None:

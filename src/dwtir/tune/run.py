@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .. import cuda
@@ -14,9 +15,9 @@ from ..shape import DepthwiseConv2dShape, ShapeLike
 from ..target import Target, TargetLike, resolve
 from .channels import PipeChannel
 from .devices import Device
-from .display import Display
+from .display import Display, PlainDisplay
 from .fleet import Fleet
-from .outcome import Outcome, Task, Trial
+from .outcome import Outcome, Task
 from .session import Settings, tune_task
 
 WINDOW = 16
@@ -59,7 +60,7 @@ def tune(
     """
     task = Task(DepthwiseConv2dShape.of(shape), Epilogue.of(epilogue))
     device = present_target(target)
-    shown = display or _Silent()
+    shown = display or PlainDisplay(io.StringIO())
     fleet = local_fleet(device, shown.note)
     home = None if folder is None else Path(folder)
     stop = threading.Event()
@@ -75,28 +76,6 @@ def tune(
         )
     finally:
         fleet.close()
-
-
-class _Silent(Display):
-    """Shows nothing: what there is to say is in the outcome."""
-
-    def end(self, outcome: Outcome) -> None:
-        pass
-
-    def fail(self, task: Task, error: Exception) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def close(self, outcomes: Sequence[Outcome], extra: Mapping[str, str]) -> None:
-        pass
-
-    def _begun(self, running: object) -> None:
-        pass
-
-    def _tried(self, running: object, trial: Trial, *, improved: bool) -> None:
-        pass
 
 
 def tune_all(
