@@ -1,7 +1,5 @@
 """dwtir: depthwise convolution in TensorIR, scheduled by hand and by search."""
 
-from __future__ import annotations
-
 from ._version import __version__
 from .build import NotTunedWarning, build
 from .epilogue import Epilogue

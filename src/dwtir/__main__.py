@@ -1,7 +1,5 @@
 """Entry point of ``python -m dwtir``: a first look at the kernels, and ``doctor``."""
 
-from __future__ import annotations
-
 import sys
 
 from . import doctor, first_look

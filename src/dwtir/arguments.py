@@ -5,8 +5,6 @@ address that a vector load cannot take would end in a wrong result or in a GPU
 error that outlives the call, so none gets past `Signature.bind`.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable

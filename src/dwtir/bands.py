@@ -14,8 +14,6 @@ into two across. Tiles are of one part, and an even column lies in a product wit
 beside it: what lies between a part's columns is loaded for the other part.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What `doctor` looks at: one function a check, each of which returns a `Finding`."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

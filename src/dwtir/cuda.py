@@ -9,8 +9,6 @@ that library does not load: ``tvm.cuda().exist`` is then False and nobody says
 why. `load_runtime` loads it in the right order and keeps the reason.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.util

@@ -1,7 +1,5 @@
 """``python -m dwtir.db``: look at tuning records, verify them, and exchange them with TVM."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

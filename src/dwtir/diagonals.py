@@ -9,8 +9,6 @@ Of it, the diagonals are of use: a tap of the kernel is the sum of those with
 columns first, and 16 that follow one another are a group.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

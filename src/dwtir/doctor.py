@@ -1,7 +1,5 @@
 """``python -m dwtir doctor``: what this machine has, what it lacks, and how to get it."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

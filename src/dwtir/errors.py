@@ -5,8 +5,6 @@ so ``except ValueError`` goes on working for somebody who never heard of dwtir.
 A message says what was wrong, what was given, and what is allowed.
 """
 
-from __future__ import annotations
-
 
 class DwtirError(Exception):
     """Base class of all errors raised by dwtir."""

@@ -5,8 +5,6 @@ believes what they say. Only the shape's text is taken from a workload, and
 from a record the trace, which has to be one of our strategies'.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Iterable

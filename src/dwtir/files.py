@@ -1,7 +1,5 @@
 """JSON files that several processes write and that anybody may have damaged."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """The images of `whole_image` and `split_image`: what a thread and a block have, in vectors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import gcd, prod
 

@@ -1,7 +1,5 @@
 """The words of a shape: element types, layouts, operations, and the text form read."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -6,8 +6,6 @@ counted from its end, so that traces of later strategies may be put before the o
 32 KB in all; what is there does not change, for packed records need it.
 """
 
-from __future__ import annotations
-
 import base64
 import lzma
 import zlib

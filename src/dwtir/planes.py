@@ -5,8 +5,6 @@ rows of any width begin with an aligned pair. In NHWC, whose weights are as far 
 its pixels, the weights of the channel follow the images.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

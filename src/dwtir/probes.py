@@ -5,8 +5,6 @@ driver, code for a processor that this machine only claims to have. In a child
 that is a result like any other.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

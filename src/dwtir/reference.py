@@ -1,7 +1,5 @@
 """The float64 oracle in NumPy, and how far a right kernel may be from it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """What a launch of a kernel takes of a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any

@@ -1,7 +1,5 @@
 """What a search does not wait for: candidates that spill, or that NVRTC takes long over."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import threading

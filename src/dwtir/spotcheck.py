@@ -1,7 +1,5 @@
 """The float64 reference on a part of a large result: some images and channels, all of each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod

@@ -1,7 +1,5 @@
 """The strips of `row_stream`: which columns and channels a thread has, in vectors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import gcd
 

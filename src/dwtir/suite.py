@@ -5,8 +5,6 @@ off their public model code at inference resolution, each with how often the net
 it, and the rows of both articles with the times that their authors published.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A target in a tuning record: what differs from what is known of the device, and its checks."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import MISSING, asdict, fields
 from typing import Any

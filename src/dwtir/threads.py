@@ -1,7 +1,5 @@
 """How many threads TVM's pool has on the CPU."""
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from pathlib import Path

@@ -5,8 +5,6 @@ times the L2 cache make each call read and write memory, as between other layers
 a network.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from math import ceil

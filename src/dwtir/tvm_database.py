@@ -1,7 +1,5 @@
 """`TuneDB`: the tuning records as a MetaSchedule database."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Building a tuning record again, and running it against the reference."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The versions that a record was measured with, as a line, and as one of a whole folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ A ``problem`` holds a layer's tensors, ``contenders`` are what computes it,
 ``python -m dwtir.bench`` is the command.
 """
 
-from __future__ import annotations
-
 from .rounds import bench_layer
 from .row import Row
 

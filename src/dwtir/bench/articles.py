@@ -9,8 +9,6 @@ Here the library is PyTorch, and AutoTVM's result is the tuning database's. The
 article of 2025 gives v1 as 2.3 times as fast as naive; its times make that 4.3.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 LIBRARY = "library"

@@ -1,7 +1,5 @@
 """What computes a layer: our kernel, and PyTorch in each layout by each of its ways."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The command ``python -m dwtir.bench network NAME --end-to-end``."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """PyTorch's gradients of a layer, by the operator that its autograd calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

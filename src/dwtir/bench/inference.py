@@ -1,7 +1,5 @@
 """Inference of whole networks: eager and compiled, as they are and with dwtir's kernels."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Sequence
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """The layers that the command's words name, and the networks that have them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product

@@ -1,7 +1,5 @@
 """What was measured on: device, versions, clocks, and the rates that bound all times."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

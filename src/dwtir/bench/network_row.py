@@ -1,7 +1,5 @@
 """One measured network: its times, what became of its layers, and its losses in training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

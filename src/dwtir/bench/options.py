@@ -1,7 +1,5 @@
 """Options that layers and whole networks have in common."""
 
-from __future__ import annotations
-
 import argparse
 
 

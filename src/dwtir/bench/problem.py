@@ -1,7 +1,5 @@
 """Random tensors of one layer, in as many sets as keep the caches from helping."""
 
-from __future__ import annotations
-
 from math import ceil, prod
 from pathlib import Path
 from typing import Any

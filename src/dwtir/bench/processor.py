@@ -1,7 +1,5 @@
 """The CPU that a benchmark shares: with other processes, and with the C library's allocator."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import time

@@ -1,7 +1,5 @@
 """What is generated from committed results: a GPU's page and picture, and README's block."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """What a benchmark found, as text: tables, ratios, means, and the worst row by name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import geometric_mean
 

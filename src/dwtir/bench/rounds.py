@@ -1,7 +1,5 @@
 """Checks contenders, and times them in turns, so that a drifting clock hits all alike."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod, sqrt
 

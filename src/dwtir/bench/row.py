@@ -1,7 +1,5 @@
 """One measured layer: its times, the ratios, and what is doubtful about it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

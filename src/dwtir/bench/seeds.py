@@ -1,7 +1,5 @@
 """Measures what the articles measured: the same layers, by the steps of the same names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import groupby
 from typing import TypeAlias

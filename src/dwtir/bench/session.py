@@ -1,7 +1,5 @@
 """One run of the benchmark: its layers one after the other, kept in a file as they come."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

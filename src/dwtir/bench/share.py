@@ -1,7 +1,5 @@
 """How much of a network's time its depthwise convolutions take."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How contenders are timed: on the CPU by the clock, on a GPU by CUDA graphs."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

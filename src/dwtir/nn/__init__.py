@@ -1,7 +1,5 @@
 """PyTorch: depthwise convolution as an operator, a function, a module, and a network's layers."""
 
-from __future__ import annotations
-
 from ..errors import ToolchainError
 
 try:

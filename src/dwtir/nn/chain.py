@@ -1,7 +1,5 @@
 """A convolution with the modules that follow it, which one kernel with an epilogue computes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

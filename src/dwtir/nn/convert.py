@@ -1,7 +1,5 @@
 """Takes a network's depthwise layers, with what follows them, to dwtir's kernels, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The forward of a layer that `convert` replaced: when it may run the kernel, and with what."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ modes. Where nobody but autograd does, they cost several times what it takes to 
 Even finding the kernel does; so what a call comes to is kept for those that are alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 

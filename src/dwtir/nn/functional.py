@@ -1,7 +1,5 @@
 """The depthwise convolution as a function, beside those of ``torch.nn.functional``."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeGuard

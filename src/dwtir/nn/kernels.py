@@ -4,8 +4,6 @@ Images and weights are torch's. ``geometry`` is the stride, the padding (top, le
 right) and the dilation of the forward convolution.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Times two ways to compute a layer in turns, as a network that calls them would see it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from math import ceil

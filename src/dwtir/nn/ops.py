@@ -4,8 +4,6 @@ The convolution is linear in the image and in the weight, so the three operators
 epilogue are each other's gradients, to any order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

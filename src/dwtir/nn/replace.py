@@ -1,7 +1,5 @@
 """Puts `DepthwiseConv2d` in the place of a network's depthwise convolutions, for training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What `convert` did to each layer, as objects and as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

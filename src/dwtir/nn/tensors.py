@@ -4,8 +4,6 @@ An image is (N, C, H, W) in torch, whichever way it lies in memory: contiguous, 
 our NCHW, or channels last, which is our NHWC. A result lies as the image it was made of.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial

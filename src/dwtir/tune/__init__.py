@@ -5,8 +5,6 @@
 ``testbed``, and writes the best to the database. ``python -m dwtir.tune`` is the command.
 """
 
-from __future__ import annotations
-
 from .outcome import Outcome, Task, Trial
 from .run import tune
 from .session import Settings

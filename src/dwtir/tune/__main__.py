@@ -1,7 +1,5 @@
 """The command ``python -m dwtir.tune``."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Ways to worker processes, which answer messages."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ candidates and survives their deaths: a candidate that was being measured when a
 worker died twice is given up, all others go to the next worker.
 """
 
-from __future__ import annotations
-
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

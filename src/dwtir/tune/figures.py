@@ -1,7 +1,5 @@
 """The figures that displays show: of a task that runs, and of one that ended."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Candidates spread over devices; what a lost device had goes to the others."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import threading

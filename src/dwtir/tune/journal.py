@@ -5,8 +5,6 @@ it is input from outside: a line that is torn, foreign or of another version of
 dwtir or TVM is passed over.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A tracker on loopback and a server for each of some devices of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """What a tuning session reports: its tasks, each trial, and what came of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path

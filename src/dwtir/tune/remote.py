@@ -4,8 +4,6 @@ Every wait has a deadline: calls run in threads that are left behind with a
 server that does not answer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

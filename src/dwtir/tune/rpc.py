@@ -1,7 +1,5 @@
 """Sessions of TVM's RPC as channels to a worker; no call waits longer than it may."""
 
-from __future__ import annotations
-
 import json
 import queue
 import threading

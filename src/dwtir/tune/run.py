@@ -1,7 +1,5 @@
 """Tuning layers on the devices that are there: local workers, sessions, one after the other."""
 
-from __future__ import annotations
-
 import io
 import os
 import threading

@@ -1,7 +1,5 @@
 """Which tiles to try next: evolved, at random, or all of the 2017 article's grid."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from abc import ABC, abstractmethod

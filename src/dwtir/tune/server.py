@@ -4,8 +4,6 @@ TVM's RPC server takes the connections. Each session is a process of its own in
 which ``dwtir.tune.call`` passes messages on to a `dwtir.tune.worker`.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import errno

@@ -3,8 +3,6 @@
 The manual schedule is always measured, so that what is recorded is never slower.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Devices behind TVM's own RPC servers: candidates are built here and sent there."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

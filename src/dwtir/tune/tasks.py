@@ -1,7 +1,5 @@
 """The layers to tune: named by their text form, a file, a suite, a network or a model."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence

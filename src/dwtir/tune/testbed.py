@@ -1,7 +1,5 @@
 """A layer's tensors on a device, on which candidates are checked and timed."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

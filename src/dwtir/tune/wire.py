@@ -1,7 +1,5 @@
 """Strategies as JSON values, for messages to workers and for the journal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -24,8 +24,6 @@ An answer has what was asked for or ``cause`` and ``error``, ``fatal`` when the
 process cannot use its device any more, and ``stuck`` when a builder does not end.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import sys
