@@ -260,12 +260,8 @@ _ATTRIBUTES = {
     "max_threads_per_block": 1,
     "shared_bytes_per_block": 8,
     "warp_size": 10,
-    "registers_per_block": 12,
     "multiprocessors": 16,
     "l2_bytes": 38,
-    "threads_per_multiprocessor": 39,
-    "shared_bytes_per_multiprocessor": 81,
-    "registers_per_multiprocessor": 82,
     "shared_bytes_per_block_optin": 97,
 }
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
@@ -285,14 +281,10 @@ class DeviceProperties:
     multiprocessors: int
     l2_bytes: int
     max_threads_per_block: int
-    threads_per_multiprocessor: int
-    registers_per_block: int
-    registers_per_multiprocessor: int
     shared_bytes_per_block: int
     """The limit of static shared memory. Dynamic shared memory may take
     ``shared_bytes_per_block_optin``."""
     shared_bytes_per_block_optin: int
-    shared_bytes_per_multiprocessor: int
 
     @property
     def folder_name(self) -> str:
