@@ -17,27 +17,18 @@ def is_small(shape: DepthwiseConv2dShape, most: int) -> bool:
 
 @dataclass(frozen=True)
 class Images:
-    """Sizes of a block's share of a convolution, or of the data's gradient.
-
-    Parameters
-    ----------
-    shape : DepthwiseConv2dShape
-    channels, images : int
-        Of a block.
-    rows : int
-        Rows of the result that a thread sums together.
-    turns : int
-        Images of a thread, one after the other.
-    bands : int
-        Threads of an image, if not one, each of `rows`.
-    """
+    """Sizes of a block's share of a convolution, or of the data's gradient."""
 
     shape: DepthwiseConv2dShape
     channels: int
     images: int
+    """Of a block."""
     rows: int
+    """Rows of the result that a thread sums together."""
     turns: int = 1
+    """Images of a thread, one after the other."""
     bands: int = 1
+    """Threads of an image, if not one, each of `rows`."""
 
     @property
     def source(self) -> tuple[int, int]:

@@ -44,17 +44,12 @@ class Strip:
 
     Those are of channels in NHWC. In NCHW they are of columns, from the aligned one on that
     holds the first input, so that each lies wholly in the image or beside it.
-
-    Parameters
-    ----------
-    shape : DepthwiseConv2dShape
-    cols, vector : int
-        Columns of the result, and elements of a load.
     """
 
     shape: DepthwiseConv2dShape
     cols: int
     vector: int
+    """Columns of the result, and elements of a load."""
 
     @property
     def channels(self) -> int:

@@ -35,10 +35,6 @@ from .base import get_blocks, has_steps, stage_operands, stage_output, unroll_in
 from .cost import Work, conversions, halo
 from .tiles import (
     BLOCK_COUNTS,
-    MAX_LOADS,
-    MAX_SIDE,
-    MAX_SUMS,
-    MAX_UNROLLED,
     REGISTERS,
     even_split,
     even_tiles,
@@ -46,7 +42,6 @@ from .tiles import (
     loads_of,
     reach,
     taps,
-    unrolled_of,
     whole_phases,
     windows_of,
 )
@@ -59,41 +54,25 @@ _MOST_REGISTERS = 200
 """Registers of the window's rows in use, sums and weights, above which kernels spill."""
 
 
-_MOST_VALUES = 300
-"""Inputs and sums of a "tile", above which some kernels spill: ptxas does not always work its
-way down the window."""
-
-
 @dataclass(frozen=True)
 class ChannelVector(Window):
-    """Tile of the NHWC channel vectors.
-
-    Parameters
-    ----------
-    rows, cols : int
-        Output pixels of one thread.
-    vector : int
-        Output channels of one thread: a power of two that divides them, and that
-        divides the channel multiplier or is a multiple of it.
-    thread_x, thread_y, thread_z : int
-        Threads of a block over channel vectors, columns and rows of tiles.
-    min_blocks : int
-        Blocks that an SM shall have room for at a time: the fewer, the more registers has
-        a thread, and the more loads under way.
-    window : {"tile", "row", "tap"}
-        Whether registers hold the whole input window, that of one kernel row or of one tap.
-    """
+    """Tile of the NHWC channel vectors."""
 
     name: ClassVar[str] = "channel_vector"
     layouts: ClassVar[tuple[str, ...]] = ("NHWC",)
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
+    most_values: ClassVar[int] = 300
 
     rows: int
     cols: int
+    """Output pixels of one thread."""
     vector: int
+    """Output channels of one thread: a power of two that divides them, and that divides the channel
+    multiplier or is a multiple of it."""
     thread_x: int
     thread_y: int
     thread_z: int
+    """Threads of a block over channel vectors, columns and rows of tiles."""
     min_blocks: int = 1
     window: str = "tile"
 
@@ -148,29 +127,18 @@ class ChannelVector(Window):
         }
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
-        sums = self.rows * self.cols * self.vector
-        most = min(_MOST_REGISTERS, REGISTERS // (self.thread_x * self.thread_y * self.thread_z))
-        return (
-            sums <= MAX_SUMS
-            and (self.window != "tile" or self._values(shape) <= _MOST_VALUES)
-            and unrolled_of(shape, sums, self.window) <= MAX_UNROLLED
-            and loads_of(shape, self.rows, self.cols, self.window) <= MAX_LOADS
-            and (self.window == "tap" or self._registers(shape) <= most)
-            and self._has_registers(shape)
-        )
+        threads = self.thread_x * self.thread_y * self.thread_z
+        most = min(_MOST_REGISTERS, REGISTERS // threads)
+        has_room = self.window == "tap" or self._registers(shape) <= most
+        return has_room and super().is_promising(shape)
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
-        self._require_window(shape, self.window)
-        loads = loads_of(shape, self.rows, self.cols, self.window)
-        self._require(loads <= MAX_LOADS, "unrolled loads", loads, f"at most {MAX_LOADS}")
+        super().check(shape, target)
         self._require(self.vector in _vectors(shape), "vector", self.vector, f"{_vectors(shape)}")
-        self._require_whole_phases(shape, self.rows, self.cols, self.window)
-        self._require(self.thread_z <= 64, "thread_z", self.thread_z, "at most 64")
-        sums = self.rows * self.cols * self.vector
-        self._require(sums <= MAX_SUMS, "sums of a thread", sums, f"at most {MAX_SUMS}")
-        side = max(self.rows, self.cols)
-        self._require(side <= MAX_SIDE, "rows and cols", side, f"at most {MAX_SIDE}")
-        self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
+
+    @property
+    def sums(self) -> int:
+        return self.rows * self.cols * self.vector
 
     def _registers(self, shape: DepthwiseConv2dShape) -> int:
         """Count registers for the window's rows in use, the sums, and a kernel row of weights.
@@ -183,10 +151,8 @@ class ChannelVector(Window):
         window = rows * reach(shape, 1, self.cols) * inputs_of(shape)
         return self.vector * (window + self.rows * self.cols + kernel_w)
 
-    def _values(self, shape: DepthwiseConv2dShape) -> int:
-        """Count inputs and sums of a tile."""
-        window = reach(shape, 0, self.rows) * reach(shape, 1, self.cols) * inputs_of(shape)
-        return self.vector * (window + self.rows * self.cols)
+    def values(self, shape: DepthwiseConv2dShape) -> int:
+        return self.vector * loads_of(shape, self.rows, self.cols, "tile") + self.sums
 
     def counts(self, shape: DepthwiseConv2dShape) -> Work:
         kernel_h, kernel_w = taps(shape)

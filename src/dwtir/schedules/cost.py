@@ -70,54 +70,40 @@ _LAUNCHED, _BUSY, _COPY_BANDWIDTH, _LONGER = 1.79e-6, 0.61, 4.25e12, 1.68
 
 
 class Work(NamedTuple):
-    """What a thread does for its tile, how many threads do, and what they touch together.
-
-    Parameters
-    ----------
-    threads, blocks : int
-        Threads of a block, and blocks.
-    steps : int
-        How often a thread loads anew.
-    rows, sums : int
-        Rows of results of a thread, and its results.
-    multiply_adds, loads, weights, stores, conversions : float
-        Instructions of a thread; loads are those of inputs.
-    in_use : float
-        Inputs that are multiplied together, all of which registers hold.
-    values, weight_values : float
-        Registers that the loads of inputs and of weights fill, in one step.
-    halo : float
-        Inputs that a block reads, by those that are its own.
-    ragged : bool
-        Whether blocks hang over the last column or channel, so that accesses have a test.
-    lines, store_lines, weight_lines : float
-        Lines of the L1 cache that a load of inputs, a store, or a load of weights touches, by warp.
-    scattered : float
-        Sectors that the stores of a warp touch beyond those that its results fill, by the latter.
-    shared : float
-        Sectors that blocks share in the results, by the sectors of all results.
-    """
+    """What a thread does for its tile, how many threads do, and what they touch together."""
 
     threads: int
     blocks: int
+    """Threads of a block, and blocks."""
     steps: int
+    """How often a thread loads anew."""
     rows: int
     sums: int
+    """Rows of results of a thread, and its results."""
     multiply_adds: int
     loads: int
     weights: int
     stores: float
     conversions: float
+    """Instructions of a thread; loads are those of inputs."""
     in_use: float
+    """Inputs that are multiplied together, all of which registers hold."""
     values: float
     weight_values: float
+    """Registers that the loads of inputs and of weights fill, in one step."""
     halo: float
+    """Inputs that a block reads, by those that are its own."""
     ragged: bool
+    """Whether blocks hang over the last column or channel, so that accesses have a test."""
     lines: float = 1.0
     store_lines: float = 1.0
     weight_lines: float = 1.0
+    """Lines of the L1 cache that a load of inputs, a store, or a load of weights touches, by
+    warp."""
     scattered: float = 0.0
+    """Sectors that the stores of a warp touch beyond those that its results fill, by the latter."""
     shared: float = 0.0
+    """Sectors that blocks share in the results, by the sectors of all results."""
 
 
 def ranking(

@@ -36,15 +36,7 @@ _SUMS = 12
 
 @dataclass(frozen=True)
 class Cpu(Strategy):
-    """Tile of the CPU schedule.
-
-    Parameters
-    ----------
-    rows, cols : int
-        Output rows of a tile, and its width in vectors (NCHW) or pixels (NHWC).
-    lanes : int
-        float32 values of one vector.
-    """
+    """Tile of the CPU schedule."""
 
     name: ClassVar[str] = "cpu"
     on_gpu: ClassVar[bool] = False
@@ -53,7 +45,9 @@ class Cpu(Strategy):
 
     rows: int
     cols: int
+    """Output rows of a tile, and its width in vectors (NCHW) or pixels (NHWC)."""
     lanes: int
+    """float32 values of one vector."""
 
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> Cpu:

@@ -32,15 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CpuTapSums(Strategy):
-    """Tile of the weight's gradient on the CPU.
-
-    Parameters
-    ----------
-    kernel_rows : int
-        Kernel rows whose sums are in registers at a time; divides them.
-    lanes : int
-        float32 values of one vector: columns (NCHW) or channels (NHWC), which it divides.
-    """
+    """Tile of the weight's gradient on the CPU."""
 
     name: ClassVar[str] = "cpu_tap_sums"
     on_gpu: ClassVar[bool] = False
@@ -48,7 +40,9 @@ class CpuTapSums(Strategy):
     operations: ClassVar[tuple[str, ...]] = ("grad_weight",)
 
     kernel_rows: int
+    """Kernel rows whose sums are in registers at a time; divides them."""
     lanes: int
+    """float32 values of one vector: columns (NCHW) or channels (NHWC), which it divides."""
 
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> CpuTapSums:

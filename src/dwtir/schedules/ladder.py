@@ -33,22 +33,16 @@ LADDER_STEPS = ("naive", "v1", "v2", "v3", "v4")
 
 @dataclass(frozen=True)
 class Ladder(Strategy):
-    """A step of the 2025 article.
-
-    Parameters
-    ----------
-    step : {"naive", "v1", "v2", "v3", "v4"}
-        Which one.
-    thread_y, thread_x : int
-        Threads of a block over rows and columns, in v3 and v4.
-    """
+    """A step of the 2025 article."""
 
     name: ClassVar[str] = "ladder"
     layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
 
     step: str = "v4"
+    """One of `LADDER_STEPS`."""
     thread_y: int = 16
     thread_x: int = 16
+    """Threads of a block over rows and columns, in v3 and v4."""
 
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> Ladder:

@@ -41,10 +41,7 @@ from .base import get_blocks, has_steps, stage_operands, stage_output, unroll_in
 from .cost import Work, conversions, halo
 from .tiles import (
     BLOCK_COUNTS,
-    MAX_LOADS,
     MAX_SIDE,
-    MAX_SUMS,
-    MAX_UNROLLED,
     REGISTERS,
     divisors,
     even_split,
@@ -55,7 +52,6 @@ from .tiles import (
     reach,
     step,
     taps,
-    unrolled_of,
     whole_phases,
     windows_of,
 )
@@ -68,44 +64,27 @@ _MOST_REGISTERS = 260
 """Registers of the window's rows in use and the sums, above which every kernel spills."""
 
 
-_MOST_VALUES = 400
-"""Inputs and sums of a "tile", above which some kernels spill: ptxas does not always work its
-way down the window."""
-
-
 @dataclass(frozen=True)
 class RegisterWindow(Window):
-    """Tile of the NCHW register window.
-
-    Parameters
-    ----------
-    rows, cols : int
-        Outputs of one thread.
-    thread_x, thread_y, thread_z : int
-        Threads of a block over columns, rows and channels.
-    lanes : int
-        Inputs of a vector load. It divides the inputs from one tile to the next.
-    store : int
-        Outputs of a vector store. It divides the outputs of a row.
-    min_blocks : int
-        Blocks that an SM shall have room for at a time: the fewer, the more registers has
-        a thread, and the more loads under way.
-    window : {"tile", "row", "tap"}
-        Whether registers hold the whole input window, that of one kernel row or of one tap.
-    """
+    """Tile of the NCHW register window."""
 
     name: ClassVar[str] = "register_window"
     layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
     simplify: ClassVar[bool] = True
+    most_values: ClassVar[int] = 400
 
     rows: int
     cols: int
+    """Outputs of one thread."""
     thread_x: int
     thread_y: int
     thread_z: int
+    """Threads of a block over columns, rows and channels."""
     lanes: int = 1
+    """Inputs of a vector load. It divides the inputs from one tile to the next."""
     store: int = 1
+    """Outputs of a vector store. It divides the outputs of a row."""
     min_blocks: int = 1
     window: str = "tile"
 
@@ -156,32 +135,20 @@ class RegisterWindow(Window):
         }
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
-        sums = self.rows * self.cols
-        most = min(_MOST_REGISTERS, REGISTERS // (self.thread_x * self.thread_y * self.thread_z))
-        return (
-            sums <= MAX_SUMS
-            and (self.window != "tile" or self._values(shape) <= _MOST_VALUES)
-            and self._registers(shape) <= most
-            and unrolled_of(shape, sums, self.window) <= MAX_UNROLLED
-            and loads_of(shape, self.rows, self.cols, self.window) <= MAX_LOADS
-            and self._has_registers(shape)
-        )
+        threads = self.thread_x * self.thread_y * self.thread_z
+        most = min(_MOST_REGISTERS, REGISTERS // threads)
+        return self._registers(shape) <= most and super().is_promising(shape)
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
-        self._require_window(shape, self.window)
-        self._require_whole_phases(shape, self.rows, self.cols, self.window)
+        super().check(shape, target)
         lanes = _allowed_lanes(shape, self.cols, self.window)
         self._require(self.lanes in lanes, "lanes", self.lanes, f"one of {lanes}")
         stores = _allowed_stores(shape, self.cols)
         self._require(self.store in stores, "store", self.store, f"one of {stores}")
-        self._require(self.thread_z <= 64, "thread_z", self.thread_z, "at most 64")
-        sums = self.rows * self.cols
-        self._require(sums <= MAX_SUMS, "sums of a thread", sums, f"at most {MAX_SUMS}")
-        side = max(self.rows, self.cols)
-        self._require(side <= MAX_SIDE, "rows and cols", side, f"at most {MAX_SIDE}")
-        loads = loads_of(shape, self.rows, self.cols, self.window)
-        self._require(loads <= MAX_LOADS, "unrolled loads", loads, f"at most {MAX_LOADS}")
-        self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
+
+    @property
+    def sums(self) -> int:
+        return self.rows * self.cols
 
     def _registers(self, shape: DepthwiseConv2dShape) -> int:
         """Count the registers that are live at once: the window's rows in use and the sums.
@@ -196,10 +163,8 @@ class RegisterWindow(Window):
         rows = rows if self.window == "tile" else self.rows
         return rows * reach(shape, 1, self.cols) * inputs_of(shape) + self.rows * self.cols
 
-    def _values(self, shape: DepthwiseConv2dShape) -> int:
-        """Count inputs and sums of a tile."""
-        window = reach(shape, 0, self.rows) * reach(shape, 1, self.cols) * inputs_of(shape)
-        return window + self.rows * self.cols
+    def values(self, shape: DepthwiseConv2dShape) -> int:
+        return loads_of(shape, self.rows, self.cols, "tile") + self.sums
 
     def counts(self, shape: DepthwiseConv2dShape) -> Work:
         kernel_h, kernel_w = taps(shape)

@@ -37,30 +37,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SharedTile(Strategy):
-    """Tile of the 2017 article.
-
-    Parameters
-    ----------
-    block_h, block_w : int
-        Outputs of one thread block. The size of the output makes it the
-        article's first version, one channel a block.
-    thread_y, thread_x, vthread_y, vthread_x : int
-        Threads and virtual threads over the rows and columns of a tile.
-    padding : {"staged", "inline"}
-        Whether shared memory holds the padded tile, or the input alone with
-        the test for padding in the inner loop.
-    """
+    """Tile of the 2017 article."""
 
     name: ClassVar[str] = "shared_tile"
     layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
 
     block_h: int = 32
     block_w: int = 32
+    """Outputs of one thread block. The size of the output makes it the article's first version, one
+    channel a block."""
     thread_y: int = 8
     thread_x: int = 8
     vthread_y: int = 1
     vthread_x: int = 1
+    """Threads and virtual threads over the rows and columns of a tile."""
     padding: str = "staged"
+    """One of "staged", "inline": whether shared memory holds the padded tile, or the input alone
+    with the test for padding in the inner loop."""
 
     @classmethod
     def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:

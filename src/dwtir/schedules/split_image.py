@@ -78,17 +78,7 @@ _MARGIN, _STRIDED_MARGIN = 1.06, 1.2
 
 @dataclass(frozen=True)
 class SplitImage(Strategy):
-    """Tile of the split images.
-
-    Parameters
-    ----------
-    thread_x, thread_y : int
-        Threads of a block over channels and images.
-    bands : int
-        Bands of a result, each of a thread.
-    min_blocks : int
-        Blocks that an SM shall have room for at a time.
-    """
+    """Tile of the split images."""
 
     name: ClassVar[str] = "split_image"
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
@@ -100,8 +90,11 @@ class SplitImage(Strategy):
 
     thread_x: int
     thread_y: int
+    """Threads of a block over channels and images."""
     bands: int
+    """Bands of a result, each of a thread."""
     min_blocks: int = 1
+    """Blocks that an SM shall have room for at a time."""
 
     @classmethod
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:

@@ -31,35 +31,26 @@ STORE_BANDWIDTH = 5.3e12
 
 
 class _Constants(NamedTuple):
-    """What the time of a kernel is made of.
-
-    Parameters
-    ----------
-    access, piece, conversion, row : float
-        Instructions of a row beside its multiply-adds: by load or store, and by piece of memory
-        above one that a warp takes for it; by conversion, and others.
-    weight, start : float
-        Instructions of a thread: by weight, and others.
-    alone, row_wait, start_wait : float
-        Cycles that a thread has to wait in besides: by instruction, and for the loads of a row
-        and of its beginning.
-    bandwidth : float
-        Of memory, bytes per second.
-    longer : float
-        The exponent by which the longer of two times counts more.
-    """
+    """What the time of a kernel is made of."""
 
     access: float
     piece: float
     conversion: float
     row: float
+    """Instructions of a row beside its multiply-adds: by load or store, and by piece of memory
+    above one that a warp takes for it; by conversion, and others."""
     weight: float
     start: float
+    """Instructions of a thread: by weight, and others."""
     alone: float
     row_wait: float
     start_wait: float
+    """Cycles that a thread has to wait in besides: by instruction, and for the loads of a row and
+    of its beginning."""
     bandwidth: float
+    """Of memory, bytes per second."""
     longer: float
+    """The exponent by which the longer of two times counts more."""
 
 
 _CONSTANTS = {
@@ -77,38 +68,26 @@ _CONSTANTS = {
 
 
 class Stream(NamedTuple):
-    """What a thread does, and how many do so.
-
-    Parameters
-    ----------
-    rows : float
-        Rows of inputs that a thread goes through.
-    multiply_adds, accesses, conversions : float
-        Instructions of a row; accesses are loads and stores.
-    pieces : float
-        Pieces of memory that the threads of a warp access together.
-    weights : int
-        Weights that a thread loads and converts.
-    ahead : int
-        Rows that are loaded ahead.
-    warps : int
-        Of a block.
-    blocks : float
-        Of a multiprocessor, all together.
-    min_blocks : int
-        Of a multiprocessor, at a time.
-    """
+    """What a thread does, and how many do so."""
 
     rows: float
+    """Rows of inputs that a thread goes through."""
     multiply_adds: int
     accesses: int
     conversions: float
+    """Instructions of a row; accesses are loads and stores."""
     pieces: float
+    """Pieces of memory that the threads of a warp access together."""
     weights: int
+    """Weights that a thread loads and converts."""
     ahead: int
+    """Rows that are loaded ahead."""
     warps: int
+    """Of a block."""
     blocks: float
+    """Of a multiprocessor, all together."""
     min_blocks: int
+    """Of a multiprocessor, at a time."""
 
 
 def seconds(work: Stream, layout: str, moved: float) -> float:

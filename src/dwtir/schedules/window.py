@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
 from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape
@@ -23,7 +23,21 @@ from .cost import (
     registers_needed,
     touched,
 )
-from .tiles import BLOCK_COUNTS, inputs_of, phases, reach, step, taps, windows_of
+from .tiles import (
+    BLOCK_COUNTS,
+    MAX_LOADS,
+    MAX_SIDE,
+    MAX_SUMS,
+    MAX_UNROLLED,
+    inputs_of,
+    loads_of,
+    phases,
+    reach,
+    step,
+    taps,
+    unrolled_of,
+    windows_of,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,20 +48,14 @@ took too long to compile. With three quarters one is the fastest of its layer.""
 
 
 class Access(NamedTuple):
-    """What a thread has of a tensor in one piece, and where its neighbours have theirs.
-
-    Parameters
-    ----------
-    size : int
-        Elements of a load or a store.
-    right, down, deep : float
-        Elements from a thread to the next along `thread_x`, `thread_y` and `thread_z`.
-    """
+    """What a thread has of a tensor in one piece, and where its neighbours have theirs."""
 
     size: int
+    """Elements of a load or a store."""
     right: float
     down: float
     deep: float
+    """Elements from a thread to the next along `thread_x`, `thread_y` and `thread_z`."""
 
     def touched(self, unit: int, warp: tuple[float, float, float], itemsize: int) -> float:
         """Count the units of memory that so many threads each way touch, on the average."""
@@ -61,24 +69,22 @@ class Access(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """What the threads of a block touch of the tensors.
-
-    Parameters
-    ----------
-    inputs, results, weights : Access
-        The loads and stores of neighbouring threads.
-    piece : int
-        Results of a block that lie side by side; none where no other block's are next to them.
-    """
+    """What the threads of a block touch of the tensors."""
 
     inputs: Access
     results: Access
     weights: Access
+    """The loads and stores of neighbouring threads."""
     piece: int
+    """Results of a block that lie side by side; none where no other block's are next to them."""
 
 
 class Window(Strategy):
     """A strategy whose tile and `min_blocks` are chosen by the model of `cost`."""
+
+    most_values: ClassVar[int]
+    """Inputs and sums of a "tile", above which some kernels spill: ptxas does not always work its
+    way down the window."""
 
     rows: int
     cols: int
@@ -86,7 +92,11 @@ class Window(Strategy):
     thread_y: int
     thread_z: int
     min_blocks: int
+    """Blocks that an SM shall have room for at a time: the fewer, the more registers has a thread,
+    and the more loads under way."""
     window: str
+    """One of `WINDOWS`: whether registers hold the whole input window, that of one
+    kernel row or of one tap."""
 
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> Self:
@@ -130,6 +140,38 @@ class Window(Strategy):
     @abstractmethod
     def least(cls, shape: DepthwiseConv2dShape) -> Self:
         """Return a tile for shapes of which no larger one fits."""
+
+    @property
+    @abstractmethod
+    def sums(self) -> int:
+        """Results of a thread."""
+
+    @abstractmethod
+    def values(self, shape: DepthwiseConv2dShape) -> int:
+        """Count inputs and sums of a tile."""
+
+    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+        return (
+            self.sums <= MAX_SUMS
+            and (self.window != "tile" or self.values(shape) <= self.most_values)
+            and unrolled_of(shape, self.sums, self.window) <= MAX_UNROLLED
+            and loads_of(shape, self.rows, self.cols, self.window) <= MAX_LOADS
+            and self._has_registers(shape)
+        )
+
+    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        self._require_window(shape, self.window)
+        self._require_whole_phases(shape, self.rows, self.cols, self.window)
+        side = max(self.rows, self.cols)
+        loads = loads_of(shape, self.rows, self.cols, self.window)
+        for what, value, most in (
+            ("thread_z", self.thread_z, 64),
+            ("sums of a thread", self.sums, MAX_SUMS),
+            ("rows and cols", side, MAX_SIDE),
+            ("unrolled loads", loads, MAX_LOADS),
+        ):
+            self._require(value <= most, what, value, f"at most {most}")
+        self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
 
     @abstractmethod
     def counts(self, shape: DepthwiseConv2dShape) -> Work:
