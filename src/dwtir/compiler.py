@@ -44,12 +44,8 @@ def compile_module(
 
     Parameters
     ----------
-    min_blocks : int, optional
-        For CUDA; see `nvrtc.compile_cubin`.
-    hoist : bool
-        For CUDA: whether tests of threads and blocks leave the unrolled loops they stand in.
-    simplify : bool
-        For CUDA: whether indices are simplified before TVM looks which are the same.
+    min_blocks, hoist, simplify
+        For CUDA; see `Strategy`.
     """
     import tvm
 

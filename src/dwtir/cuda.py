@@ -51,13 +51,9 @@ class Toolkit:
 def find_toolkit() -> Toolkit:
     """Look for CUDA in pip packages first, then in an installed toolkit.
 
-    Returns
-    -------
-    Toolkit
-        Each piece from the first root that has it. Roots are ``nvidia/cu13``
-        and the older one-folder-a-library layout of the pip packages, then
-        ``CUDA_PATH`` and ``CUDA_HOME``, or when neither is set the toolkit of
-        the ``nvcc`` on ``PATH`` and ``/usr/local/cuda``.
+    Each piece is from the first root that has it. Roots are ``nvidia/cu13`` and the older
+    one-folder-a-library layout of the pip packages, then ``CUDA_PATH`` and ``CUDA_HOME``, or when
+    neither is set the toolkit of the ``nvcc`` on ``PATH`` and ``/usr/local/cuda``.
     """
     roots = tuple(dict.fromkeys(_roots()))
     header = _first(roots, ("include",), "cuda_fp16.h")
@@ -193,12 +189,7 @@ def load_runtime() -> Status:
 
     The first call loads libraries and its answer is kept for the life of the
     process, so a later call costs nothing. Never raises for lack of CUDA.
-
-    Returns
-    -------
-    Status
-        Usable when TVM's CUDA runtime is loaded and there is a device;
-        ``load_runtime().require()`` raises `ToolchainError` otherwise.
+    ``load_runtime().require()`` raises a `ToolchainError` then.
     """
     global _runtime
     with _runtime_lock:
@@ -293,18 +284,7 @@ class DeviceProperties:
 
 
 def device_properties(index: int = 0) -> DeviceProperties:
-    """Describe one CUDA device.
-
-    Parameters
-    ----------
-    index : int
-        The device, as ``CUDA_VISIBLE_DEVICES`` leaves them numbered.
-
-    Raises
-    ------
-    ToolchainError
-        When there is no such device; the message says why.
-    """
+    """Describe one CUDA device, as ``CUDA_VISIBLE_DEVICES`` leaves them numbered."""
     try:
         driver = _driver()
         count = _query(driver, "cuDeviceGetCount")

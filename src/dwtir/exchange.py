@@ -23,13 +23,7 @@ _MAX_LINE = 4 << 20
 
 
 def export_records(records: Iterable[Record], folder: Path) -> None:
-    """Write records for MetaSchedule.
-
-    Raises
-    ------
-    RecordError
-        If one of the files is there already.
-    """
+    """Write records for MetaSchedule, to files that are not there yet."""
     from tvm.s_tir import meta_schedule as ms
 
     for name in (_WORKLOADS, _RECORDS):

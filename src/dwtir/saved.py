@@ -90,10 +90,7 @@ def write(path: Path, library: tvm.runtime.Module | bytes, description: dict[str
 def read(path: Path) -> tuple[tvm.runtime.Module, bytes, dict[str, Any]]:
     """Check a kernel's file and load it; a `RecordError` names one that is damaged or foreign.
 
-    Returns
-    -------
-    (tvm.runtime.Module, bytes, dict)
-        The library, its code for `write`, and the description.
+    The library comes with its code, for `write`, and the description.
     """
     try:
         size = path.stat().st_size

@@ -21,10 +21,7 @@ class SlowCompileError(CompileError):
 class Limit:
     """How long NVRTC may take over a candidate, and why the candidate was refused.
 
-    Parameters
-    ----------
-    seconds : float
-        After which NVRTC is told to stop; an old one goes on.
+    After so many seconds NVRTC is told to stop; an old one goes on.
     """
 
     def __init__(self, seconds: float) -> None:

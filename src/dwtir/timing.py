@@ -34,11 +34,6 @@ class GraphTimer:
 
     TVM's kernels and everything else that follows TVM's current stream are
     captured into the graph.
-
-    Raises
-    ------
-    ToolchainError
-        If there is no usable GPU or no cuda-bindings.
     """
 
     def __init__(self, device: int = 0) -> None:

@@ -20,13 +20,7 @@ Workspace: TypeAlias = "tuple[tuple[str, tuple[int, ...]], ...]"
 
 
 def hoist(mod: tvm.IRModule) -> tuple[tvm.IRModule, Workspace]:
-    """Move the global buffers of a scheduled ``main`` to its parameters, before the output.
-
-    Returns
-    -------
-    (tvm.IRModule, tuple of (str, tuple of int))
-        The module, and the dtypes and shapes of the new parameters.
-    """
+    """Move the global buffers of a scheduled ``main`` to its parameters, before the output."""
     import tvm
     from tvm import tirx
     from tvm.s_tir.stmt import SBlock, SBlockRealize

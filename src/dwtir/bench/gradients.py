@@ -11,22 +11,10 @@ def gradient(
 ) -> tuple[Callable[..., Any], list[list[Any]]]:
     """Write a gradient as PyTorch computes it, with the tensors to call it with.
 
-    Parameters
-    ----------
-    torch : module
-    shape : DepthwiseConv2dShape
-        Its operation is ``grad_data`` or ``grad_weight``.
-    layout : {"NCHW", "NHWC"}
-        Of the tensors.
-    sets : list of list of torch.Tensor
-        The inputs in torch's sense, in the order of ``shape.input_shapes``.
-
-    Returns
-    -------
-    (callable, list of list of torch.Tensor)
-        What takes one of the sets. Where torch's convolution does not have the padding,
-        the weight's gradient is given padded data, as autograd kept them in the forward;
-        of the data's gradient the padding is cut off.
+    The sets are the inputs in torch's sense, in the order of ``shape.input_shapes``, and so are
+    those that are returned. Where torch's convolution does not have the padding, the weight's
+    gradient is given padded data, as autograd kept them in the forward; of the data's gradient
+    the padding is cut off.
     """
     pad = torch.nn.functional.pad
     form = torch.channels_last if layout == "NHWC" else torch.contiguous_format

@@ -39,13 +39,6 @@ def named(
         Of the layers of networks, and but for the batch of the articles' rows.
     operations : sequence of str
         Of the layers of networks: the convolution, and its gradients.
-
-    Raises
-    ------
-    InvalidShapeError
-        If a word is none of these, or operations are chosen for shapes or ``seeds``.
-    InvalidEpilogueError
-        If there are steps behind a gradient.
     """
     kind, *names = words
     forms: dict[str, Any] = {"batches": batches, "dtypes": dtypes, "layouts": layouts}

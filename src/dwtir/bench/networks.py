@@ -37,11 +37,6 @@ class Network:
         It is put in evaluation mode, its batch normalisations with the statistics of
         some random images: with those that they begin with, values grow or vanish from
         layer to layer, and errors with them.
-
-        Raises
-        ------
-        ArgumentError
-            If it is no module, or has no depthwise convolution.
         """
         if not isinstance(model, torch.nn.Module):
             raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -69,17 +64,7 @@ def seeded() -> Iterator[None]:
 def find(name: str) -> Network:
     """Build a network without trained weights.
 
-    Parameters
-    ----------
-    name : str
-        ``timm/NAME``, ``torchvision/NAME`` or ``NAME``.
-
-    Raises
-    ------
-    ToolchainError
-        If the library that might have it is not installed, or does not fit torch.
-    InvalidShapeError
-        If there is no such network.
+    Its name is ``timm/NAME``, ``torchvision/NAME`` or ``NAME``.
     """
     known = {full.rpartition("/")[2]: full for full in suite.networks()}
     library, _, short = known.get(name, name).rpartition("/")

@@ -36,15 +36,7 @@ _Draw: TypeAlias = Callable[["Axes"], None]
 
 
 def check_path(path: Path) -> None:
-    """Check that plots can be drawn there, before the work whose plot is wanted.
-
-    Raises
-    ------
-    ArgumentError
-        If it is neither a folder nor the name of a picture.
-    ToolchainError
-        If matplotlib is missing.
-    """
+    """Check that plots can be drawn there, before the work whose plot is wanted."""
     if path.suffix not in (*_SUFFIXES, "") and not path.is_dir():
         raise ArgumentError(
             f"a plot is a folder or a file that ends in {', '.join(_SUFFIXES)}, got {path}"
@@ -62,21 +54,8 @@ def plot(
 ) -> list[str]:
     """Draw what there is to draw.
 
-    Parameters
-    ----------
-    path : Path
-        A file for all panels, or a folder for a PNG file each; it is made.
-    prefix : str
-        Of the names in a folder.
-    source : str
-        What the picture was made from, as a note in a PNG file.
-    only : sequence of str, optional
-        The `panels` to draw, if not all.
-
-    Returns
-    -------
-    list of str
-        A line for each file that was written, and for each panel that was left out, with why.
+    That goes into a file, or as PNG files whose names have the prefix into a folder, with a note
+    of their source. A line is returned for each file, and for each panel that was left out.
     """
     check_path(path)
     drawings, lines = _panels(results)

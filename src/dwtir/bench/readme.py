@@ -34,13 +34,7 @@ def _stem(source: Path) -> str:
 
 
 def pages(readme: Path) -> dict[Path, str]:
-    """Return what README and the results' pages should contain.
-
-    Raises
-    ------
-    RecordError
-        If there are no results, one is damaged, or README lacks the block's marks.
-    """
+    """Return what README and the results' pages should contain."""
     found = {source: Results.read(source) for source in sources(readme)}
     text = readme.read_text(encoding="utf-8")
     before, begin, rest = text.partition(f"{BEGIN}\n")

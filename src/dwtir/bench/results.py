@@ -66,13 +66,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """Read what `write` wrote.
-
-        Raises
-        ------
-        RecordError
-            If the file is not there, damaged or something else.
-        """
+        """Read what `write` wrote, or raise a `RecordError`."""
         try:
             found: Any = read_json(path, _MAX_BYTES)
             if found["format"] != _FORMAT:

@@ -36,13 +36,7 @@ class Settings:
 
 @dataclass
 class Session:
-    """Measures layers on a device, and writes each to standard error.
-
-    Raises
-    ------
-    ToolchainError
-        If the device is a GPU that cannot be used.
-    """
+    """Measures layers on a device, and writes each to standard error."""
 
     target: Target
     settings: Settings
@@ -62,10 +56,7 @@ class Session:
     def resume(self) -> None:
         """Take the rows of the file, if it is there, but for those whose times are doubtful.
 
-        Raises
-        ------
-        RecordError
-            If the file is damaged, or was measured on something else or in another way.
+        It must have been measured on the same, in the same way.
         """
         if self.path is None or not self.path.exists():
             return

@@ -28,17 +28,8 @@ def local_servers(
 
     The error of a server that does not start has the last lines that it wrote.
 
-    Parameters
-    ----------
-    names : sequence of str
-        For ``"cuda"`` the GPUs, as ``CUDA_VISIBLE_DEVICES`` has them.
-    kind : {"cuda", "cpu"}
-        What the servers have.
-
-    Yields
-    ------
-    ((str, int), dict of str to str)
-        The tracker's address, and a secret key for each name.
+    Of the kind ``"cuda"``, the names are GPUs as ``CUDA_VISIBLE_DEVICES`` has them. It yields the
+    tracker's address, and a secret key for each name.
     """
     secret = secrets.token_hex(16)
     keys = {name: f"{secret}-{name}" for name in names}

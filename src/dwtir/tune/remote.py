@@ -107,15 +107,9 @@ def tracker_fleet(
 
     Parameters
     ----------
-    address : str
-        The tracker's ``HOST:PORT``.
-    key : str
-        What the servers were started with.
     target : str, Target or None
         Which device they should have; by default what the first one has. TVM's
         own servers, which cannot say what they have, need it.
-    allow_remote : bool
-        Whether tracker and servers may be on other machines.
     note : callable
         Told of sessions that died, and of what it means to allow remote ones.
     wait : float
@@ -127,15 +121,6 @@ def tracker_fleet(
     -------
     (Target, Fleet)
         The device of the servers, and a fleet with a session for each.
-
-    Raises
-    ------
-    InvalidTargetError
-        If the address is not valid or not allowed, or the device is not the one asked for.
-    ToolchainError
-        If a server is TVM's own, and kernels for it cannot be built here.
-    DeviceError
-        If there is no such tracker, or no server of this key.
     """
     where = parse_address(address, allow_remote)
     if allow_remote:

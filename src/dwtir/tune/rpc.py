@@ -45,16 +45,10 @@ class Lane:
 
 
 class RpcChannel(Channel):
-    """A session with a `dwtir.tune.server`.
+    """A session with a `dwtir.tune.server`, whose calls run in a lane.
 
-    Parameters
-    ----------
-    lane : thread
-        Where the calls run.
-    held : list
-        The session and its function that answers, freed by the lane.
-    longest : float
-        Seconds that an answer may take at most, whatever the caller allows.
+    The lane frees what is held: the session, and its function that answers. No answer may take
+    longer than the `longest` seconds, whatever the caller allows.
     """
 
     def __init__(self, lane: Lane, held: list[Any], longest: float) -> None:

@@ -113,13 +113,7 @@ class _Build:
 
 
 class Worker:
-    """Owns the first device that the process sees.
-
-    Parameters
-    ----------
-    open_testbed : callable
-        Makes the testbed of a layer; another one may have its device elsewhere.
-    """
+    """Owns the first device that the process sees; another testbed may have its elsewhere."""
 
     def __init__(
         self, open_testbed: Callable[[Task, Target], Testbed] = testbed.open_testbed
