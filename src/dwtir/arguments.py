@@ -45,15 +45,8 @@ class _Facts:
 class Signature:
     """Names, shapes and dtype of a kernel's tensors, in the order of its parameters.
 
-    Parameters
-    ----------
-    shape : DepthwiseConv2dShape
-    epilogue : Epilogue
-    device : {"cuda", "cpu", "opencl"}
-        Where the tensors must be; OpenCL kernels take arrays of the host.
-    workspace : tuple of (str, tuple of int)
-        Dtypes and shapes of the tensors that the kernel takes before its output and
-        that no caller sees.
+    The device is where they must be; OpenCL kernels take arrays of the host. The workspace has
+    dtypes and shapes of the tensors before the output, which no caller sees.
     """
 
     def __init__(

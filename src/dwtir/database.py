@@ -90,12 +90,8 @@ def find_record(
 ) -> tuple[Record, Path] | None:
     """Look up the record of a shape on a device.
 
-    Parameters
-    ----------
-    epilogue : Epilogue, optional
-        A record that was tuned with these steps comes before one without any.
-    within : iterable of Path, optional
-        Databases to look in, in order; by default `folders`.
+    A record that was tuned with these steps comes before one without any. It is looked for within
+    `folders`, if no others are given.
     """
     names = dict.fromkeys(file_name(shape, steps) for steps in (epilogue or Epilogue(), Epilogue()))
     for folder in folders() if within is None else within:

@@ -20,11 +20,8 @@ def _default_target() -> str:
 def diagnose(target: str | None = None) -> list[Finding]:
     """Run every check.
 
-    Parameters
-    ----------
-    target : {"cuda", "cpu", "opencl"}, optional
-        The device that has to work. The default is the one that dwtir would
-        pick: CUDA when the driver shows a GPU, else the CPU.
+    The target has to work; by default that is what dwtir would pick: CUDA when the driver shows a
+    GPU, else the CPU.
     """
     target = target or _default_target()
     return [check(target) for check in CHECKS]

@@ -150,13 +150,10 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
 
     Raises
     ------
-    InvalidTargetError
-        When `arch` is no architecture, or none that the installed NVRTC knows.
-    ToolchainError
-        When NVRTC or the CUDA headers are missing.
+    InvalidTargetError, ToolchainError
+        When NVRTC does not know the architecture, or it or the CUDA headers are missing.
     CompileError
-        When the source is rejected or has no kernel; the message holds the
-        compiler's log. In `search_limits.for_search` also when it is
+        When the source is rejected, with the log, or has no kernel; in a search also when it is
         not worth the time.
     """
     search = current.get()

@@ -71,12 +71,8 @@ class OpenCLKernel:
     def __call__(self, *arrays: np.ndarray[Any, Any]) -> None:
         """Run once, synchronously.
 
-        Parameters
-        ----------
-        *arrays
-            One C-contiguous array for each parameter of the PrimFunc, in its order.
-            The last one receives the output; what the kernel does not write keeps
-            its value.
+        There is a C-contiguous array for each parameter of the PrimFunc, in its order. The last
+        one receives the output; what the kernel does not write keeps its value.
         """
         import pyopencl as cl
 
@@ -113,22 +109,9 @@ class OpenCLKernel:
 def compile_opencl(mod: tvm.IRModule, *, max_threads: int = 1024) -> OpenCLKernel:
     """Compile a scheduled function to OpenCL and load it on :func:`find_device`'s device.
 
-    Parameters
-    ----------
-    mod : tvm.IRModule
-        One PrimFunc ``main`` whose loops are bound to blocks and threads. Its
-        parameters are buffers of static shape, the output last.
-    max_threads : int
-        The most work-items a work-group may have, besides the device's own limit.
-
-    Raises
-    ------
-    InvalidScheduleError
-        The schedule exceeds a limit, or uses what OpenCL lacks.
-    CompileError
-        The OpenCL compiler rejected the source; the message holds its log.
-    ToolchainError
-        PyOpenCL or an OpenCL device is missing.
+    Its parameters are buffers of static shape, the output last; its loops are bound to blocks and
+    threads, of which a work-group may have so many, besides the device's own limit. What exceeds
+    a limit, or OpenCL lacks, is an `InvalidScheduleError`; a `CompileError` holds the log.
     """
     find_device()  # A missing package is reported before a second is spent on lowering.
     return OpenCLKernel(lower(mod, max_threads))
@@ -161,11 +144,6 @@ def find_device() -> pyopencl.Device:
 
     The environment variable ``DWTIR_OPENCL_DEVICE`` picks another: any part of
     the names of a platform and its device, in upper or lower case.
-
-    Raises
-    ------
-    ToolchainError
-        PyOpenCL or an OpenCL platform is missing, or no device has that name.
     """
     return _open_device(_wanted_device())[0]
 

@@ -172,13 +172,7 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a record, and check all that it says.
-
-        Raises
-        ------
-        RecordError
-            With the file and the reason.
-        """
+        """Read a record, and check all that it says; a `RecordError` names the file."""
         try:
             values = files.read_json(path, MAX_BYTES)
             if isinstance(values, dict):
@@ -241,7 +235,6 @@ class Record:
         return found
 
     def _check(self) -> None:
-        """Check the measurements."""
         if not 1 <= len(self.run_secs) <= 256:
             raise RecordError(f"run_secs must be 1 to 256 times, got {len(self.run_secs)}")
         times = [("run_secs", seconds) for seconds in self.run_secs]
@@ -273,15 +266,7 @@ class Record:
             raise RecordError(f"the trace must be the one that {self.strategy} makes, got another")
 
     def write(self, folder: Path, *, force: bool = False) -> bool:
-        """Put the record into a database, unless a better one is there, or by force; tell whether.
-
-        Raises
-        ------
-        RecordError
-            If the record is larger than `MAX_BYTES`.
-        OSError
-            If the folder cannot be written.
-        """
+        """Put the record into a database, if none is better or by force; tell whether it was."""
         self._check()
         path = self.path_in(folder)
         short = {

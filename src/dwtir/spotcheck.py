@@ -24,18 +24,9 @@ def error_ratio(
     which sums over images: a part is computed exactly as in the whole. The first and
     the last are always in it.
 
-    Parameters
-    ----------
-    inputs : sequence of array
-        The tensors of ``shape.input_shapes`` and the epilogue's operands.
-    out : array
-        What a kernel made of them.
-
-    Returns
-    -------
-    float
-        The largest error, in units of what a kernel that sums in float32 may
-        have there; infinite where an output is not finite.
+    The inputs are the tensors of ``shape.input_shapes`` and the epilogue's operands. The largest
+    error is returned, in units of what a kernel that sums in float32 may have there; infinite
+    where an output is not finite.
     """
     images, channels = _sample(shape)
     part = replace(shape, batch=len(images), in_channels=len(channels))

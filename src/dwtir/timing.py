@@ -67,21 +67,10 @@ class GraphTimer:
     ) -> tuple[float, ...]:
         """Measure the seconds of one call, on so many sets of tensors in turn.
 
-        Parameters
-        ----------
-        call : callable
-            Launches the kernel on the tensors of the set that it is given, on
-            TVM's current stream.
-        repeats : int
-            Measurements; each is of a graph of about a millisecond.
-        limit : float, optional
-            Seconds. A call that at first takes more than three times as long is
-            not measured again: the one time is returned.
-
-        Raises
-        ------
-        DeviceError
-            If the GPU reports an error. The process cannot use it any more.
+        The call launches the kernel on the tensors of the set that it is given, on TVM's current
+        stream. Each of the repeats is of a graph of about a millisecond. A call that at first
+        takes more than three times the limit is not measured again: the one time is returned.
+        After a `DeviceError` the process cannot use the GPU any more.
         """
         import tvm_ffi
 

@@ -118,7 +118,6 @@ class _Run:
         self._out: Any = None
 
     def once(self) -> None:
-        """Run it by Python."""
         with convolutions(torch, cudnn=True), torch.inference_mode():
             self._out = self._model(self._images)
 

@@ -96,11 +96,7 @@ class Clocks:
 def gpu_clocks(gpu: str) -> tuple[dict[str, str], str]:
     """Ask nvidia-smi for the driver and the clocks of a GPU, by its UUID or index.
 
-    Returns
-    -------
-    (dict of str to str, str)
-        The driver's version and clocks in MHz, by nvidia-smi's names, and an empty
-        text; or nothing, and why.
+    They are by nvidia-smi's names, in MHz, with an empty text; or there are none, and why.
     """
     command = shutil.which("nvidia-smi")
     if command is None:

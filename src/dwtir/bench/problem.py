@@ -38,21 +38,9 @@ def aligned(extent: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, An
 class Problem:
     """A layer's inputs on a device.
 
-    Parameters
-    ----------
-    shape, epilogue, target
-        What is computed, and where.
-    cold : bool
-        Whether there are sets enough to be three times the last cache.
-
-    Attributes
-    ----------
-    names : list of str
-        Of the inputs: those of ``shape.input_shapes`` and the epilogue's operands.
-    arrays : list of array
-        The inputs, in that order, in the shape's layout.
-    sets : int
-        How often they are there.
+    There are the names of ``shape.input_shapes`` and of the epilogue's operands, and arrays of
+    the same order in the shape's layout; if cold, in as many sets as are three times the last
+    cache.
     """
 
     def __init__(

@@ -14,11 +14,8 @@ _CALLS = 5
 def depthwise_share(model: Any, call: Callable[[], object]) -> float:
     """Profile calls of a model that has run before.
 
-    Returns
-    -------
-    float
-        The part of the time in depthwise convolutions, 0 to 1: of the CPU's, or of the
-        time in kernels on a GPU.
+    Return the part of the time in depthwise convolutions, 0 to 1: of the CPU's, or of the time in
+    kernels on a GPU.
     """
     cuda = next(model.parameters()).is_cuda
     kinds = torch.profiler.ProfilerActivity

@@ -211,7 +211,6 @@ class _Trainer:
         return self._graph.pool()
 
     def result(self) -> np.ndarray[Any, Any]:
-        """Return the last loss."""
         return np.asarray(self._loss.cpu().numpy())
 
     def curve(self, steps: int) -> list[float]:

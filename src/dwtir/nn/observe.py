@@ -69,17 +69,8 @@ def observe(
 ) -> dict[torch.nn.Module, list[Run]]:
     """Run a model once, in evaluation mode and without gradients.
 
-    Parameters
-    ----------
-    example_input : torch.Tensor or tuple
-        What it is called with; a tuple is its positional arguments.
-    modules : list of torch.nn.Module
-        Those to watch. They have no modules to watch inside them.
-
-    Returns
-    -------
-    dict of module to list of Run
-        In the order of their first runs; modules that are not run are missing.
+    An input that is a tuple is its positional arguments. The modules to watch have none to watch
+    inside them. They are in the order of their first runs; those that are not run are missing.
     """
     observer = _Observer()
     arguments = example_input if isinstance(example_input, tuple) else (example_input,)

@@ -71,14 +71,7 @@ class JobQueue(ABC):
 class Device:
     """Measures candidates of one task after the other, by one worker at a time.
 
-    Parameters
-    ----------
-    connect : callable
-        Makes a channel to a fresh worker.
-    threads : int
-        Builder threads of the worker.
-    note : callable
-        Told of each worker that died.
+    It connects to fresh workers, with so many builder threads, and notes each that died.
     """
 
     def __init__(
@@ -156,19 +149,8 @@ class Device:
     ) -> Iterator[Result]:
         """Measure candidates as they are built, while others still are.
 
-        Parameters
-        ----------
-        queue : JobQueue
-            Where candidates come from, and go back to if the worker dies.
-        limit : callable
-            Returns the best time so far, in seconds.
-        stop : callable
-            Tells whether to leave the rest.
-
-        Raises
-        ------
-        DeviceLostError
-            If the workers fail one after the other.
+        If the worker dies, they go back to the queue; if the next ones do too, that is a
+        `DeviceLostError`. The limit is the best time so far, in seconds.
         """
         waiting: list[Job] = []
         while not stop():

@@ -15,14 +15,9 @@ from .outcome import Task
 
 
 class Fleet(JobQueue):
-    """Some devices of one kind, and a thread for each.
+    """Some devices of one kind, which are closed with it, and a thread for each.
 
-    Parameters
-    ----------
-    devices : sequence of Device
-        They are closed with the fleet.
-    window : int
-        With fewer candidates on their way there should be new ones.
+    With fewer candidates on their way than the window there should be new ones.
     """
 
     def __init__(self, devices: Sequence[Device], window: int) -> None:

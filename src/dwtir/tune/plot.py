@@ -28,12 +28,8 @@ def require_matplotlib() -> None:
 def plot(outcomes: Sequence[Outcome], path: Path) -> None:
     """Draw a panel for each task: the best time so far, the manual schedule's, and the floor.
 
-    Parameters
-    ----------
-    outcomes : sequence of Outcome
-        What to draw; of more than 24, those with the largest gain.
-    path : Path
-        The PNG file to write, whatever its name ends in. Its folder is made.
+    Of more than 24 tasks there are those with the largest gain. It is a PNG file, whatever its
+    name ends in; its folder is made.
     """
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg

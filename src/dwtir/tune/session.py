@@ -76,19 +76,8 @@ def tune_task(
 ) -> Outcome:
     """Search for the fastest strategy of one layer.
 
-    Parameters
-    ----------
-    folder : Path, optional
-        Where to write the record; by default the first of `database.folders`.
-    stop : threading.Event
-        Once set, the session ends and keeps what it has.
-    place : (int, int)
-        Which task this is, of how many; for the display.
-
-    Raises
-    ------
-    DwtirError
-        If the manual schedule itself fails, or no device is left.
+    The record goes to the folder, by default the first of `database.folders`. Once `stop` is set,
+    the session ends and keeps what it has. The display shows which task this is, of how many.
     """
     start = time.monotonic()
     session = _Session(task, target, settings, folder or next(database.folders()), display)
@@ -146,7 +135,6 @@ class _Session:
         )
 
     def _elapsed(self) -> float:
-        """Count the seconds since the first result."""
         return 0.0 if self._begun is None else time.monotonic() - self._begun
 
     def run(self, fleet: Fleet, stop: threading.Event) -> None:

@@ -29,11 +29,6 @@ class Testbed:
     sums of squares are too large for halves. The manual kernel's output is
     compared with the float64 reference, on as many images and channels as that
     does in a second; then every candidate is compared with all of it.
-
-    Raises
-    ------
-    WrongResultError
-        If the manual kernel is wrong.
     """
 
     def __init__(self, task: Task, target: Target) -> None:
