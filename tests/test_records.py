@@ -143,7 +143,8 @@ def test_what_is_not_a_measurement_is_refused():
 
 
 def test_no_mutation_is_accepted_or_crashes(tmp_path):
-    record = cpu_record()
+    unknown = replace(resolve("cpu"), name="cpu-unknown")
+    record = Record.measured(TILE, SHAPE, unknown, [1e-06, 2e-06])
     cases = dict(corpus(record.as_json()))
     assert len(cases) >= 200
     paths = {}

@@ -8,6 +8,16 @@ from .errors import RecordError
 from .target import KNOWN_GPUS, Target
 from .traces import brief
 
+_KNOWN = KNOWN_GPUS | {
+    "cpu-znver5": Target(
+        *("cpu-znver5", "cpu", "znver5", 2),
+        warp_size=1,
+        vector_bytes=64,
+        features=("+avx2", "+avx512bw", "+avx512dq", "+avx512f", "+avx512vl", "+f16c", "+fma"),
+    )
+}
+"""Devices of which records need not say more than their name."""
+
 _FIELDS = tuple(entry.name for entry in fields(Target) if entry.name != "name")
 # Far above any device; they keep the arithmetic on a hostile target short.
 _LIMITS = {
@@ -68,7 +78,7 @@ def _usual(device: str) -> dict[str, Any]:
 
     None is none where there is no default.
     """
-    known = KNOWN_GPUS.get(device)
+    known = _KNOWN.get(device)
     usual = asdict(known) if known else {entry.name: entry.default for entry in fields(Target)}
     usual["features"] = list(known.features if known else ())
     return {name: None if usual[name] is MISSING else usual[name] for name in _FIELDS}

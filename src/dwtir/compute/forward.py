@@ -31,8 +31,8 @@ def nchw(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def depthwise_conv2d_nchw(
-        data: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        weight: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        data: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT),
+        weight: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),
     ) -> None:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         operands = T.meta_var(declare())
@@ -78,8 +78,8 @@ def nhwc(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def depthwise_conv2d_nhwc(
-        data: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        weight: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        data: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT),
+        weight: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),
     ) -> None:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         operands = T.meta_var(declare())

@@ -44,9 +44,9 @@ def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def grad_data_nchw(
-        grad_out: T.Buffer((N, OC, OH, OW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        weight: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        out: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        grad_out: T.Buffer((N, OC, OH, OW), dtype, align=ALIGNMENT),
+        weight: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),
+        out: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT),
     ) -> None:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, OC, PH, PW), dtype)
@@ -101,9 +101,9 @@ def nhwc(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def grad_data_nhwc(
-        grad_out: T.Buffer((N, OH, OW, OC), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        weight: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        out: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        grad_out: T.Buffer((N, OH, OW, OC), dtype, align=ALIGNMENT),
+        weight: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),
+        out: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT),
     ) -> None:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, PH, PW, OC), dtype)

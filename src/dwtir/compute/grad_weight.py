@@ -23,9 +23,9 @@ def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def grad_weight_nchw(
-        data: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        grad_out: T.Buffer((N, OC, OH, OW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        out: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        data: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT),
+        grad_out: T.Buffer((N, OC, OH, OW), dtype, align=ALIGNMENT),
+        out: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),
     ) -> None:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, C, PH, PW), dtype)
@@ -66,9 +66,9 @@ def nhwc(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def grad_weight_nhwc(
-        data: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        grad_out: T.Buffer((N, OH, OW, OC), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        out: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        data: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT),
+        grad_out: T.Buffer((N, OH, OW, OC), dtype, align=ALIGNMENT),
+        out: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),
     ) -> None:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, PH, PW, C), dtype)

@@ -132,7 +132,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     unrolled = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
 
     @script.inline
-    def load_row(data, raw, d, n, row, strip, vector):  # type: ignore[no-untyped-def]
+    def load_row(data, raw, d, n, row, strip, vector):
         """Load a strip's window of one row of the image, or of its last."""
         for j in T.unroll(LOADS):
             if is_input(strip, j * LOADED - LEAD):
@@ -142,13 +142,13 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                     ]
 
     @script.inline
-    def load_channels(operand, channels, place, vector):  # type: ignore[no-untyped-def]
+    def load_channels(operand, channels, place, vector):
         """Load what the epilogue has of each channel."""
         for v in T.vectorized(V):
             channels[place, v] = operand[vector * V + v]
 
     @script.inline
-    def load_residual(operand, added, d, n, row, strip, vector):  # type: ignore[no-untyped-def]
+    def load_residual(operand, added, d, n, row, strip, vector):
         """Load what the epilogue adds to a row of a strip, or to the image's first or last."""
         for j in T.unroll(cols // STORE):
             for e in T.vectorized(STORE * V):
@@ -159,7 +159,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                 )
 
     @script.inline
-    def add_row(acc, raw, row, wide, d, back):  # type: ignore[no-untyped-def]
+    def add_row(acc, raw, row, wide, d, back):
         """Move a row of sums one row of the kernel on, and add a row of the image to it."""
         for j, v in T.grid(cols, V):
             if back == KH - 1:
@@ -174,9 +174,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
             )
 
     @script.inline
-    def store_row(  # type: ignore[no-untyped-def]
-        acc, kh, held, result, out, n, row, strip, vector
-    ):
+    def store_row(acc, kh, held, result, out, n, row, strip, vector):
         """Store a row of a strip."""
         for j in T.unroll(cols):
             for v in T.unroll(V):
