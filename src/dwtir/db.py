@@ -9,6 +9,7 @@ from pathlib import Path
 from . import database
 from .errors import DwtirError, RecordError
 from .records import Record
+from .tables import aligned
 from .target import resolve
 
 
@@ -123,13 +124,7 @@ def _list(options: argparse.Namespace) -> int:
                 str(path),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for cells in table:
-        padded = (
-            cell.rjust(width) if name in head[4:7] else cell.ljust(width)
-            for name, cell, width in zip(head, cells, widths, strict=True)
-        )
-        print("  ".join(padded).rstrip())
+    print("\n".join(aligned(table)))
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import ArgumentError, InvalidTargetError
 from ..shape import DTYPES, LAYOUTS
+from ..tables import aligned
 from ..target import Target, resolve
 from . import network_row
 from .inference import infer
@@ -17,7 +18,6 @@ from .machine import Clocks, about
 from .network_row import NetworkRow
 from .networks import Network, find
 from .options import add_measuring
-from .report import aligned
 from .row import WIDE
 from .training import PRECISIONS, train
 

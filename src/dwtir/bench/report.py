@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from statistics import geometric_mean
 
+from ..tables import aligned, is_numbers
 from .articles import TABLES
 from .results import Results
 from .row import WIDE, Row
@@ -89,33 +90,12 @@ def _mark(row: Row, name: str | None) -> str:
     return "!" if name and row.disturbed else "~" if name in row.wide else ""
 
 
-def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Align cells for a terminal: text to the left, numbers to the right."""
-    columns = list(zip(*cells, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    numbers = [_is_numbers(column[1:]) for column in columns]
-    return [
-        "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(line, widths, numbers, strict=True)
-        ).rstrip()
-        for line in cells
-    ]
-
-
 def piped(cells: Sequence[Sequence[str]]) -> list[str]:
     """Write cells as a table of Markdown."""
     head, *lines = cells
     columns = zip(*lines, strict=True)
-    rules = ["---:" if _is_numbers(column) else "---" for column in columns]
+    rules = ["---:" if is_numbers(column) else "---" for column in columns]
     return [f"|{'|'.join(line)}|" for line in (head, rules, *lines)]
-
-
-def _is_numbers(column: Sequence[str]) -> bool:
-    return all(
-        not cell or cell == "-" or cell.rstrip("x~!").replace(".", "").isdecimal()
-        for cell in column
-    )
 
 
 def summary(rows: Sequence[Row]) -> list[str]:

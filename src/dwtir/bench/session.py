@@ -7,11 +7,12 @@ from pathlib import Path
 
 from .. import cuda
 from ..errors import RecordError
+from ..tables import aligned
 from ..target import Target
 from .articles import Case
 from .layers import Layer
 from .machine import Clocks, about, limits, with_rates
-from .report import aligned, row_cells
+from .report import row_cells
 from .results import Results
 from .rounds import bench_layer
 from .row import Row

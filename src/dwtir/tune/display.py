@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ..tables import aligned
 from ..target import Target
 from . import figures
 from .outcome import Outcome, Task, Trial
@@ -188,10 +189,8 @@ class PlainDisplay(Display):
                 self._say("  " + ", ".join(running.texts))
 
     def _table(self, rows: Sequence[Sequence[str]]) -> None:
-        widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
-        for task, *numbers, path in (_HEAD, *rows):
-            cells = map(str.rjust, numbers, widths[1:])
-            self._say("  ".join([task.ljust(widths[0]), *cells, path]))
+        for line in aligned([_HEAD, *rows]):
+            self._say(line)
 
     def _say(self, text: str) -> None:
         self._stream.write(text + "\n")
