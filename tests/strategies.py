@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from math import isqrt, prod
 from typing import Any, TypeAlias
 
@@ -269,8 +270,10 @@ def adapted(
     small = even | {"padding": "SAME"}
     small |= {side: max(2, min(getattr(shape, side), 5)) for side in ("height", "width")}
     least = small | {"dilation": (1, 1)}
-    for changes in ({}, {"stride": (1, 1)}, even, streamed, plain, small, least):
-        found = replace(shape, **changes)
+    vectors = {"in_channels": -(-shape.in_channels // 8) * 8}
+    all_changes = ({}, {"stride": (1, 1)}, even, streamed, plain, small, least)
+    for others, changes in product(({}, vectors), all_changes):
+        found = replace(shape, **changes, **others)
         try:
             strategy.choose(found, target).check_use(found, target)
             # Code without loops takes LLVM and PoCL as long as it is.

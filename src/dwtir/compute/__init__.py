@@ -34,7 +34,8 @@ from ..epilogue import Epilogue
 from ..images import Images
 from ..shape import DepthwiseConv2dShape
 from ..strips import Strip
-from . import banded, diagonal, forward, grad_data, grad_weight, split, streamed, whole
+from ..units import Units
+from . import banded, diagonal, forward, grad_data, grad_weight, split, streamed, units, whole
 from .sizes import SLACK
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "diagonal_sums",
     "split_images",
     "streamed_rows",
+    "unit_sums",
     "whole_images",
 ]
 
@@ -85,6 +87,14 @@ def diagonal_sums(sizes: Diagonals) -> tirx.PrimFunc:
     """Define the gradient of the weight as products of matrices."""
     with _parsing:
         func = diagonal.nchw(sizes)
+    return _named(func, sizes.shape, Epilogue())
+
+
+@lru_cache(maxsize=64)
+def unit_sums(sizes: Units) -> tirx.PrimFunc:
+    """Define the gradient of the weight as products of matrices, row after row."""
+    with _parsing:
+        func = units.nhwc(sizes)
     return _named(func, sizes.shape, Epilogue())
 
 

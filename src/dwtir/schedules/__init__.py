@@ -22,6 +22,7 @@ from .row_stream import RowStream
 from .shared_tile import SharedTile
 from .split_image import SplitImage
 from .tap_sums import TapSums
+from .unit_sums import UnitSums
 from .whole_image import WholeImage
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "SplitImage",
     "Strategy",
     "TapSums",
+    "UnitSums",
     "WholeImage",
     "choose",
     "named",
@@ -57,6 +59,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         RegisterWindow,
         ChannelVector,
         BandedSums,
+        UnitSums,
         TapSums,
         Cpu,
         CpuTapSums,

@@ -42,10 +42,10 @@ from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from .base import Strategy, unroll_all, unroll_in_source, varied, with_guesses
 from .cost import registers_for
-from .part_sums import sum_parts
+from .part_sums import part_threads_for, sum_parts
 from .tap_cost import LAUNCH, SHARED, parts_seconds
 from .tap_sums import TapSums
-from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SUMS, even_split, largest_divisor
+from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SUMS, even_split
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -58,8 +58,6 @@ _MAX_PRODUCTS = 1024
 
 _LEAST_TAPS = 25
 """Taps from which on there is something to save: of a 5x5 kernel."""
-
-_MOST_PART_THREADS = 32
 
 # Registers of a thread, beside its sums and the inputs of a row of gradients: of every one, and by
 # row, for loads under way. ptxas spills a few bytes without the latter, at the most; all registers
@@ -151,7 +149,8 @@ class BandedSums(Strategy):
             parts = min(max(1, parts), -(-groups // warps))
             turns = -(-groups // (warps * parts))
             parts = -(-groups // (warps * turns))
-            tile = cls(rows, warps, parts, _part_threads(shape, target, parts), fitting[-1])
+            threads = part_threads_for(parts, shape.kernel[1], target)
+            tile = cls(rows, warps, parts, threads, fitting[-1])
             try:
                 tile.check(shape, target)
             except InvalidScheduleError:
@@ -298,8 +297,3 @@ class BandedSums(Strategy):
 def _longer(one: float, other: float, power: float) -> float:
     """Add two times that overlap."""
     return float((one**power + other**power) ** (1 / power))
-
-
-def _part_threads(shape: DepthwiseConv2dShape, target: Target, parts: int) -> int:
-    most = min(_MOST_PART_THREADS, target.max_threads_per_block // shape.kernel[1])
-    return largest_divisor(parts, max(1, most))

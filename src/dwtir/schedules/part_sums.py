@@ -5,13 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..shape import DepthwiseConv2dShape
+from ..target import Target
 from .base import get_blocks
+from .tiles import largest_divisor
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
+_MOST_PART_THREADS = 32
+
 _MOST_LOADS = 64
 """Parts of one thread that are loaded together, before the first is added."""
+
+
+def part_threads_for(parts: int, taps: int, target: Target) -> int:
+    """Find how many threads share the parts, if a block has so many taps."""
+    most = min(_MOST_PART_THREADS, target.max_threads_per_block // taps)
+    return largest_divisor(parts, max(1, most))
 
 
 def sum_parts(sch: Schedule, shape: DepthwiseConv2dShape, part_threads: Any, channels: Any) -> None:

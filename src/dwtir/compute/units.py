@@ -1,0 +1,365 @@
+"""The gradient of the weight of NHWC images as products of matrices; see `dwtir.units`.
+
+The blocks are these:
+
+``pad``
+    the inputs and gradients of a step, with their zeros, as vectors of channels in registers;
+``stage``
+    the same in pairs of images, in shared memory;
+``multiply``
+    what a warp does with them: ``left`` and ``right`` are the operands of its ``products``, each
+    one instruction;
+``leave``
+    the sums of a warp for a row of the kernel, for the other threads of its block;
+``taps``
+    the taps, each from a diagonal of the sums;
+``depthwise_conv2d``
+    the sum over all parts;
+``epilogue``
+    the one rounding.
+
+What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`, but the depth are units.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..arguments import ALIGNMENT
+from ..units import LANES, Units
+from . import script
+from .mma import left, right
+
+
+def nhwc(sizes: Units) -> tirx.PrimFunc:
+    """Define the gradient on NHWC images."""
+    shape = sizes.shape
+    data_shape, grad_shape = shape.input_shapes.values()
+    N, C, H, W = shape.batch, shape.in_channels, shape.height, shape.width
+    OH, OW, TOP, LEFT = shape.out_height, shape.out_width, *shape.padding[:2]
+    (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
+    CHANNELS, TOGETHER, COLUMNS, SPANS = sizes.channels, sizes.together, sizes.columns, sizes.spans
+    WARPS, OWN, GROUPS, RING, AHEAD = (
+        sizes.warps,
+        sizes.own,
+        sizes.groups,
+        sizes.ring,
+        sizes.ahead,
+    )
+    PARTS, CHUNKS, TURNS, STEPS = sizes.parts, C // CHANNELS, sizes.turns, sizes.unrolled
+    INPUTS, GRADS = sizes.loads
+    THREADS, VECTORS = 32 * WARPS, CHANNELS // LANES
+    INPUT_LOADS, GRAD_LOADS = (-(-loads // THREADS) for loads in sizes.loads)
+    GRADS_AT = SH * sizes.input_columns
+    HALVES, ROW = sizes.shared_halves, 2 * sizes.stride
+    SUMS = -(-CHANNELS * KW // THREADS)
+    TAPS = KH * KW * CHANNELS
+    dtype = shape.dtype
+
+    def split(task: Any, width: int) -> tuple[Any, Any, Any]:
+        """Find the row (of inputs, and of a pair of images), column and vector of a load."""
+        return task // VECTORS // width, task // VECTORS % width, task % VECTORS
+
+    def image_and_row(part: Any, step: Any) -> tuple[Any, Any, Any]:
+        """Find a step among all, and its images and row."""
+        at = part * sizes.part_steps + step - (RING - 1)
+        later = at + sizes.steps
+        return at, later // sizes.steps - 1, later % sizes.steps
+
+    def input_of(
+        data: tirx.Buffer, part: Any, chunk: Any, step: Any, task: Any, one: Any, lane: Any
+    ) -> Any:
+        _, image, row = image_and_row(part, step)
+        above, column, vector = split(task, W)
+        n = (image * sizes.pairs + above % sizes.pairs) * 2 + one
+        y = row * SH + above // sizes.pairs
+        return T.if_then_else(
+            tirx.all(
+                *(task < INPUTS, RING - 1 <= step, step < sizes.part_steps + RING - 1),
+                *(n < N, TOP <= y, y < TOP + H),
+            ),
+            data[n, y - TOP, column, chunk * CHANNELS + vector * LANES + lane],
+            T.cast(0, dtype),
+        )
+
+    def grad_of(
+        grad: tirx.Buffer, part: Any, chunk: Any, step: Any, task: Any, one: Any, lane: Any
+    ) -> Any:
+        at, image, row = image_and_row(part, step)
+        pair, column, vector = split(task, OW)
+        n = (image * sizes.pairs + pair) * 2 + one
+        return T.if_then_else(
+            tirx.all(task < GRADS, 0 <= at, n < N, row < OH),
+            grad[n, row, column, chunk * CHANNELS + vector * LANES + lane],
+            T.cast(0, dtype),
+        )
+
+    def input_to(task: Any) -> Any:
+        """Find in shared memory what a load brings."""
+        above, column, vector = split(task, W)
+        row, pair = above // sizes.pairs, above % sizes.pairs
+        column += row * sizes.input_columns + pair * sizes.pitch + LEFT
+        return column * ROW + vector * (2 * LANES)
+
+    def grad_to(task: Any) -> Any:
+        pair, column, vector = split(task, OW)
+        column += GRADS_AT + pair * sizes.across * COLUMNS
+        return column * ROW + vector * (2 * LANES)
+
+    def unit(group: Any, half: Any, lane: Any) -> Any:
+        return group * LANES + half * 4 + lane % 4
+
+    def channel(warp: Any, own: Any, lane: Any) -> Any:
+        return (warp * OWN + own) * TOGETHER + lane // 4 % TOGETHER
+
+    def input_at(warp: Any, own: Any, group: Any, row: Any, span: Any, *of: Any) -> Any:
+        lane, half, more = of
+        i = (span * 2 + more) * COLUMNS + lane // 4 // TOGETHER
+        column = row * sizes.input_columns + sizes.place(unit(group, half, lane)) + i
+        return column * ROW + channel(warp, own, lane) * 2
+
+    def grad_at(warp: Any, own: Any, group: Any, lane: Any, half: Any) -> Any:
+        column = GRADS_AT + unit(group, half, lane) * COLUMNS + lane // 4 // TOGETHER
+        return column * ROW + channel(warp, own, lane) * 2
+
+    def held(kw: Any, channel: Any, column: Any) -> tuple[Any, ...]:
+        """Find a sum on a diagonal: its unit's channels, product, lane, and place there."""
+        i, c = column * SW + kw * DW, channel % TOGETHER
+        down, right = i % COLUMNS * TOGETHER + c, column * TOGETHER + c
+        half = i // COLUMNS % 2
+        return channel // TOGETHER, i // (2 * COLUMNS), down * 4 + right // 2, half, right % 2
+
+    @script.prim_func(s_tir=True)
+    def units_nhwc(
+        data: T.Buffer(data_shape, dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        grad_out: T.Buffer(grad_shape, dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+        out: T.Buffer((KH, KW, C, 1), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
+    ) -> None:
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        partial = T.sblock_alloc_buffer((PARTS, CHUNKS, TAPS), "float32")
+        total = T.sblock_alloc_buffer((KH, KW, C, 1), "float32")
+        for p, b in T.grid(PARTS, CHUNKS):
+            with T.sblock("block"):
+                vp, vb = T.axis.remap("SS", [p, b])
+                T.reads()
+                T.writes(partial[vp, vb, 0:TAPS])
+                raw_inputs = T.sblock_alloc_buffer(
+                    (AHEAD, WARPS, 32, INPUT_LOADS, 2, LANES), dtype, scope="local"
+                )
+                raw_grads = T.sblock_alloc_buffer(
+                    (AHEAD, WARPS, 32, GRAD_LOADS, 2, LANES), dtype, scope="local"
+                )
+                staged = T.sblock_alloc_buffer((HALVES,), dtype, scope="shared")
+                inputs = T.sblock_alloc_buffer(
+                    (WARPS, SH, SPANS, 32, 2, 2, 2), dtype, scope="local"
+                )
+                grads = T.sblock_alloc_buffer(
+                    (WARPS, OWN, GROUPS, RING, 32, 2, 2), dtype, scope="local"
+                )
+                acc = T.sblock_alloc_buffer(
+                    (WARPS, OWN, KH, SPANS, 32, 2, 2), "float32", scope="local"
+                )
+                shared = T.sblock_alloc_buffer(
+                    (WARPS * OWN, SPANS, 32, 2, 2), "float32", scope="shared"
+                )
+                for w, lane in T.grid(WARPS, 32):
+                    with T.sblock("zero"):
+                        vw, vl = T.axis.remap("SS", [w, lane])
+                        T.reads()
+                        T.writes()
+                        for k in T.serial(-(-HALVES // (2 * THREADS))):
+                            if (k * THREADS + vw * 32 + vl) * 2 < HALVES:
+                                for e in T.vectorized(2):
+                                    staged[(k * THREADS + vw * 32 + vl) * 2 + e] = T.cast(0, dtype)
+                        for o in T.unroll(OWN):
+                            for r, s in T.grid(KH, SPANS):
+                                for h, e in T.grid(2, 2):
+                                    acc[vw, o, r, s, vl, h, e] = T.float32(0)
+                            for g, r in T.grid(GROUPS, RING):
+                                for h, e in T.grid(2, 2):
+                                    grads[vw, o, g, r, vl, h, e] = T.cast(0, dtype)
+                for first in T.unroll(AHEAD):
+                    for w, lane in T.grid(WARPS, 32):
+                        with T.sblock("first"):
+                            vd, vw, vl = T.axis.remap("SSS", [first, w, lane])
+                            T.reads()
+                            T.writes()
+                            for k in T.unroll(INPUT_LOADS):
+                                for e in T.unroll(2):
+                                    for v in T.vectorized(LANES):
+                                        raw_inputs[vd, vw, vl, k, e, v] = input_of(
+                                            *(data, vp, vb, vd, k * THREADS + vw * 32 + vl, e, v)
+                                        )
+                            for k in T.unroll(GRAD_LOADS):
+                                for e in T.unroll(2):
+                                    for v in T.vectorized(LANES):
+                                        raw_grads[vd, vw, vl, k, e, v] = grad_of(
+                                            *(
+                                                grad_out,
+                                                vp,
+                                                vb,
+                                                vd,
+                                                k * THREADS + vw * 32 + vl,
+                                                e,
+                                                v,
+                                            )
+                                        )
+                for turn in T.serial(TURNS):
+                    for d in T.unroll(STEPS):
+                        for w, lane in T.grid(WARPS, 32):
+                            with T.sblock("stage"):
+                                vd, vw, vl = T.axis.remap("SSS", [d, w, lane])
+                                T.reads()
+                                T.writes()
+                                pairs = T.sblock_alloc_buffer((2 * LANES,), dtype, scope="local")
+                                for k in T.unroll(INPUT_LOADS):
+                                    for v in T.unroll(LANES):
+                                        for e in T.unroll(2):
+                                            pairs[v * 2 + e] = raw_inputs[
+                                                vd % AHEAD, vw, vl, k, e, v
+                                            ]
+                                    if k * THREADS + vw * 32 + vl < INPUTS:
+                                        for v in T.unroll(COLUMNS):
+                                            for e in T.vectorized(2 * TOGETHER):
+                                                staged[
+                                                    input_to(k * THREADS + vw * 32 + vl)
+                                                    + v * (2 * TOGETHER)
+                                                    + e
+                                                ] = pairs[v * (2 * TOGETHER) + e]
+                                for k in T.unroll(GRAD_LOADS):
+                                    for v in T.unroll(LANES):
+                                        for e in T.unroll(2):
+                                            pairs[v * 2 + e] = raw_grads[
+                                                vd % AHEAD, vw, vl, k, e, v
+                                            ]
+                                    if k * THREADS + vw * 32 + vl < GRADS:
+                                        for v in T.unroll(COLUMNS):
+                                            for e in T.vectorized(2 * TOGETHER):
+                                                staged[
+                                                    grad_to(k * THREADS + vw * 32 + vl)
+                                                    + v * (2 * TOGETHER)
+                                                    + e
+                                                ] = pairs[v * (2 * TOGETHER) + e]
+                        for w, lane in T.grid(WARPS, 32):
+                            with T.sblock("pad"):
+                                vt, vd, vw, vl = T.axis.remap("SSSS", [turn, d, w, lane])
+                                T.reads()
+                                T.writes()
+                                for k in T.unroll(INPUT_LOADS):
+                                    for e in T.unroll(2):
+                                        for v in T.vectorized(LANES):
+                                            raw_inputs[vd % AHEAD, vw, vl, k, e, v] = input_of(
+                                                *(
+                                                    data,
+                                                    vp,
+                                                    vb,
+                                                    vt * STEPS + vd + AHEAD,
+                                                    k * THREADS + vw * 32 + vl,
+                                                    e,
+                                                    v,
+                                                )
+                                            )
+                                for k in T.unroll(GRAD_LOADS):
+                                    for e in T.unroll(2):
+                                        for v in T.vectorized(LANES):
+                                            raw_grads[vd % AHEAD, vw, vl, k, e, v] = grad_of(
+                                                *(
+                                                    grad_out,
+                                                    vp,
+                                                    vb,
+                                                    vt * STEPS + vd + AHEAD,
+                                                    k * THREADS + vw * 32 + vl,
+                                                    e,
+                                                    v,
+                                                )
+                                            )
+                        for w in range(WARPS):
+                            with T.sblock("multiply"):
+                                vd, vw = T.axis.remap("SS", [d, w])
+                                T.reads()
+                                T.writes()
+                                for o in T.unroll(OWN):
+                                    for g in T.unroll(GROUPS):
+                                        for lane, h, e in T.grid(32, 2, 2):
+                                            with T.sblock("right"):
+                                                vo, vg, vl, vh, ve = T.axis.remap(
+                                                    "SSSSS", [o, g, lane, h, e]
+                                                )
+                                                grads[vw, vo, vg, vd % RING, vl, vh, ve] = staged[
+                                                    grad_at(vw, vo, vg, vl, vh) + ve
+                                                ]
+                                        for lane, r, s, h, m, e in T.grid(32, SH, SPANS, 2, 2, 2):
+                                            with T.sblock("left"):
+                                                vo, vg, vl, vr, vs, vh, vm, ve = T.axis.remap(
+                                                    "SSSSSSSS", [o, g, lane, r, s, h, m, e]
+                                                )
+                                                inputs[vw, vr, vs, vl, vh, vm, ve] = staged[
+                                                    input_at(vw, vo, vg, vr, vs, vl, vh, vm) + ve
+                                                ]
+                                        for r, s, lane, h, e, k in T.grid(KH, SPANS, 32, 2, 2, 16):
+                                            with T.sblock("products"):
+                                                vo, vg, vr, vs, vl, vh, ve, vk = T.axis.remap(
+                                                    "SSSSSSSR", [o, g, r, s, lane, h, e, k]
+                                                )
+                                                acc[vw, vo, vr, vs, vl, vh, ve] = acc[
+                                                    vw, vo, vr, vs, vl, vh, ve
+                                                ] + T.cast(
+                                                    inputs[left(vw, vr * DH % SH, vs, vl, vh, vk)],
+                                                    "float32",
+                                                ) * T.cast(
+                                                    grads[
+                                                        right(
+                                                            *(vw, vo, vg),
+                                                            (vd - vr * DH // SH) % RING,
+                                                            *(vl, ve, vk),
+                                                        )
+                                                    ],
+                                                    "float32",
+                                                )
+                for r in T.unroll(KH):
+                    for w, lane in T.grid(WARPS, 32):
+                        with T.sblock("leave"):
+                            vr, vw, vl = T.axis.remap("SSS", [r, w, lane])
+                            T.reads()
+                            T.writes()
+                            for o in T.unroll(OWN):
+                                for s in T.unroll(SPANS):
+                                    for h in T.unroll(2):
+                                        for e in T.vectorized(2):
+                                            shared[vw * OWN + o, s, vl, h, e] = acc[
+                                                vw, o, vr, s, vl, h, e
+                                            ]
+                    for w, lane in T.grid(WARPS, 32):
+                        with T.sblock("taps"):
+                            vr, vw, vl = T.axis.remap("SSS", [r, w, lane])
+                            T.reads()
+                            T.writes()
+                            tap = T.sblock_alloc_buffer((1,), "float32", scope="local")
+                            for k in T.unroll(SUMS):
+                                task = T.meta_var(k * THREADS + vw * 32 + vl)
+                                if task < CHANNELS * KW:
+                                    tap[0] = T.float32(0)
+                                    for j in T.unroll(COLUMNS):
+                                        tap[0] = (
+                                            tap[0]
+                                            + shared[held(task // CHANNELS, task % CHANNELS, j)]
+                                        )
+                                    partial[vp, vb, vr * (KW * CHANNELS) + task] = tap[0]
+        for p, kh, kw, c, m in T.grid(PARTS, KH, KW, C, 1):
+            with T.sblock("depthwise_conv2d"):
+                vp, vkh, vkw, vc, vm = T.axis.remap("RSSSS", [p, kh, kw, c, m])
+                with T.init():
+                    total[vkh, vkw, vc, vm] = T.float32(0)
+                total[vkh, vkw, vc, vm] = (
+                    total[vkh, vkw, vc, vm]
+                    + partial[vp, vc // CHANNELS, (vkh * KW + vkw) * CHANNELS + vc % CHANNELS]
+                )
+        for kh, kw, c, m in T.grid(KH, KW, C, 1):
+            with T.sblock("epilogue"):
+                vkh, vkw, vc, vm = T.axis.remap("SSSS", [kh, kw, c, m])
+                out[vkh, vkw, vc, vm] = T.cast(total[vkh, vkw, vc, vm], dtype)
+
+    return units_nhwc

@@ -1,0 +1,274 @@
+"""The gradient of the weight of NHWC halves on tensor cores: products over units of channels.
+
+Two kernels. In the first, a block takes some channels of a pair of images or more, and goes down
+their rows; what a warp multiplies has units of 8 gradients as its depth::
+
+    blockIdx.x = parts * channels
+      registers = data or 0, grad_out or 0           of the first `ahead` steps
+      for turn, step:                                 a row of inputs and one of gradients
+        shared = registers                            pairs of images side by side
+        registers = data or 0, grad_out or 0          of a later step
+        threadIdx.y = warp, of some of the channels
+          grads[step] = shared                        kept for as many rows as the kernel has
+          for kh:      sums[kh] += shared x grads[step - kh]             one instruction
+      for kh:
+        shared = sums[kh]
+        partial[part, kh, kw] = sum over a diagonal of shared
+
+In the second, `part_threads` threads sum the partials of one tap: see `part_sums`. The order is
+the same in every run, and so are the bits of the result. What lies where: `dwtir.units`.
+
+Inputs and gradients are loaded once, as vectors of channels, and no half is converted. Registers
+hold 4 * KH sums for each unit, and the gradients of KH rows.
+
+Beside an image gradients are zero, and times an input that is not finite NaN. Infinite inputs
+near the edges thus may make taps NaN that do not see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import ceil, lcm
+from typing import TYPE_CHECKING, ClassVar
+
+from ..epilogue import Epilogue
+from ..errors import InvalidScheduleError
+from ..shape import DepthwiseConv2dShape
+from ..target import Target
+from ..units import LANES, Units
+from .base import Strategy, unroll_all, varied, with_guesses
+from .cost import registers_for
+from .part_sums import part_threads_for, sum_parts
+from .tap_cost import LAUNCH, SHARED, parts_seconds
+from .tap_sums import TapSums
+from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SUMS
+
+if TYPE_CHECKING:
+    from tvm import tirx
+    from tvm.s_tir import Schedule
+
+__all__ = ["UnitSums"]
+
+_TOGETHER = (1, 2, 4, 8)
+_CHANNELS = (8, 16, 24, 32, 40, 48, 64)
+_MAX_PRODUCTS = 1024
+"""Products of a turn, in straight line."""
+
+# Registers of a thread, by those of its sums, gradients and loads under way; and by group.
+_REGISTERS, _PER_GROUP = 1.28, 6
+
+# Time, as in `banded_sums`: cycles of an SM for a load, a fragment and a product of a warp; of a
+# step of a warp that is alone, and more by those of the SM; of a block's end, and by sum.
+_CLOCK, _BANDWIDTH, _LAST_ROUND = 1.755e9, 2.53e12, 0.43
+_LOAD, _LINE, _FRAGMENT, _PRODUCT, _WAIT, _WARP = 14.0, 1.32, 0.16, 2.95, 138, 44
+_END, _END_SUM = 410, 55.0
+
+
+@dataclass(frozen=True)
+class UnitSums(Strategy):
+    """Tile of the products.
+
+    Parameters
+    ----------
+    channels : int
+        Channels of a block.
+    together : int
+        Channels of a unit, which has 8 gradients: 1, 2, 4 or 8.
+    images : int
+        Images that a block takes at a time.
+    warps : int
+        Warps of a block, which share its channels.
+    parts : int
+        Blocks that share the rows of all images.
+    part_threads : int
+        Threads of the second kernel over the parts, which it divides.
+    ahead : int
+        Steps whose loads are under way.
+    min_blocks : int
+        Blocks that an SM shall have room for at a time.
+    """
+
+    name: ClassVar[str] = "unit_sums"
+    layouts: ClassVar[tuple[str, ...]] = ("NHWC",)
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    operations: ClassVar[tuple[str, ...]] = ("grad_weight",)
+    needs_mma: ClassVar[bool] = True
+    device: ClassVar[str] = "a GPU from sm_80 on, of whole vectors of channels"
+
+    channels: int
+    together: int
+    images: int
+    warps: int
+    parts: int
+    part_threads: int
+    ahead: int = 1
+    min_blocks: int = 1
+
+    @classmethod
+    def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        return (
+            super()._is_for(shape, target)
+            and shape.channel_multiplier == 1
+            and shape.in_channels % LANES == 0
+        )
+
+    @classmethod
+    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether there are whole vectors, and registers for the sums of a unit."""
+        return super().claims(shape, target) and bool(_ranked(shape, target))
+
+    @classmethod
+    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether it is expected to be faster than sums in the registers of single threads."""
+        own = cls.choose(shape, target).expected_seconds(shape, target)
+        other = TapSums.choose(shape, target).expected_seconds(shape, target)
+        return own < other
+
+    @classmethod
+    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> UnitSums:
+        """Choose the tile that is expected to take the least time."""
+        return next(iter(_ranked(shape, target)), cls(LANES, 1, 2, 1, 1, 1))
+
+    @classmethod
+    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[UnitSums, ...]:
+        ranked = _ranked(shape, target)
+        alike = varied(ranked, lambda tile: (tile.channels, tile.together, tile.warps))
+        return alike or (cls.choose(shape, target),)
+
+    @classmethod
+    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+        parts = cls.choose(shape, target).parts
+        values = {
+            "channels": [n for n in _CHANNELS if shape.in_channels % n == 0],
+            "together": _TOGETHER,
+            "images": (2, 4, 8),
+            "warps": (1, 2, 4, 8),
+            "parts": (1, max(1, parts // 2), 2 * parts),
+            "part_threads": (1, 2, 4, 8),
+            "ahead": (1, 2),
+            "min_blocks": BLOCK_COUNTS,
+        }
+        return with_guesses(values, cls.guesses(shape, target))
+
+    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        self._require(self.together in _TOGETHER, "together", self.together, f"in {_TOGETHER}")
+        for name, value, factor in (
+            ("channels", self.channels, lcm(LANES, self.together * self.warps)),
+            ("images", self.images, 2),
+        ):
+            self._require(value % factor == 0, name, value, f"a multiple of {factor}")
+        for name, value, whole in (
+            ("channels", self.channels, shape.in_channels),
+            ("part_threads", self.part_threads, self.parts),
+        ):
+            self._require(whole % value == 0, name, value, f"a divisor of {whole}")
+        sizes = self.sizes(shape)
+        for name, value, most in (
+            ("parts", self.parts, sizes.all_steps),
+            ("unrolled loads", 2 * sizes.unrolled * sum(self._loads(shape)), MAX_LOADS),
+            ("unrolled products", sizes.unrolled * self._products(shape), _MAX_PRODUCTS),
+            ("sums of a thread", self._sums(shape), MAX_SUMS),
+        ):
+            self._require(value <= most, name, value, f"at most {most}")
+        share = self.channels * self.part_threads
+        replace(self, min_blocks=1)._require_launch(target, threads=share, shared_bytes=4 * share)
+        self._require_launch(target, threads=32 * self.warps, shared_bytes=sizes.shared_bytes)
+
+    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+        """Tell whether registers and shared memory have room for so many blocks."""
+        sizes = self.sizes(shape)
+        held = self._sums(shape) + 2 * sizes.own * sizes.groups * sizes.ring
+        held += LANES * self.ahead * sum(self._loads(shape))
+        has_room = self.min_blocks * (sizes.shared_bytes + 1024) <= SHARED
+        needed = _REGISTERS * held + _PER_GROUP * (sizes.groups - 1)
+        return has_room and needed <= registers_for(32 * self.warps, self.min_blocks)
+
+    def _sums(self, shape: DepthwiseConv2dShape) -> int:
+        sizes = self.sizes(shape)
+        return 4 * sizes.own * shape.kernel[0] * sizes.spans
+
+    def _loads(self, shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+        """Count the pairs of vectors that a thread loads in a step."""
+        return tuple(-(-loads // (32 * self.warps)) for loads in self.sizes(shape).loads)
+
+    def _products(self, shape: DepthwiseConv2dShape) -> int:
+        """Count the products of a warp in a step."""
+        sizes = self.sizes(shape)
+        return sizes.own * sizes.groups * shape.kernel[0] * sizes.spans
+
+    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+        """Estimate the time of both kernels."""
+        sizes = self.sizes(shape)
+        fragments = sizes.own * sizes.groups * (2 + 4 * shape.stride[0] * sizes.spans)
+        lines = _LOAD + _LINE * max(4, 256 / self.channels)
+        work = _FRAGMENT * fragments + _PRODUCT * self._products(shape)
+        work = lines * sum(sizes.loads) / 32 + work * self.warps
+        blocks = self.parts * shape.in_channels / (self.channels * target.units)
+        at_a_time = min(self.min_blocks, ceil(blocks))
+        step = _WAIT + _WARP * self.warps + at_a_time * work
+        rounds = max(1.0, blocks / self.min_blocks)
+        rounds += _LAST_ROUND * (ceil(rounds) - rounds)
+        block = sizes.turns * sizes.unrolled * step + _END + _END_SUM * self._sums(shape)
+        first = max(rounds * block / _CLOCK, shape.least_bytes / _BANDWIDTH)
+        return LAUNCH + first + float(parts_seconds(shape, self.parts, self.part_threads))
+
+    def sizes(self, shape: DepthwiseConv2dShape) -> Units:
+        return Units(
+            *(shape, self.channels, self.together, self.images),
+            *(self.warps, self.parts, self.ahead),
+        )
+
+    def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+        from ..compute import unit_sums
+
+        return unit_sums(self.sizes(shape))
+
+    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+        from ..compute.mma import intrinsic
+
+        for name in ("zero", "first", "stage", "pad", "leave", "taps"):
+            *_, warp, lane = sch.get_loops(sch.get_sblock(name))
+            sch.bind(warp, "threadIdx.y")
+            sch.bind(lane, "threadIdx.x")
+        for name in ("right", "left"):
+            _, _, lane, *others, pair = sch.get_loops(sch.get_sblock(name))
+            sch.bind(lane, "threadIdx.x")
+            unroll_all(sch, others)
+            sch.vectorize(pair)
+        _, _, row, span, lane, *_ = sch.get_loops(sch.get_sblock("products"))
+        unroll_all(sch, [row, span])
+        sch.tensorize(lane, intrinsic(shape.dtype))
+        sch.bind(sch.get_loops(sch.get_sblock("multiply"))[-1], "threadIdx.y")
+        sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("block"))), "blockIdx.x")
+        sum_parts(sch, shape, self.part_threads, self.channels)
+
+
+@lru_cache(maxsize=1024)
+def _ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[UnitSums, ...]:
+    tiles = dict.fromkeys(_tiles(shape, target))
+    return tuple(sorted(tiles, key=lambda tile: tile.expected_seconds(shape, target)))
+
+
+def _tiles(shape: DepthwiseConv2dShape, target: Target) -> Iterator[UnitSums]:
+    """List tiles worth comparing: as many blocks as fit, and parts for a few rounds of them."""
+    channels = [n for n in _CHANNELS if shape.in_channels % n == 0]
+    for block, together, images, warps in product(channels, _TOGETHER[:3], (2, 4, 8), (2, 4, 8)):
+        if block % (together * warps) or images - 2 >= shape.batch:
+            continue
+        tile = UnitSums(block, together, images, warps, 1, 1)
+        fitting = [n for n in BLOCK_COUNTS if replace(tile, min_blocks=n).is_promising(shape)]
+        if not fitting:
+            continue
+        for rounds in (1, 2):
+            parts = target.units * fitting[-1] * rounds // (shape.in_channels // block)
+            parts = tile.sizes(shape).even_parts(max(1, parts))
+            threads = part_threads_for(parts, block, target)
+            found = replace(tile, parts=parts, part_threads=threads, min_blocks=fitting[-1])
+            try:
+                found.check(shape, target)
+            except InvalidScheduleError:
+                continue
+            yield found
