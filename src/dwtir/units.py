@@ -1,8 +1,8 @@
 """The gradient of the weight of NHWC images as products of matrices: sizes and places.
 
-A unit is 8 gradients: of some neighbouring channels (`together`) and columns. Sixteen units are
-the depth of a product, one for each row of the kernel and each `INPUTS` inputs of a unit's
-window::
+A unit is 8 gradients: of some neighbouring channels (`together`) and columns. Eight units of a
+pair of images are the depth of a product, one for each row of the kernel and each `2 * columns`
+inputs of a unit's window::
 
     sums[input, channel; column, channel] = sum over units of input * gradient
 

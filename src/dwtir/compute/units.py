@@ -132,6 +132,39 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         half = i // COLUMNS % 2
         return channel // TOGETHER, i // (2 * COLUMNS), down * 4 + right // 2, half, right % 2
 
+    def task_of(k: Any, warp: Any, lane: Any) -> Any:
+        return k * THREADS + warp * 32 + lane
+
+    @script.inline
+    def load(data, grad_out, inputs, grads, part, chunk, step, d, warp, lane):
+        """Load what a thread has of a step."""
+        for k in T.unroll(INPUT_LOADS):
+            for e in T.unroll(2):
+                for v in T.vectorized(LANES):
+                    inputs[d, warp, lane, k, e, v] = input_of(
+                        data, part, chunk, step, task_of(k, warp, lane), e, v
+                    )
+        for k in T.unroll(GRAD_LOADS):
+            for e in T.unroll(2):
+                for v in T.vectorized(LANES):
+                    grads[d, warp, lane, k, e, v] = grad_of(
+                        grad_out, part, chunk, step, task_of(k, warp, lane), e, v
+                    )
+
+    @script.inline
+    def store(staged, pairs, raw, count, most, place, d, warp, lane):
+        """Leave in shared memory what a thread has loaded, the images of a pair side by side."""
+        for k in T.unroll(count):
+            for v in T.unroll(LANES):
+                for e in T.unroll(2):
+                    pairs[v * 2 + e] = raw[d, warp, lane, k, e, v]
+            if task_of(k, warp, lane) < most:
+                for v in T.unroll(COLUMNS):
+                    for e in T.vectorized(2 * TOGETHER):
+                        staged[place(task_of(k, warp, lane)) + v * (2 * TOGETHER) + e] = pairs[
+                            v * (2 * TOGETHER) + e
+                        ]
+
     @script.prim_func(s_tir=True)
     def units_nhwc(
         data: T.Buffer(data_shape, dtype, align=ALIGNMENT),  # type: ignore[valid-type]
@@ -187,26 +220,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                             vd, vw, vl = T.axis.remap("SSS", [first, w, lane])
                             T.reads()
                             T.writes()
-                            for k in T.unroll(INPUT_LOADS):
-                                for e in T.unroll(2):
-                                    for v in T.vectorized(LANES):
-                                        raw_inputs[vd, vw, vl, k, e, v] = input_of(
-                                            *(data, vp, vb, vd, k * THREADS + vw * 32 + vl, e, v)
-                                        )
-                            for k in T.unroll(GRAD_LOADS):
-                                for e in T.unroll(2):
-                                    for v in T.vectorized(LANES):
-                                        raw_grads[vd, vw, vl, k, e, v] = grad_of(
-                                            *(
-                                                grad_out,
-                                                vp,
-                                                vb,
-                                                vd,
-                                                k * THREADS + vw * 32 + vl,
-                                                e,
-                                                v,
-                                            )
-                                        )
+                            load(data, grad_out, raw_inputs, raw_grads, vp, vb, vd, vd, vw, vl)
                 for turn in T.serial(TURNS):
                     for d in T.unroll(STEPS):
                         for w, lane in T.grid(WARPS, 32):
@@ -215,67 +229,23 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                                 T.reads()
                                 T.writes()
                                 pairs = T.sblock_alloc_buffer((2 * LANES,), dtype, scope="local")
-                                for k in T.unroll(INPUT_LOADS):
-                                    for v in T.unroll(LANES):
-                                        for e in T.unroll(2):
-                                            pairs[v * 2 + e] = raw_inputs[
-                                                vd % AHEAD, vw, vl, k, e, v
-                                            ]
-                                    if k * THREADS + vw * 32 + vl < INPUTS:
-                                        for v in T.unroll(COLUMNS):
-                                            for e in T.vectorized(2 * TOGETHER):
-                                                staged[
-                                                    input_to(k * THREADS + vw * 32 + vl)
-                                                    + v * (2 * TOGETHER)
-                                                    + e
-                                                ] = pairs[v * (2 * TOGETHER) + e]
-                                for k in T.unroll(GRAD_LOADS):
-                                    for v in T.unroll(LANES):
-                                        for e in T.unroll(2):
-                                            pairs[v * 2 + e] = raw_grads[
-                                                vd % AHEAD, vw, vl, k, e, v
-                                            ]
-                                    if k * THREADS + vw * 32 + vl < GRADS:
-                                        for v in T.unroll(COLUMNS):
-                                            for e in T.vectorized(2 * TOGETHER):
-                                                staged[
-                                                    grad_to(k * THREADS + vw * 32 + vl)
-                                                    + v * (2 * TOGETHER)
-                                                    + e
-                                                ] = pairs[v * (2 * TOGETHER) + e]
+                                store(
+                                    *(staged, pairs, raw_inputs, INPUT_LOADS, INPUTS, input_to),
+                                    *(vd % AHEAD, vw, vl),
+                                )
+                                store(
+                                    *(staged, pairs, raw_grads, GRAD_LOADS, GRADS, grad_to),
+                                    *(vd % AHEAD, vw, vl),
+                                )
                         for w, lane in T.grid(WARPS, 32):
                             with T.sblock("pad"):
                                 vt, vd, vw, vl = T.axis.remap("SSSS", [turn, d, w, lane])
                                 T.reads()
                                 T.writes()
-                                for k in T.unroll(INPUT_LOADS):
-                                    for e in T.unroll(2):
-                                        for v in T.vectorized(LANES):
-                                            raw_inputs[vd % AHEAD, vw, vl, k, e, v] = input_of(
-                                                *(
-                                                    data,
-                                                    vp,
-                                                    vb,
-                                                    vt * STEPS + vd + AHEAD,
-                                                    k * THREADS + vw * 32 + vl,
-                                                    e,
-                                                    v,
-                                                )
-                                            )
-                                for k in T.unroll(GRAD_LOADS):
-                                    for e in T.unroll(2):
-                                        for v in T.vectorized(LANES):
-                                            raw_grads[vd % AHEAD, vw, vl, k, e, v] = grad_of(
-                                                *(
-                                                    grad_out,
-                                                    vp,
-                                                    vb,
-                                                    vt * STEPS + vd + AHEAD,
-                                                    k * THREADS + vw * 32 + vl,
-                                                    e,
-                                                    v,
-                                                )
-                                            )
+                                load(
+                                    *(data, grad_out, raw_inputs, raw_grads, vp, vb),
+                                    *(vt * STEPS + vd + AHEAD, vd % AHEAD, vw, vl),
+                                )
                         for w in range(WARPS):
                             with T.sblock("multiply"):
                                 vd, vw = T.axis.remap("SS", [d, w])
