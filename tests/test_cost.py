@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 import dwtir
-from dwtir import DepthwiseConv2dShape, compute, nvrtc
+from dwtir import DepthwiseConv2dShape, Epilogue, compute, nvrtc
 from dwtir.schedules import (
     BandedMatrix,
     ChannelVector,
@@ -238,7 +238,6 @@ def test_no_row_has_code_of_its_own(images, tile):
         ("128x96x56x56_k5_p2_float16", "scale_shift+residual+relu"),
         ("128x96x56x56_k5_p2_float16_nhwc", "scale_shift+silu"),
         ("128x96x56x56_k5_p2_float16_nhwc", "scale_shift+residual+relu"),
-        ("128x96x56x56_k7_p3", "scale_shift+residual+relu"),
     ],
 )
 def test_an_epilogue_fits_beside_the_tile(layer, epilogue):
@@ -251,6 +250,24 @@ def test_an_epilogue_fits_beside_the_tile(layer, epilogue):
     assert resources.registers is not None
     assert resources.threads is not None
     assert resources.registers <= registers_for(resources.threads, beside["min_blocks"])
+
+
+@pytest.mark.parametrize(
+    ("layer", "epilogue", "changed"),
+    [
+        ("128x96x56x56_k7_p3", "bias+relu", {}),
+        ("128x96x56x56_k7_p3", "scale_shift+silu", {"min_blocks": 3}),
+        ("128x96x56x56_k7_p3", "scale_shift+residual+relu", {"min_blocks": 3}),
+        ("128x96x56x56_k5_p2_nhwc", "scale_shift+silu", {}),
+        ("128x768x7x7_k7_p3", "scale_shift+silu", {}),
+        ("128x768x7x7_k7_p3", "scale_shift+residual+relu", {"turns": 1}),
+        ("128x768x7x7_k7_p3_float16", "scale_shift+residual+relu", {}),
+    ],
+)
+def test_a_tile_makes_room_for_what_waits(layer, epilogue, changed):
+    shape = DepthwiseConv2dShape.parse(layer)
+    beside = choose(shape, H200, Epilogue.of(epilogue)).parameters
+    assert beside == choose(shape, H200).parameters | changed
 
 
 def test_columns_come_and_leave_as_vectors():

@@ -286,6 +286,14 @@ def test_compiles_what_tvm_generates(sources, dtype, arch):
     assert (kernel.spill_store_bytes, kernel.spill_load_bytes, kernel.shared_bytes) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_only_halves_take_the_factor_of_a_sigmoid_with_them(sources, dtype):
+    found = re.findall(rf"{nvrtc.SIGMOID}\(.*?, \S+/\*(\S+)\*/\)", sources[dtype])
+    factor = 1 if dtype == "float32" else pytest.approx(nvrtc.SIGMOID_FACTOR)
+    assert found
+    assert all(float(one) == factor for one in found)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_eight_lanes_are_one_16_byte_access(dtype):
     source = generate(dtype, vector=8)

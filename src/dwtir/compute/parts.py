@@ -31,6 +31,17 @@ class Part:
         return self.buffer[self.at(index)]
 
 
+class Row:
+    """A row of a buffer that is indexed as if it were a buffer itself."""
+
+    def __init__(self, buffer: tirx.Buffer, place: int) -> None:
+        self._buffer, self._place = buffer, place
+
+    def __getitem__(self, indices: tuple[Any, ...]) -> tirx.PrimExpr:
+        place = (self._place, *indices)
+        return self._buffer[place]
+
+
 def move(source: Part, target: Part, count: int, lanes: int) -> None:
     """Move what lies side by side between shared memory and registers, in vectors."""
     with T.serial(count // lanes, annotations=UNROLLED) as place, T.vectorized(lanes) as lane:

@@ -21,7 +21,7 @@ from ..epilogue import Epilogue
 from ..images import Images
 from . import script
 from .forward import epilogue_parts
-from .parts import UNROLLED, Part, copy, move
+from .parts import UNROLLED, Part, Row, copy, move
 
 
 def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
@@ -36,6 +36,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     LANES_IN, LANES_OUT = (gcd(16 // shape.itemsize, width) for width in (SW, RW))
     dtype = shape.dtype
     declare, finish = epilogue_parts(shape, epilogue)
+    adds = "residual" in epilogue.steps  # which comes by way of what the results then lie in
 
     def loading(planes: tirx.Buffer, window: tirx.Buffer, y: Any, x: Any) -> Callable[[Any], None]:
         def load(row: Any) -> None:
@@ -88,23 +89,35 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
                         own = T.meta_var(Part(acc, vz, vy, vx, 0))
                         band = T.meta_var(_band(images, Z, vz))
                         _sum(images, band, own, window, taps, Part(filters, vx * APART), load)
+                        if adds and vb * Y + vy < N:
+                            added = T.meta_var(operands["residual"])
+                            whole = T.meta_var(Part(added, vb * Y + vy, 0, 0, vc * X * WRITTEN))
+                            sizes = T.meta_var((WRITTEN, TO, images.lanes(WRITTEN)))
+                            threads = T.meta_var((X * Z, vz * X + vx))
+                            copy(some, whole, Part(results, vy, 0), sizes, threads)
                 for z, y, x in T.grid(Z, Y, X):
                     with T.sblock("epilogue"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
                         T.reads(acc[vz, vy, vx, :])
                         T.writes(results[vy, vx * TO : vx * TO + WRITTEN])
                         first, _, most, rows = T.meta_var(_band(images, Z, vz))
-                        n = T.meta_var(T.min(vb * Y + vy, N - 1))
+                        held = T.meta_var(operands | {"residual": Row(results, vy)})
                         channel = T.meta_var(T.min(vc * X + vx, C - 1))
                         result = T.sblock_alloc_buffer((ROWS * RW,), dtype, scope="local")
                         for row in T.unroll(most):
                             if row < rows:
                                 for w in T.serial(RW, annotations=UNROLLED):
-                                    element = T.meta_var((n, channel, first + row, w))
+                                    element = T.meta_var((vx * TO + (first + row) * RW + w,))
                                     value = T.meta_var(acc[vz, vy, vx, row * RW + w])
-                                    result[row * RW + w] = finish(value, operands, channel, element)
-                                to = T.meta_var(Part(results, vy, vx * TO + (first + row) * RW))
-                                move(Part(result, row * RW), to, RW, LANES_OUT)
+                                    result[row * RW + w] = finish(value, held, channel, element)
+                                if not adds:
+                                    to = T.meta_var(Part(results, vy, vx * TO + (first + row) * RW))
+                                    move(Part(result, row * RW), to, RW, LANES_OUT)
+                        if adds:  # threads wait in between, which they may not do under a test
+                            for row in T.unroll(most):
+                                if row < rows:
+                                    to = T.meta_var(Part(results, vy, vx * TO + (first + row) * RW))
+                                    move(Part(result, row * RW), to, RW, LANES_OUT)
                 for z, y, x in T.grid(Z, Y, X):
                     with T.sblock("store"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])

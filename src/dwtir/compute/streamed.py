@@ -23,6 +23,7 @@ from ..epilogue import Epilogue
 from ..strips import Strip, apart, part_sizes
 from . import script
 from .forward import epilogue_parts
+from .parts import Row
 
 
 def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.PrimFunc:
@@ -71,8 +72,8 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
 
     def hold(channels: tirx.Buffer, added: tirx.Buffer, row: Any) -> dict[str, Any]:
         """Find the operands of the epilogue where a thread has them."""
-        held: dict[str, Any] = {name: _Held(channels, place) for place, name in enumerate(names)}
-        return held | {"residual": _Held(added, row)}
+        held: dict[str, Any] = {name: Row(channels, place) for place, name in enumerate(names)}
+        return held | {"residual": Row(added, row)}
 
     def tap(row: Any, column: Any, channel: Any) -> tuple[Any, ...]:
         if TURNED:
@@ -284,14 +285,3 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                         store_row(acc, KH - 2 - below, held, result, out, vn, at, vx, vc)
 
     return streamed
-
-
-class _Held:
-    """A row of a buffer that is indexed as if it were a buffer itself."""
-
-    def __init__(self, buffer: tirx.Buffer, place: int) -> None:
-        self._buffer, self._place = buffer, place
-
-    def __getitem__(self, indices: tuple[Any, ...]) -> tirx.PrimExpr:
-        place = (self._place, *indices)
-        return self._buffer[place]

@@ -27,7 +27,7 @@ from ..epilogue import Epilogue
 from ..images import Images
 from . import script
 from .forward import epilogue_parts
-from .parts import UNROLLED, Part, copy, move, share
+from .parts import UNROLLED, Part, Row, copy, move, share
 
 
 def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
@@ -35,7 +35,7 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     shape = images.shape
     (image_name, source), (_, weights) = shape.input_shapes.items()
     N, C = source[:2]
-    X, Y, D, RW = images.channels, images.images, images.turns, images.result[1]
+    X, Y, D = images.channels, images.images, images.turns
     READ, WRITTEN, TAPS = prod(images.source), prod(images.result), prod(shape.kernel)
     FROM, TO, APART = images.stride(READ), images.stride(WRITTEN), images.taps
     TOGETHER = gcd(4, X * TAPS, C * TAPS) if APART == TAPS else 1
@@ -43,6 +43,7 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     AHEAD = -(-READ // images.lanes(READ)) * images.lanes(READ)
     dtype = shape.dtype
     declare, finish = epilogue_parts(shape, epilogue)
+    adds = "residual" in epilogue.steps  # which comes by way of what the results then lie in
 
     @script.prim_func(s_tir=True)
     def whole_nchw() -> None:
@@ -117,16 +118,23 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                                     window[place] = T.cast(raw[place], "float32")
                                 own = T.meta_var(Part(filters, vx * APART))
                                 _sum(images, Part(acc, vy, vx, 0), window, taps, own.__getitem__)
+                                n = T.meta_var((vb * D + vd) * Y + vy)
+                                if adds and n < N:
+                                    added = T.meta_var(operands["residual"])
+                                    whole = T.meta_var(Part(added, n, 0, 0, vc * X * WRITTEN))
+                                    copy(some, whole, Part(results, vy, 0), OUT, (X, vx))
                         for y, x in T.grid(Y, X):
                             with T.sblock("epilogue"):
                                 vy, vx = T.axis.remap("SS", [y, x])
+                                T.reads(acc[vy, vx, :])
+                                T.writes(results[vy, vx * TO : vx * TO + WRITTEN])
                                 result = T.sblock_alloc_buffer((WRITTEN,), dtype, scope="local")
-                                n = T.meta_var(T.min((vb * D + vd) * Y + vy, N - 1))
+                                held = T.meta_var(operands | {"residual": Row(results, vy)})
                                 channel = T.meta_var(T.min(vc * X + vx, C - 1))
                                 for place in T.serial(WRITTEN, annotations=UNROLLED):
-                                    element = T.meta_var((n, channel, place // RW, place % RW))
+                                    element = T.meta_var((vx * TO + place,))
                                     result[place] = finish(
-                                        acc[vy, vx, place], operands, channel, element
+                                        acc[vy, vx, place], held, channel, element
                                     )
                                 own = T.meta_var(Part(results, vy, vx * TO))
                                 move(Part(result, 0), own, WRITTEN, images.vector(WRITTEN))

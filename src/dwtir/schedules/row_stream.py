@@ -207,12 +207,17 @@ class RowStream(Strategy):
     def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> RowStream:
         """Load a row less ahead of results that wait, of halves; of float32, if it has to be.
 
-        In NCHW ptxas finds room for a residual.
+        In NCHW fewer blocks of float32 run then: 7x7 took 6 % less with SiLU, 12 % with a residual;
+        with two rows less ahead, 4 and 8 %.
         """
-        strip, adds = self._strip(shape), "residual" in epilogue.steps and shape.layout == "NHWC"
-        residual = adds * strip.residual_rows(self.depth) * self.cols * strip.channels
-        if not epilogue.waits or (shape.itemsize == 4 and self.is_promising(shape, residual)):
+        strip, is_float = self._strip(shape), shape.itemsize == 4
+        planes, rows = shape.layout == "NCHW", strip.residual_rows(self.depth)
+        waiting = rows if "residual" in epilogue.steps else planes
+        waiting *= self.cols * strip.channels
+        if not epilogue.waits or (is_float and self.is_promising(shape, waiting)):
             return self
+        if is_float and planes:
+            return replace(self, min_blocks=-(-3 * self.min_blocks // 4))
         return replace(self, depth=max(_least_depth(shape), self.depth - 1))
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:

@@ -33,7 +33,7 @@ thread_x * (thread_y * H * W elements + 4 * KH * KW).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import ceil, log2, prod
@@ -68,6 +68,9 @@ they must promise: up to 2.7 % expected, 5x5 took up to 8 % longer, and from 2.9
 
 _OTHERS = 20
 """Registers for weights, addresses and loads on the way."""
+
+_VECTOR = 4
+"""Registers of a load at its widest."""
 
 _WARPS = (16, 20, 24, 12, 8)
 """Warps of an SM at a time that are worth comparing, the likeliest first."""
@@ -174,7 +177,7 @@ class WholeImage(Strategy):
         }
         return with_guesses(values, cls.guesses(shape, target))
 
-    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+    def is_promising(self, shape: DepthwiseConv2dShape, others: int = 0) -> bool:
         """Tell whether registers suffice; weights are held if they are used again.
 
         A thread of a band shall have all of its loads under way at a time.
@@ -186,8 +189,13 @@ class WholeImage(Strategy):
             rows, held = images.ahead + 1, prod(shape.kernel)
         elif self.turns > 1:
             held += rows * cols * shape.itemsize // 4
-        needed = rows * cols + self.rows * shape.result_width + held + _OTHERS
+        needed = rows * cols + self.rows * shape.result_width + held + _OTHERS + others
         return needed <= registers_for(self.thread_x * self.thread_y, self.min_blocks)
+
+    def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> WholeImage:
+        """Take one image a thread, where the next leaves no registers for a residual on its way."""
+        adds = "residual" in epilogue.steps and shape.layout == "NCHW"
+        return replace(self, turns=1) if adds and not self.is_promising(shape, _VECTOR) else self
 
     def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
         height = shape.result_height
