@@ -30,23 +30,16 @@ def place_of(tile: Any, down: Any, across: Any) -> tuple[Any, Any, Any]:
 
 @dataclass(frozen=True)
 class Bands:
-    """Sizes for a shape, if tiles have `rows` rows and a step takes `kernel_rows` of the kernel.
-
-    Parameters
-    ----------
-    shape : DepthwiseConv2dShape
-        A forward convolution, or the data's gradient of one with stride 1 and multiplier 1,
-        which is a forward convolution of the output's gradient with the kernel turned round.
-    rows, kernel_rows : int
-        Rows of a tile, and of the kernel in a step; of the image, where products go by these.
-    is_copied : bool
-        Whether `Planes` are read, to which the images were copied, or the images themselves.
-    """
+    """Sizes for a shape, if tiles have `rows` rows and a step takes `kernel_rows` of the kernel."""
 
     shape: DepthwiseConv2dShape
+    """A forward convolution, or the data's gradient of one with stride 1 and multiplier 1, which is
+    a forward convolution of the output's gradient with the kernel turned round."""
     rows: int
     kernel_rows: int
+    """Rows of a tile, and of the kernel in a step; of the image, where products go by these."""
     is_copied: bool = False
+    """Whether `Planes` are read, to which the images were copied, or the images themselves."""
 
     @property
     def is_turned(self) -> bool:

@@ -21,22 +21,15 @@ INPUTS = 16
 
 @dataclass(frozen=True)
 class Diagonals:
-    """Sizes for a shape, if tiles have `rows` rows.
-
-    Parameters
-    ----------
-    shape : DepthwiseConv2dShape
-        A gradient of the weight.
-    rows : int
-        Rows of a tile, each of 8 columns.
-    warps, parts : int
-        Warps of a block, and blocks that share the groups of a channel.
-    """
+    """Sizes for a shape, if tiles have `rows` rows."""
 
     shape: DepthwiseConv2dShape
+    """A gradient of the weight."""
     rows: int
+    """Rows of a tile, each of 8 columns."""
     warps: int
     parts: int
+    """Warps of a block, and blocks that share the groups of a channel."""
 
     @property
     def shift(self) -> int:

@@ -27,27 +27,19 @@ LANES = 8
 
 @dataclass(frozen=True)
 class Units:
-    """Sizes for a shape.
-
-    Parameters
-    ----------
-    shape : DepthwiseConv2dShape
-        A gradient of the weight.
-    channels, together : int
-        Channels of a block, and of a unit.
-    images, warps, parts : int
-        Images that a block takes at a time, its warps, and blocks that share all steps.
-    ahead : int
-        Steps whose loads are under way.
-    """
+    """Sizes for a shape."""
 
     shape: DepthwiseConv2dShape
+    """A gradient of the weight."""
     channels: int
     together: int
+    """Channels of a block, and of a unit."""
     images: int
     warps: int
     parts: int
+    """Images that a block takes at a time, its warps, and blocks that share all steps."""
     ahead: int
+    """Steps whose loads are under way."""
 
     @property
     def columns(self) -> int:

@@ -41,8 +41,6 @@ from .forward import epilogue_parts
 from .mma import left, right
 from .sizes import SLACK
 
-__all__ = ["products"]
-
 
 def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient."""

@@ -37,8 +37,6 @@ from ..diagonals import INPUTS, Diagonals
 from . import script
 from .mma import left, right
 
-__all__ = ["nchw"]
-
 
 def nchw(sizes: Diagonals) -> tirx.PrimFunc:
     """Define the gradient on NCHW images."""

@@ -10,8 +10,6 @@ from tvm.script import tirx as T
 
 from . import script
 
-__all__ = ["intrinsic", "left", "right"]
-
 _PTX = {"float16": "fp16", "bfloat16": "bf16"}
 
 

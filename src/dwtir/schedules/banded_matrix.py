@@ -66,8 +66,6 @@ if TYPE_CHECKING:
     from tvm.s_tir.schedule import LoopRV, SBlockRV
     from typing_extensions import Self
 
-__all__ = ["BandedMatrix", "place_residual"]
-
 _MAX_PRODUCTS = 1024
 """Products of a step, in straight line."""
 
@@ -96,20 +94,7 @@ _LEAST_ROWS = 8  # inputs of a tile's own; of less the model knows little
 
 @dataclass(frozen=True)
 class BandedMatrix(Strategy):
-    """Tile of the products with banded matrices.
-
-    Parameters
-    ----------
-    rows : int
-        Output rows of a tile, of 8 columns each.
-    kernel_rows : int
-        Rows of the kernel in a step; of the image, if a tile has all of its rows
-        and no result sees but a part of them.
-    warps : int
-        Warps of a block.
-    min_blocks : int
-        Blocks that an SM shall have room for at a time.
-    """
+    """Tile of the products with banded matrices."""
 
     name: ClassVar[str] = "banded_matrix"
     layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
@@ -125,9 +110,14 @@ class BandedMatrix(Strategy):
     )
 
     rows: int
+    """Output rows of a tile, of 8 columns each."""
     kernel_rows: int
+    """Rows of the kernel in a step; of the image, if a tile has all of its rows and no result sees
+    but a part of them."""
     warps: int
+    """Warps of a block."""
     min_blocks: int = 1
+    """Blocks that an SM shall have room for at a time."""
 
     @classmethod
     def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:

@@ -31,8 +31,6 @@ from .base import unroll_all
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-__all__ = ["BandedPlanes"]
-
 _LEAST_TAPS = 144
 """Products of an input with weights from which on the copies pay: of a 12x12 kernel. At 11x11
 `row_stream` is an eighth faster."""

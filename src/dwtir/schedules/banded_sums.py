@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
 
-__all__ = ["BandedSums"]
-
 _MAX_PRODUCTS = 1024
 """Products of a turn, in straight line."""
 
@@ -74,21 +72,7 @@ _TOGETHER, _WITH_MEMORY = 5.1, 2.55  # exponents: a large one takes the longest 
 
 @dataclass(frozen=True)
 class BandedSums(Strategy):
-    """Tile of the products.
-
-    Parameters
-    ----------
-    rows : int
-        Output rows of a tile, of 8 columns each.
-    warps : int
-        Warps of a block.
-    parts : int
-        Blocks that share the outputs of a channel.
-    part_threads : int
-        Threads of the second kernel over the parts, which it divides.
-    min_blocks : int
-        Blocks that an SM shall have room for at a time.
-    """
+    """Tile of the products."""
 
     name: ClassVar[str] = "banded_sums"
     layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
@@ -98,10 +82,15 @@ class BandedSums(Strategy):
     device: ClassVar[str] = "a GPU from sm_80 on"
 
     rows: int
+    """Output rows of a tile, of 8 columns each."""
     warps: int
+    """Warps of a block."""
     parts: int
+    """Blocks that share the outputs of a channel."""
     part_threads: int
+    """Threads of the second kernel over the parts, which it divides."""
     min_blocks: int = 1
+    """Blocks that an SM shall have room for at a time."""
 
     @classmethod
     def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:

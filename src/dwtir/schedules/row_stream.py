@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
 
-__all__ = ["RowStream"]
-
 _MAX_TAPS = 128
 """Weights of a channel: each is a register."""
 
@@ -92,24 +90,7 @@ windows in registers hold what lies between the taps too."""
 
 @dataclass(frozen=True)
 class RowStream(Strategy):
-    """Tile of the streamed rows.
-
-    Parameters
-    ----------
-    rows, cols : int
-        Results of one thread: the rows it goes down, and the columns of its strip.
-    vector : int
-        Elements of a load, a power of two: in NHWC the channels of a thread, which it
-        divides, in NCHW columns, and it divides `cols` and the rows of the input.
-    thread_x, thread_y, thread_z : int
-        Threads of a block over channel vectors, strips and segments of rows; in NCHW over
-        strips, channels of all images and segments.
-    min_blocks : int
-        Blocks that an SM shall have room for at a time.
-    depth : int
-        Rows of inputs in registers as they were loaded: those on the way, and with float32
-        the one in use.
-    """
+    """Tile of the streamed rows."""
 
     name: ClassVar[str] = "row_stream"
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
@@ -121,12 +102,20 @@ class RowStream(Strategy):
 
     rows: int
     cols: int
+    """Results of one thread: the rows it goes down, and the columns of its strip."""
     vector: int
+    """Elements of a load, a power of two: in NHWC the channels of a thread, which it divides, in
+    NCHW columns, and it divides `cols` and the rows of the input."""
     thread_x: int
     thread_y: int
     thread_z: int
+    """Threads of a block over channel vectors, strips and segments of rows; in NCHW over strips,
+    channels of all images and segments."""
     min_blocks: int = 1
+    """Blocks that an SM shall have room for at a time."""
     depth: int = 1
+    """Rows of inputs in registers as they were loaded: those on the way, and with float32 the one
+    in use."""
 
     @classmethod
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:

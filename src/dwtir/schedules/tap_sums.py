@@ -38,40 +38,10 @@ from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_UNROLLED, divisors, even_split, 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-__all__ = ["TapSums"]
-
 
 @dataclass(frozen=True)
 class TapSums(Strategy):
-    """Tile of the weight's gradient.
-
-    Parameters
-    ----------
-    rows, cols : int
-        Outputs that a thread takes at a time.
-    kernel_rows, kernel_cols : int
-        Taps that a block computes; they divide the kernel.
-    vector : int
-        Channels of one thread; 1 in NCHW.
-    channels : int
-        Threads over vectors of channels; 1 in NCHW.
-    threads : int
-        Threads over tiles of outputs.
-    parts : int
-        Blocks that share the outputs of a channel.
-    part_threads : int
-        Threads of the second kernel over the parts, which it divides.
-    kernel_threads : int
-        Threads over kernel rows, each with `kernel_rows` of its own: what one of them loads,
-        the others find in the L1 cache.
-    lanes : int
-        Inputs of a vector load in NCHW. It divides the inputs from one tile to the next.
-    grad_lanes : int
-        Gradients of the output of a vector load in NCHW. It divides those of a tile's row.
-    min_blocks : int
-        Blocks of the first kernel that an SM shall have room for at a time: the fewer, the
-        more registers has a thread, and the more loads under way.
-    """
+    """Tile of the weight's gradient."""
 
     name: ClassVar[str] = "tap_sums"
     operations: ClassVar[tuple[str, ...]] = ("grad_weight",)
@@ -81,17 +51,30 @@ class TapSums(Strategy):
 
     rows: int
     cols: int
+    """Outputs that a thread takes at a time."""
     kernel_rows: int
     kernel_cols: int
+    """Taps that a block computes; they divide the kernel."""
     vector: int
+    """Channels of one thread; 1 in NCHW."""
     channels: int
+    """Threads over vectors of channels; 1 in NCHW."""
     threads: int
+    """Threads over tiles of outputs."""
     parts: int
+    """Blocks that share the outputs of a channel."""
     part_threads: int
+    """Threads of the second kernel over the parts, which it divides."""
     kernel_threads: int = 1
+    """Threads over kernel rows, each with `kernel_rows` of its own: what one of them loads, the
+    others find in the L1 cache."""
     lanes: int = 1
+    """Inputs of a vector load in NCHW. It divides the inputs from one tile to the next."""
     grad_lanes: int = 1
+    """Gradients of the output of a vector load in NCHW. It divides those of a tile's row."""
     min_blocks: int = 1
+    """Blocks of the first kernel that an SM shall have room for at a time: the fewer, the more
+    registers has a thread, and the more loads under way."""
 
     @classmethod
     def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:

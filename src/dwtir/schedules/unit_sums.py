@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
 
-__all__ = ["UnitSums"]
-
 _TOGETHER = (1, 2, 4, 8)
 _CHANNELS = (8, 16, 24, 32, 40, 48, 64)
 _MAX_PRODUCTS = 1024
@@ -69,27 +67,7 @@ _END, _END_SUM = 410, 55.0
 
 @dataclass(frozen=True)
 class UnitSums(Strategy):
-    """Tile of the products.
-
-    Parameters
-    ----------
-    channels : int
-        Channels of a block.
-    together : int
-        Channels of a unit, which has 8 gradients: 1, 2, 4 or 8.
-    images : int
-        Images that a block takes at a time.
-    warps : int
-        Warps of a block, which share its channels.
-    parts : int
-        Blocks that share the rows of all images.
-    part_threads : int
-        Threads of the second kernel over the parts, which it divides.
-    ahead : int
-        Steps whose loads are under way.
-    min_blocks : int
-        Blocks that an SM shall have room for at a time.
-    """
+    """Tile of the products."""
 
     name: ClassVar[str] = "unit_sums"
     layouts: ClassVar[tuple[str, ...]] = ("NHWC",)
@@ -99,13 +77,21 @@ class UnitSums(Strategy):
     device: ClassVar[str] = "a GPU from sm_80 on, of whole vectors of channels"
 
     channels: int
+    """Channels of a block."""
     together: int
+    """Channels of a unit, which has 8 gradients: 1, 2, 4 or 8."""
     images: int
+    """Images that a block takes at a time."""
     warps: int
+    """Warps of a block, which share its channels."""
     parts: int
+    """Blocks that share the rows of all images."""
     part_threads: int
+    """Threads of the second kernel over the parts, which it divides."""
     ahead: int = 1
+    """Steps whose loads are under way."""
     min_blocks: int = 1
+    """Blocks that an SM shall have room for at a time."""
 
     @classmethod
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
 
-__all__ = ["WholeImage"]
-
 _MOST_PIXELS = 64
 """Of an image and of a result: each is a register."""
 
@@ -90,22 +88,7 @@ _MARGIN, _BANDS_MARGIN = {"NCHW": 1.0, "NHWC": 0.93}, 0.75
 
 @dataclass(frozen=True)
 class WholeImage(Strategy):
-    """Tile of the whole images.
-
-    Parameters
-    ----------
-    thread_x, thread_y : int
-        Threads of a block over channels and images.
-    rows : int
-        Rows of the result that are summed together. With all of them a weight is loaded once
-        and used at once; with fewer the first results are ready sooner.
-    min_blocks : int
-        Blocks that an SM shall have room for at a time.
-    turns : int
-        Images of a thread, one after the other. The next one is loaded while one is computed.
-    bands : int
-        Threads of an image in NHWC: one, or one for each `rows`. Those of a block are `thread_y`.
-    """
+    """Tile of the whole images."""
 
     name: ClassVar[str] = "whole_image"
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
@@ -116,10 +99,16 @@ class WholeImage(Strategy):
 
     thread_x: int
     thread_y: int
+    """Threads of a block over channels and images."""
     rows: int
+    """Rows of the result that are summed together. With all of them a weight is loaded once and
+    used at once; with fewer the first results are ready sooner."""
     min_blocks: int = 1
+    """Blocks that an SM shall have room for at a time."""
     turns: int = 1
+    """Images of a thread, one after the other. The next one is loaded while one is computed."""
     bands: int = 1
+    """Threads of an image in NHWC: one, or one for each `rows`. Those of a block are `thread_y`."""
 
     @classmethod
     def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
