@@ -12,8 +12,7 @@ their rows of inputs by their rows of gradients, the tiles being the depth::
       threads = taps
         partial[part, kh, kw] = sum over warps and a diagonal of shared
 
-In the second, `part_threads` threads sum the partials of one tap: see `part_sums`. The order is
-the same in every run, and so are the bits of the result. What lies where: `dwtir.diagonals`.
+In the second, these are summed: see `part_sums`. What lies where: `dwtir.diagonals`.
 
 A product takes one instruction where others take 64, halves need no conversion, and of what it
 computes KW diagonals of 23 are of use. It pays from kernels of 5x5 on: with fewer taps loads
@@ -30,29 +29,25 @@ inputs near the last rows or columns thus may make taps NaN that do not see them
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
 from typing import TYPE_CHECKING, ClassVar
 
 from ..diagonals import Diagonals
 from ..epilogue import Epilogue
-from ..errors import InvalidScheduleError
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
-from .base import Strategy, unroll_all, unroll_in_source, varied, with_guesses
+from .base import unroll_all, unroll_in_source, with_guesses
 from .cost import registers_for
+from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
 from .tap_cost import LAUNCH, SHARED, parts_seconds
-from .tap_sums import TapSums
 from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SUMS, even_split
 
 if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
-
-_MAX_PRODUCTS = 1024
-"""Products of a turn, in straight line."""
 
 _LEAST_TAPS = 25
 """Taps from which on there is something to save: of a 5x5 kernel."""
@@ -71,15 +66,14 @@ _TOGETHER, _WITH_MEMORY = 5.1, 2.55  # exponents: a large one takes the longest 
 
 
 @dataclass(frozen=True)
-class BandedSums(Strategy):
+class BandedSums(MatrixSums):
     """Tile of the products."""
 
     name: ClassVar[str] = "banded_sums"
     layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
-    operations: ClassVar[tuple[str, ...]] = ("grad_weight",)
-    needs_mma: ClassVar[bool] = True
     device: ClassVar[str] = "a GPU from sm_80 on"
+    least: ClassVar[tuple[int, ...]] = (1, 1, 1, 1)
+    likeness: ClassVar[tuple[str, ...]] = ("rows",)
 
     rows: int
     """Output rows of a tile, of 8 columns each."""
@@ -95,43 +89,16 @@ class BandedSums(Strategy):
     @classmethod
     def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
         """Tell whether there are pairs, enough taps, and registers for their sums."""
-        return (
-            super().claims(shape, target)
-            and shape.width % 2 == 0
-            and prod(shape.kernel) >= _LEAST_TAPS
-            and any(True for _ in cls._tiles(shape, target))
-        )
+        paired = shape.width % 2 == 0 and prod(shape.kernel) >= _LEAST_TAPS
+        return paired and super().claims(shape, target)
 
     @classmethod
-    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
-        """Tell whether it is expected to be faster than sums in the registers of single threads."""
-        own = cls.choose(shape, target).expected_seconds(shape, target)
-        other = TapSums.choose(shape, target).expected_seconds(shape, target)
-        return own < other
-
-    @classmethod
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> BandedSums:
-        """Choose the tile that is expected to take the least time."""
-        return next(iter(cls._ranked(shape, target)), cls(1, 1, 1, 1))
-
-    @classmethod
-    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[BandedSums, ...]:
-        ranked = cls._ranked(shape, target)
-        return varied(ranked, lambda tile: tile.rows) or (cls.choose(shape, target),)
-
-    @classmethod
-    def _ranked(cls, shape: DepthwiseConv2dShape, target: Target) -> list[BandedSums]:
-        tiles = dict.fromkeys(cls._tiles(shape, target))
-        return sorted(tiles, key=lambda tile: tile.expected_seconds(shape, target))
-
-    @classmethod
-    def _tiles(cls, shape: DepthwiseConv2dShape, target: Target) -> Iterator[BandedSums]:
-        """List tiles worth comparing: as many blocks as fit, and parts for a few rounds of them."""
+    def tiles(cls, shape: DepthwiseConv2dShape, target: Target) -> Iterator[BandedSums]:
         heights = {even_split(shape.out_height, most) for most in (4, 7, 10, 14)}
         for rows, most, rounds in product(sorted(heights), (2, 4), (1, 2)):
             groups = Diagonals(shape, rows, 1, 1).groups
             warps = min(most, groups)
-            fitting = [n for n in BLOCK_COUNTS if cls(rows, warps, 1, 1, n)._fits(shape)]
+            fitting = [n for n in BLOCK_COUNTS if cls(rows, warps, 1, 1, n).is_promising(shape)]
             if not fitting:
                 continue
             parts = target.units * fitting[-1] * rounds // shape.out_channels
@@ -139,12 +106,7 @@ class BandedSums(Strategy):
             turns = -(-groups // (warps * parts))
             parts = -(-groups // (warps * turns))
             threads = part_threads_for(parts, shape.kernel[1], target)
-            tile = cls(rows, warps, parts, threads, fitting[-1])
-            try:
-                tile.check(shape, target)
-            except InvalidScheduleError:
-                continue
-            yield tile
+            yield cls(rows, warps, parts, threads, fitting[-1])
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -166,23 +128,13 @@ class BandedSums(Strategy):
             ("warps", self.warps, groups),
             ("parts", self.parts, -(-groups // self.warps)),
             ("unrolled loads", self._loads(shape), MAX_LOADS),
-            ("unrolled products", self._products(shape), _MAX_PRODUCTS),
+            ("unrolled products", self._products(shape), MAX_PRODUCTS),
             ("sums of a thread", self._sums(shape), MAX_SUMS),
         ):
             self._require(value <= most, name, value, f"at most {most}")
-        self._require(
-            self.parts % self.part_threads == 0,
-            "part_threads",
-            self.part_threads,
-            f"a divisor of the parts, {self.parts}",
-        )
-        share = shape.kernel[1] * self.part_threads
-        replace(self, min_blocks=1)._require_launch(target, threads=share, shared_bytes=4 * share)
+        self._require_parts(target, shape.kernel[1])
         threads = 32 * self.warps
         self._require_launch(target, threads=threads, shared_bytes=4 * self._sums(shape) * threads)
-
-    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
-        return self._fits(shape)
 
     def _sums(self, shape: DepthwiseConv2dShape) -> int:
         return 4 * shape.kernel[0] * self.sizes(shape).spans
@@ -195,7 +147,7 @@ class BandedSums(Strategy):
     def _products(self, shape: DepthwiseConv2dShape) -> int:
         return self.rows * shape.kernel[0] * self.sizes(shape).spans
 
-    def _fits(self, shape: DepthwiseConv2dShape) -> bool:
+    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
         """Tell whether registers and shared memory have room for so many blocks."""
         sums, threads = self._sums(shape), 32 * self.warps
         seen = (shape.kernel[0] - 1) * shape.dilation[0] + 1

@@ -1,12 +1,16 @@
-"""The second kernel of the weight's gradient: the sum over the parts of the first."""
+"""The second kernel of the weight's gradient: the sum over the parts of the first.
+
+`part_threads` threads sum the partials of one tap, and one of them their sums. The order is the
+same in every run, and so are the bits of the result.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
-from .base import get_blocks
+from .base import Strategy, get_blocks
 from .tiles import largest_divisor
 
 if TYPE_CHECKING:
@@ -16,6 +20,27 @@ _MOST_PART_THREADS = 32
 
 _MOST_LOADS = 64
 """Parts of one thread that are loaded together, before the first is added."""
+
+
+class PartSums(Strategy):
+    """A strategy that has such a second kernel."""
+
+    operations: ClassVar[tuple[str, ...]] = ("grad_weight",)
+
+    parts: int
+    part_threads: int
+
+    def _require_parts(self, target: Target, taps: int) -> None:
+        """Check what limits the second kernel, if a block has so many taps."""
+        self._require(
+            self.parts % self.part_threads == 0,
+            "part_threads",
+            self.part_threads,
+            f"a divisor of the parts, {self.parts}",
+        )
+        share = taps * self.part_threads
+        alone = self.from_parameters(self.parameters | {"min_blocks": 1})
+        alone._require_launch(target, threads=share, shared_bytes=4 * share)
 
 
 def part_threads_for(parts: int, taps: int, target: Target) -> int:

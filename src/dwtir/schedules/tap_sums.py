@@ -13,8 +13,7 @@ and leaves one partial sum a tap::
       threads = taps and channels
         partial[part, kh, kw] = sum over threads of shared
 
-In the second, `part_threads` threads sum the partials of one tap, and one of them
-their sums. The order is the same in every run, and so are the bits of the result.
+In the second, these are summed: see `part_sums`.
 
 Registers: the taps' sums and a tile's inputs, `vector` times. In NCHW the inputs and
 gradients of a row are loaded as aligned vectors, as in `register_window`.
@@ -22,15 +21,15 @@ gradients of a row are loaded as aligned vectors, as in `register_window`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
-from .base import Strategy, get_blocks, unroll_in_source
-from .part_sums import sum_parts
+from .base import get_blocks, unroll_in_source
+from .part_sums import PartSums, sum_parts
 from .tap_cost import Tiles, estimate, is_held, window
 from .tap_tiles import MAX_KERNEL_THREADS, MAX_TAP_SUMS, grad_lanes_of, lanes_of, ranked, vectors_of
 from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_UNROLLED, divisors, even_split, with_value
@@ -40,11 +39,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TapSums(Strategy):
+class TapSums(PartSums):
     """Tile of the weight's gradient."""
 
     name: ClassVar[str] = "tap_sums"
-    operations: ClassVar[tuple[str, ...]] = ("grad_weight",)
     hoist: ClassVar[bool] = True
     simplify: ClassVar[bool] = True
     # of a tile beyond the last: one test for all its products
@@ -154,15 +152,8 @@ class TapSums(Strategy):
             self._sums,
             f"at most {MAX_TAP_SUMS}",
         )
-        self._require(
-            self.parts % self.part_threads == 0,
-            "part_threads",
-            self.part_threads,
-            f"a divisor of the parts, {self.parts}",
-        )
-        width = self.channels if shape.layout == "NHWC" else shape.kernel[1]
-        share = width * self.part_threads
-        replace(self, min_blocks=1)._require_launch(target, threads=share, shared_bytes=4 * share)
+        nhwc = shape.layout == "NHWC"
+        self._require_parts(target, self.channels if nhwc else shape.kernel[1])
         threads = self.channels * self.threads * self.kernel_threads
         self._require_launch(target, threads=threads, shared_bytes=4 * self._sums * threads)
 

@@ -15,8 +15,7 @@ their rows; what a warp multiplies has units of 8 gradients as its depth::
         shared = sums[kh]
         partial[part, kh, kw] = sum over a diagonal of shared
 
-In the second, `part_threads` threads sum the partials of one tap: see `part_sums`. The order is
-the same in every run, and so are the bits of the result. What lies where: `dwtir.units`.
+In the second, these are summed: see `part_sums`. What lies where: `dwtir.units`.
 
 Inputs and gradients are loaded once, as vectors of channels, and no half is converted. Registers
 hold 4 * KH sums for each unit, and the gradients of KH rows.
@@ -29,21 +28,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import product
 from math import ceil, lcm
 from typing import TYPE_CHECKING, ClassVar
 
 from ..epilogue import Epilogue
-from ..errors import InvalidScheduleError
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
 from ..units import LANES, Units
-from .base import Strategy, unroll_all, varied, with_guesses
+from .base import unroll_all, with_guesses
 from .cost import registers_for
+from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
 from .tap_cost import LAUNCH, SHARED, parts_seconds
-from .tap_sums import TapSums
 from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SUMS
 
 if TYPE_CHECKING:
@@ -52,9 +49,6 @@ if TYPE_CHECKING:
 
 _TOGETHER = (1, 2, 4, 8)
 _CHANNELS = (8, 16, 24, 32, 40, 48, 64)
-_MAX_PRODUCTS = 1024
-"""Products of a turn, in straight line."""
-
 # Registers of a thread, by those of its sums, gradients and loads under way; and by group.
 _REGISTERS, _PER_GROUP = 1.28, 6
 
@@ -66,15 +60,14 @@ _END, _END_SUM = 410, 55.0
 
 
 @dataclass(frozen=True)
-class UnitSums(Strategy):
+class UnitSums(MatrixSums):
     """Tile of the products."""
 
     name: ClassVar[str] = "unit_sums"
     layouts: ClassVar[tuple[str, ...]] = ("NHWC",)
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
-    operations: ClassVar[tuple[str, ...]] = ("grad_weight",)
-    needs_mma: ClassVar[bool] = True
     device: ClassVar[str] = "a GPU from sm_80 on, of whole vectors of channels"
+    least: ClassVar[tuple[int, ...]] = (LANES, 1, 2, 1, 1, 1)
+    likeness: ClassVar[tuple[str, ...]] = ("channels", "together", "warps")
 
     channels: int
     """Channels of a block."""
@@ -102,27 +95,20 @@ class UnitSums(Strategy):
         )
 
     @classmethod
-    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
-        """Tell whether there are whole vectors, and registers for the sums of a unit."""
-        return super().claims(shape, target) and bool(_ranked(shape, target))
-
-    @classmethod
-    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
-        """Tell whether it is expected to be faster than sums in the registers of single threads."""
-        own = cls.choose(shape, target).expected_seconds(shape, target)
-        other = TapSums.choose(shape, target).expected_seconds(shape, target)
-        return own < other
-
-    @classmethod
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> UnitSums:
-        """Choose the tile that is expected to take the least time."""
-        return next(iter(_ranked(shape, target)), cls(LANES, 1, 2, 1, 1, 1))
-
-    @classmethod
-    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[UnitSums, ...]:
-        ranked = _ranked(shape, target)
-        alike = varied(ranked, lambda tile: (tile.channels, tile.together, tile.warps))
-        return alike or (cls.choose(shape, target),)
+    def tiles(cls, shape: DepthwiseConv2dShape, target: Target) -> Iterator[UnitSums]:
+        channels = [n for n in _CHANNELS if shape.in_channels % n == 0]
+        for block, together, images, warps in product(
+            *(channels, _TOGETHER[:3], (2, 4, 8), (2, 4, 8))
+        ):
+            if block % (together * warps) or images - 2 >= shape.batch:
+                continue
+            tile = cls(block, together, images, warps, 1, 1)
+            fitting = [n for n in BLOCK_COUNTS if replace(tile, min_blocks=n).is_promising(shape)]
+            for rounds in (1, 2) if fitting else ():
+                parts = target.units * fitting[-1] * rounds // (shape.in_channels // block)
+                parts = tile.sizes(shape).even_parts(max(1, parts))
+                threads = part_threads_for(parts, block, target)
+                yield replace(tile, parts=parts, part_threads=threads, min_blocks=fitting[-1])
 
     @classmethod
     def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -146,21 +132,19 @@ class UnitSums(Strategy):
             ("images", self.images, 2),
         ):
             self._require(value % factor == 0, name, value, f"a multiple of {factor}")
-        for name, value, whole in (
-            ("channels", self.channels, shape.in_channels),
-            ("part_threads", self.part_threads, self.parts),
-        ):
-            self._require(whole % value == 0, name, value, f"a divisor of {whole}")
+        whole = shape.in_channels
+        self._require(
+            whole % self.channels == 0, "channels", self.channels, f"a divisor of {whole}"
+        )
         sizes = self.sizes(shape)
         for name, value, most in (
             ("parts", self.parts, sizes.all_steps),
             ("unrolled loads", 2 * sizes.unrolled * sum(self._loads(shape)), MAX_LOADS),
-            ("unrolled products", sizes.unrolled * self._products(shape), _MAX_PRODUCTS),
+            ("unrolled products", sizes.unrolled * self._products(shape), MAX_PRODUCTS),
             ("sums of a thread", self._sums(shape), MAX_SUMS),
         ):
             self._require(value <= most, name, value, f"at most {most}")
-        share = self.channels * self.part_threads
-        replace(self, min_blocks=1)._require_launch(target, threads=share, shared_bytes=4 * share)
+        self._require_parts(target, self.channels)
         self._require_launch(target, threads=32 * self.warps, shared_bytes=sizes.shared_bytes)
 
     def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
@@ -230,31 +214,3 @@ class UnitSums(Strategy):
         sch.bind(sch.get_loops(sch.get_sblock("multiply"))[-1], "threadIdx.y")
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("block"))), "blockIdx.x")
         sum_parts(sch, shape, self.part_threads, self.channels)
-
-
-@lru_cache(maxsize=1024)
-def _ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[UnitSums, ...]:
-    tiles = dict.fromkeys(_tiles(shape, target))
-    return tuple(sorted(tiles, key=lambda tile: tile.expected_seconds(shape, target)))
-
-
-def _tiles(shape: DepthwiseConv2dShape, target: Target) -> Iterator[UnitSums]:
-    """List tiles worth comparing: as many blocks as fit, and parts for a few rounds of them."""
-    channels = [n for n in _CHANNELS if shape.in_channels % n == 0]
-    for block, together, images, warps in product(channels, _TOGETHER[:3], (2, 4, 8), (2, 4, 8)):
-        if block % (together * warps) or images - 2 >= shape.batch:
-            continue
-        tile = UnitSums(block, together, images, warps, 1, 1)
-        fitting = [n for n in BLOCK_COUNTS if replace(tile, min_blocks=n).is_promising(shape)]
-        if not fitting:
-            continue
-        for rounds in (1, 2):
-            parts = target.units * fitting[-1] * rounds // (shape.in_channels // block)
-            parts = tile.sizes(shape).even_parts(max(1, parts))
-            threads = part_threads_for(parts, block, target)
-            found = replace(tile, parts=parts, part_threads=threads, min_blocks=fitting[-1])
-            try:
-                found.check(shape, target)
-            except InvalidScheduleError:
-                continue
-            yield found

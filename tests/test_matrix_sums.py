@@ -1,0 +1,214 @@
+"""The weight's gradient as products of matrices: who gets it, what it is made of, who is not."""
+
+import re
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+import dwtir
+from backends import H200, REPLAY
+from dwtir import DepthwiseConv2dShape, Epilogue, InvalidScheduleError, reference, schedules
+from dwtir.bands import COLUMNS, TILES
+from dwtir.diagonals import INPUTS, Diagonals
+from dwtir.schedules import BandedSums, TapSums, UnitSums
+from dwtir.target import resolve
+from dwtir.units import LANES, Units
+from strategies import integer_tensors, shapes
+
+NCHW = DepthwiseConv2dShape.parse("32x32x28x28_k7_p3_float16_wgrad")
+NHWC = replace(NCHW, layout="NHWC")
+TILES_OF = {NCHW: BandedSums(14, 4, 2, 2, 3), NHWC: UnitSums(16, 1, 4, 4, 6, 3, 1, 2)}
+OF_LAYOUT = {"NCHW": BandedSums, "NHWC": UnitSums}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "about",
+    [
+        "32x96x56x56_k5_p2_nchw",
+        "32x96x56x56_k7_p3_nchw",
+        "32x96x28x28_k9_p4_nchw",
+        "128x192x28x28_k5_p2_nhwc",
+        "128x384x14x14_k9_p4_nhwc",
+    ],
+)
+def test_each_product_is_one_instruction(about, dtype):
+    shape = replace(DepthwiseConv2dShape.parse(f"{about}_wgrad"), dtype=dtype)
+    kernel = dwtir.build(shape, target="nvidia-h200")
+    tile, source, resources = kernel.strategy, kernel.source(), kernel.resources()
+    assert isinstance(tile, OF_LAYOUT[shape.layout])
+    sizes = tile.sizes(shape)
+    rows = shape.kernel[0] * sizes.spans
+    if isinstance(tile, BandedSums):
+        partial, products = shape.weight_shape, tile.rows * rows
+        assert re.search(r"half2\*|nv_bfloat162\*", source)
+        assert resources.shared_bytes == 16 * rows * resources.threads
+    else:
+        taps = tile.channels * shape.kernel[0] * shape.kernel[1]
+        partial = (shape.in_channels // tile.channels, taps)
+        products = sizes.unrolled * sizes.own * sizes.groups * rows
+        assert resources.shared_bytes == sizes.shared_bytes
+    assert kernel.info.workspace == (("float32", (tile.parts, *partial)),)
+    assert source.count("mma.sync.aligned.m16n8k16") == products
+    assert resources.threads == 32 * tile.warps
+    assert resources.spill_bytes == 0
+    assert tile.min_blocks * resources.threads * resources.registers <= 65536
+
+
+@pytest.mark.parametrize(
+    ("about", "target", "is_for_them"),
+    [
+        ("128x96x56x56_k7_p3_float16", "nvidia-h200", True),
+        ("128x96x56x56_k5_p2_bfloat16", "nvidia-a100-sxm4-80gb", True),
+        ("128x96x56x56_k7_p3_float16", "tesla-t4", False),
+        ("128x96x56x56_k7_p3", "nvidia-h200", False),
+        ("32x128x56x56_k31_p15_float16", "nvidia-h200", False),  # no registers for its sums
+        ("1x24x14x14_k5_p2_float16", "nvidia-h200", False),  # few outputs
+    ],
+)
+@pytest.mark.parametrize("layout", OF_LAYOUT)
+def test_who_gets_tensor_cores(about, target, is_for_them, layout):
+    shape = replace(DepthwiseConv2dShape.parse(f"{about}_wgrad"), layout=layout)
+    chosen = schedules.choose(shape, resolve(target))
+    assert type(chosen) is (OF_LAYOUT[layout] if is_for_them else TapSums)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "64x256x56x56_k3_p1_float16_nchw",
+        "128x96x57x57_k7_p3_float16_nchw",  # no pairs
+        "1x384x14x14_k5_p2_float16_nchw",
+        "128x100x56x56_k7_p3_float16_nhwc",  # no whole vectors
+        "128x96x56x56_k7_p3_m2_float16_nhwc",
+    ],
+)
+def test_who_does_not(about):
+    shape = DepthwiseConv2dShape.parse(f"{about}_wgrad")
+    assert type(schedules.choose(shape, H200)) is TapSums
+
+
+@pytest.mark.parametrize(
+    ("shape", "others", "change", "complaint"),
+    [
+        (NCHW, {}, {"rows": 29}, "rows must be at most 28, got 29"),
+        (NCHW, {}, {"warps": 17}, "warps must be at most 16, got 17"),
+        (NCHW, {}, {"parts": 6}, "parts must be at most 4, got 6"),
+        (NCHW, {}, {"parts": 1}, "part_threads must be a divisor of the parts, 1, got 2"),
+        (NCHW, {}, {"min_blocks": 17}, "min_blocks must be at most 32, of at most 2048 threads"),
+        (
+            *(NCHW, {"kernel": 33, "padding": 16}, {"rows": 7}),
+            "sums of a thread must be at most 128",
+        ),
+        (NCHW, {"kernel": 13, "padding": 6}, {"rows": 7}, "shared bytes per block must be"),
+        (NCHW, {"dilation": 9, "padding": 27}, {}, "unrolled loads must be at most 1024"),
+        (NCHW, {"dtype": "float32"}, {}, "of float16 or bfloat16 in NCHW"),
+        (NHWC, {}, {"together": 3}, "together must be in (1, 2, 4, 8), got 3"),
+        (NHWC, {}, {"channels": 12}, "channels must be a multiple of 8, got 12"),
+        (NHWC, {}, {"warps": 5}, "channels must be a multiple of 40, got 16"),
+        (NHWC, {}, {"channels": 24, "warps": 1}, "channels must be a divisor of 32, got 24"),
+        (NHWC, {}, {"images": 3}, "images must be a multiple of 2, got 3"),
+        (NHWC, {}, {"parts": 300}, "parts must be at most 248, got 300"),
+        (NHWC, {}, {"parts": 4}, "part_threads must be a divisor of the parts, 4, got 3"),
+        (NHWC, {}, {"parts": 128, "part_threads": 128}, "threads per block must be at most 1024"),
+        (NHWC, {}, {"min_blocks": 17}, "min_blocks must be at most 32, of at most 2048 threads"),
+        (NHWC, {}, {"warps": 2}, "sums of a thread must be at most 128"),
+        (NHWC, {}, {"images": 16}, "shared bytes per block must be"),
+        (NHWC, {}, {"images": 64}, "unrolled products must be at most 1024"),
+        (NHWC, {"width": 1200}, {}, "unrolled loads must be at most 1024"),
+        (NHWC, {"dtype": "float32"}, {}, "of float16 or bfloat16 in NHWC"),
+        (NHWC, {"in_channels": 20}, {}, "of whole vectors of channels"),
+    ],
+)
+def test_what_does_not_fit_is_refused(shape, others, change, complaint):
+    tile = TILES_OF[shape]
+    tile.check_use(shape, H200)
+    with pytest.raises(InvalidScheduleError, match=re.escape(complaint)):
+        replace(tile, **change).check_use(replace(shape, **others), H200)
+
+
+@pytest.mark.parametrize(
+    ("about", "tile"),
+    [
+        ("2x2x14x16_k5_p2_float16", BandedSums(2, 2, 1, 1)),
+        ("3x3x13x24_k7_p3_bfloat16", BandedSums(3, 2, 2, 2)),
+        ("6x3x14x14_k5_s2_p2_float16", BandedSums(2, 1, 2, 1)),
+        ("5x2x11x12_k3x4_p1x2x0x1_d2_m2_float16", BandedSums(2, 2, 1, 1)),
+        ("3x2x9x13_k5_p1x3x2x0_bfloat16", BandedSums(3, 2, 1, 1)),  # odd width: one by one
+        ("3x16x9x11_k3_p1_float16_nhwc", UnitSums(16, 2, 2, 2, 3, 3)),
+        ("2x8x7x7_k3_p2_bfloat16_nhwc", UnitSums(8, 1, 4, 1, 1, 1)),
+        ("3x8x11x13_k5_s2_p2_float16_nhwc", UnitSums(8, 4, 4, 2, 2, 1, 2)),
+        ("2x16x10x12_k3x4_p1x2x0x1_d2_float16_nhwc", UnitSums(16, 8, 2, 1, 2, 2, 2)),
+    ],
+)
+def test_any_tile_is_right(about, tile):
+    shape = DepthwiseConv2dShape.parse(f"{about}_wgrad")
+    tile.check_use(shape, H200)
+    tensors = integer_tensors(shape, Epilogue(), 0)
+    expected = reference.depthwise_conv2d(shape, *tensors.values())
+    (got,) = REPLAY.run(tile, shape, Epilogue(), tensors)
+    np.testing.assert_array_equal(got, expected)
+
+
+@given(shape=shapes(layouts=("NCHW",), dtypes=("float16",)), rows=st.integers(1, 20))
+def test_the_tiles_cover_all_outputs_and_the_window_their_inputs(shape, rows):
+    sizes = Diagonals(replace(shape, operation="grad_weight"), rows, 2, 3)
+    tiles = shape.batch * sizes.down * sizes.across
+    assert 0 <= TILES * sizes.groups - tiles < TILES
+    assert 0 <= 6 * sizes.turns - sizes.groups < 6
+    assert len({sizes.place(tile) for tile in range(tiles)}) == tiles
+    assert sizes.place(tiles - 1) == (shape.batch - 1, sizes.down - 1, sizes.across - 1)
+    assert sizes.down * rows >= shape.out_height
+    assert sizes.across * COLUMNS >= shape.out_width
+    last = sizes.shift + (COLUMNS - 1) * shape.stride[1]
+    last += (shape.kernel[1] - 1) * shape.dilation[1]
+    assert 0 <= sizes.spans * INPUTS - 1 - last < INPUTS
+    assert (shape.padding[1] + sizes.shift) % 2 == 0
+
+
+@given(
+    shape=shapes(layouts=("NHWC",), dtypes=("float16",)),
+    together=st.sampled_from([1, 2, 4, 8]),
+    pairs=st.integers(1, 4),
+    parts=st.integers(1, 9),
+)
+def test_the_windows_see_all_inputs_of_their_gradients(shape, together, pairs, parts):
+    shape = replace(shape, operation="grad_weight")
+    sizes = Units(shape, 8, together, 2 * pairs, 1, parts, 1)
+    units, right = pairs * sizes.across, (shape.kernel[1] - 1) * shape.dilation[1]
+    assert 0 <= LANES * sizes.groups - units < LANES
+    assert sizes.across * sizes.columns >= shape.out_width
+    assert (sizes.columns - 1) * shape.stride[1] + right < sizes.window
+    for unit in range(units):
+        pair, column = divmod(unit, sizes.across)
+        first = column * sizes.columns * shape.stride[1]
+        assert sizes.place(unit) == pair * sizes.pitch + first
+        assert first + sizes.window <= sizes.pitch
+    assert sizes.place(LANES * sizes.groups - 1) + sizes.window <= sizes.input_columns
+    assert shape.padding[1] + shape.width <= sizes.pitch
+    # A gradient's last inputs come before the next image, and its part sees them all.
+    seen = shape.padding[0] + shape.height - 1
+    assert sizes.steps > seen // shape.stride[0]
+    assert sizes.parts * sizes.part_steps >= sizes.all_steps
+    assert sizes.turns * sizes.unrolled >= sizes.part_steps + sizes.ring - 1
+    even = sizes.even_parts(parts)
+    assert 1 <= even <= parts
+    assert replace(sizes, parts=even).turns == sizes.turns
+
+
+@pytest.mark.parametrize("layout", OF_LAYOUT)
+@given(shape=shapes(dtypes=("bfloat16",), channels=900, batch=130, flop=2**26))
+def test_the_chosen_tile_is_one_of_those_worth_trying(layout, shape):
+    shape, kind = replace(shape, operation="grad_weight", layout=layout), OF_LAYOUT[layout]
+    if kind is UnitSums:  # which wants whole vectors
+        shape = replace(shape, channel_multiplier=1, in_channels=LANES * shape.in_channels)
+    if kind.claims(shape, H200):
+        guesses, space = kind.guesses(shape, H200), kind.space(shape, H200)
+        assert guesses[0] == kind.choose(shape, H200)
+        for tile in guesses:
+            tile.check_use(shape, H200)
+            assert tile.is_promising(shape)
+            assert all(value in space[field] for field, value in tile.parameters.items())
