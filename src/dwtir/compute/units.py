@@ -42,14 +42,9 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
     OH, OW, TOP, LEFT = shape.out_height, shape.out_width, *shape.padding[:2]
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     CHANNELS, TOGETHER, COLUMNS, SPANS = sizes.channels, sizes.together, sizes.columns, sizes.spans
-    WARPS, OWN, GROUPS, RING, AHEAD = (
-        sizes.warps,
-        sizes.own,
-        sizes.groups,
-        sizes.ring,
-        sizes.ahead,
-    )
-    PARTS, CHUNKS, TURNS, STEPS = sizes.parts, C // CHANNELS, sizes.turns, sizes.unrolled
+    WARPS, OWN, GROUPS = sizes.warps, sizes.own, sizes.groups
+    RING, AHEAD, TURNS, STEPS = sizes.ring, sizes.ahead, sizes.turns, sizes.unrolled
+    PARTS, CHUNKS = sizes.parts, C // CHANNELS
     INPUTS, GRADS = sizes.loads
     THREADS, VECTORS = 32 * WARPS, CHANNELS // LANES
     INPUT_LOADS, GRAD_LOADS = (-(-loads // THREADS) for loads in sizes.loads)
@@ -125,8 +120,9 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         column = GRADS_AT + unit(group, half, lane) * COLUMNS + lane // 4 // TOGETHER
         return column * ROW + channel(warp, own, lane) * 2
 
-    def held(kw: Any, channel: Any, column: Any) -> tuple[Any, ...]:
+    def held(tap: Any, column: Any) -> tuple[Any, ...]:
         """Find a sum on a diagonal: its unit's channels, product, lane, and place there."""
+        kw, channel = tap // CHANNELS, tap % CHANNELS
         i, c = column * SW + kw * DW, channel % TOGETHER
         down, right = i % COLUMNS * TOGETHER + c, column * TOGETHER + c
         half = i // COLUMNS % 2
@@ -164,6 +160,40 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                         staged[place(task_of(k, warp, lane)) + v * (2 * TOGETHER) + e] = pairs[
                             v * (2 * TOGETHER) + e
                         ]
+
+    @script.inline
+    def multiply(staged, inputs, grads, acc, d, w, o, g):
+        """Multiply what a warp has of a step, for a unit of channels and a group."""
+        for lane, h, e in T.grid(32, 2, 2):
+            with T.sblock("right"):
+                vo, vg, vl, vh, ve = T.axis.remap("SSSSS", [o, g, lane, h, e])
+                grads[w, vo, vg, d % RING, vl, vh, ve] = staged[grad_at(w, vo, vg, vl, vh) + ve]
+        for lane, r, s, h, m, e in T.grid(32, SH, SPANS, 2, 2, 2):
+            with T.sblock("left"):
+                vo, vg, vl, vr, vs, vh, vm, ve = T.axis.remap(
+                    "SSSSSSSS", [o, g, lane, r, s, h, m, e]
+                )
+                inputs[w, vr, vs, vl, vh, vm, ve] = staged[
+                    input_at(w, vo, vg, vr, vs, vl, vh, vm) + ve
+                ]
+        for r, s, lane, h, e, k in T.grid(KH, SPANS, 32, 2, 2, 16):
+            with T.sblock("products"):
+                vo, vg, vr, vs, vl, vh, ve, vk = T.axis.remap(
+                    "SSSSSSSR", [o, g, r, s, lane, h, e, k]
+                )
+                acc[w, vo, vr, vs, vl, vh, ve] = acc[w, vo, vr, vs, vl, vh, ve] + T.cast(
+                    inputs[left(w, vr * DH % SH, vs, vl, vh, vk)], "float32"
+                ) * T.cast(
+                    grads[right(w, vo, vg, (d - vr * DH // SH) % RING, vl, ve, vk)], "float32"
+                )
+
+    @script.inline
+    def leave(shared, acc, r, w, lane):
+        for o in T.unroll(OWN):
+            for s in T.unroll(SPANS):
+                for h in T.unroll(2):
+                    for e in T.vectorized(2):
+                        shared[w * OWN + o, s, lane, h, e] = acc[w, o, r, s, lane, h, e]
 
     @script.prim_func(s_tir=True)
     def units_nhwc(
@@ -204,16 +234,14 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                         T.reads()
                         T.writes()
                         for k in T.serial(-(-HALVES // (2 * THREADS))):
-                            if (k * THREADS + vw * 32 + vl) * 2 < HALVES:
+                            if task_of(k, vw, vl) * 2 < HALVES:
                                 for e in T.vectorized(2):
-                                    staged[(k * THREADS + vw * 32 + vl) * 2 + e] = T.cast(0, dtype)
+                                    staged[task_of(k, vw, vl) * 2 + e] = T.cast(0, dtype)
                         for o in T.unroll(OWN):
-                            for r, s in T.grid(KH, SPANS):
-                                for h, e in T.grid(2, 2):
-                                    acc[vw, o, r, s, vl, h, e] = T.float32(0)
-                            for g, r in T.grid(GROUPS, RING):
-                                for h, e in T.grid(2, 2):
-                                    grads[vw, o, g, r, vl, h, e] = T.cast(0, dtype)
+                            for r, s, h, e in T.grid(KH, SPANS, 2, 2):
+                                acc[vw, o, r, s, vl, h, e] = T.float32(0)
+                            for g, r, h, e in T.grid(GROUPS, RING, 2, 2):
+                                grads[vw, o, g, r, vl, h, e] = T.cast(0, dtype)
                 for first in T.unroll(AHEAD):
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("first"):
@@ -253,55 +281,14 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                                 T.writes()
                                 for o in T.unroll(OWN):
                                     for g in T.unroll(GROUPS):
-                                        for lane, h, e in T.grid(32, 2, 2):
-                                            with T.sblock("right"):
-                                                vo, vg, vl, vh, ve = T.axis.remap(
-                                                    "SSSSS", [o, g, lane, h, e]
-                                                )
-                                                grads[vw, vo, vg, vd % RING, vl, vh, ve] = staged[
-                                                    grad_at(vw, vo, vg, vl, vh) + ve
-                                                ]
-                                        for lane, r, s, h, m, e in T.grid(32, SH, SPANS, 2, 2, 2):
-                                            with T.sblock("left"):
-                                                vo, vg, vl, vr, vs, vh, vm, ve = T.axis.remap(
-                                                    "SSSSSSSS", [o, g, lane, r, s, h, m, e]
-                                                )
-                                                inputs[vw, vr, vs, vl, vh, vm, ve] = staged[
-                                                    input_at(vw, vo, vg, vr, vs, vl, vh, vm) + ve
-                                                ]
-                                        for r, s, lane, h, e, k in T.grid(KH, SPANS, 32, 2, 2, 16):
-                                            with T.sblock("products"):
-                                                vo, vg, vr, vs, vl, vh, ve, vk = T.axis.remap(
-                                                    "SSSSSSSR", [o, g, r, s, lane, h, e, k]
-                                                )
-                                                acc[vw, vo, vr, vs, vl, vh, ve] = acc[
-                                                    vw, vo, vr, vs, vl, vh, ve
-                                                ] + T.cast(
-                                                    inputs[left(vw, vr * DH % SH, vs, vl, vh, vk)],
-                                                    "float32",
-                                                ) * T.cast(
-                                                    grads[
-                                                        right(
-                                                            *(vw, vo, vg),
-                                                            (vd - vr * DH // SH) % RING,
-                                                            *(vl, ve, vk),
-                                                        )
-                                                    ],
-                                                    "float32",
-                                                )
+                                        multiply(staged, inputs, grads, acc, vd, vw, o, g)
                 for r in T.unroll(KH):
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("leave"):
                             vr, vw, vl = T.axis.remap("SSS", [r, w, lane])
                             T.reads()
                             T.writes()
-                            for o in T.unroll(OWN):
-                                for s in T.unroll(SPANS):
-                                    for h in T.unroll(2):
-                                        for e in T.vectorized(2):
-                                            shared[vw * OWN + o, s, vl, h, e] = acc[
-                                                vw, o, vr, s, vl, h, e
-                                            ]
+                            leave(shared, acc, vr, vw, vl)
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("taps"):
                             vr, vw, vl = T.axis.remap("SSS", [r, w, lane])
@@ -309,14 +296,11 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                             T.writes()
                             tap = T.sblock_alloc_buffer((1,), "float32", scope="local")
                             for k in T.unroll(SUMS):
-                                task = T.meta_var(k * THREADS + vw * 32 + vl)
+                                task = T.meta_var(task_of(k, vw, vl))
                                 if task < CHANNELS * KW:
                                     tap[0] = T.float32(0)
                                     for j in T.unroll(COLUMNS):
-                                        tap[0] = (
-                                            tap[0]
-                                            + shared[held(task // CHANNELS, task % CHANNELS, j)]
-                                        )
+                                        tap[0] = tap[0] + shared[held(task, j)]
                                     partial[vp, vb, vr * (KW * CHANNELS) + task] = tap[0]
         for p, kh, kw, c, m in T.grid(PARTS, KH, KW, C, 1):
             with T.sblock("depthwise_conv2d"):
