@@ -10,17 +10,14 @@
     `dwtir.build` for the GPU that is present, called with torch tensors.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pytest
 import tvm
-from tvm.s_tir import Schedule
 
 import dwtir
 from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, Strategy, Target
@@ -29,7 +26,7 @@ from dwtir.build import schedule_for
 from dwtir.reference import numpy_dtype
 from dwtir.replay import replay_on_cpu
 from dwtir.target import resolve
-from strategies import Array, Tensors
+from strategies import Array
 
 Run: TypeAlias = Callable[[Sequence["Guarded"]], None]
 """Calls a kernel with its inputs and, last, its output."""
@@ -45,7 +42,7 @@ class Guarded:
     that is all a kernel may count on.
     """
 
-    def __init__(self, array: Array, guard: int) -> None:
+    def __init__(self, array, guard):
         size = array.nbytes
         memory = np.full(size + 2 * _GUARD + 64, guard, np.uint8)
         skip = (ALIGNMENT - memory.ctypes.data) % 64
@@ -56,7 +53,7 @@ class Guarded:
         self.array[...] = array
         assert self.array.ctypes.data % 64 == ALIGNMENT
 
-    def check_surroundings(self, name: str) -> None:
+    def check_surroundings(self, name):
         around = np.delete(self.memory, np.r_[self.place])
         assert (around == self.guard).all(), f"memory around {name} was written"
 
@@ -70,24 +67,16 @@ class Backend:
     compile: Callable[[Strategy, DepthwiseConv2dShape, Epilogue], Run]
 
     @property
-    def on_gpu(self) -> bool:
+    def on_gpu(self):
         """Whether it runs schedules for GPUs."""
         return self.name != "cpu"
 
-    def run(
-        self,
-        strategy: Strategy,
-        shape: DepthwiseConv2dShape,
-        epilogue: Epilogue,
-        *inputs: Tensors,
-    ) -> list[Array]:
+    def run(self, strategy, shape, epilogue, *inputs):
         """Compile once and run on each set of inputs; return the outputs as float64."""
         return run_guarded(self.compile(strategy, shape, epilogue), shape, inputs)
 
 
-def run_guarded(
-    run: Run, shape: DepthwiseConv2dShape, inputs: Sequence[Mapping[str, Array]]
-) -> list[Array]:
+def run_guarded(run, shape, inputs):
     """Run, and check that all of the output and no other memory is written."""
     outputs = []
     for tensors in inputs:
@@ -103,7 +92,7 @@ def run_guarded(
     return outputs
 
 
-def llvm(mod: tvm.IRModule, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Run:
+def llvm(mod, shape, epilogue):
     """Compile a module for this processor, without optimisation: it runs once or twice."""
     host = resolve("cpu")
     config = {"kind": "llvm", "mcpu": host.arch, "mattr": list(host.features), "opt-level": 0}
@@ -112,30 +101,28 @@ def llvm(mod: tvm.IRModule, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> 
         main = tvm.compile(mod, target=tvm.target.Target(config, host=config)).mod["main"]
     signature = Signature(shape, epilogue, "cpu")
 
-    def run(tensors: Sequence[Guarded]) -> None:
+    def run(tensors):
         *inputs, out = (tensor.array for tensor in tensors)
         main(*signature.bind(tuple(inputs), out).arguments)
 
     return run
 
 
-def replay(
-    strategy: Strategy, sch: Schedule, shape: DepthwiseConv2dShape, epilogue: Epilogue
-) -> Run:
+def replay(strategy, sch, shape, epilogue):
     """Replay a strategy's schedule for GPUs on the processor."""
     return llvm(replay_on_cpu(sch, strategy.define(shape, epilogue)), shape, epilogue)
 
 
-def _replay(strategy: Strategy, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Run:
+def _replay(strategy, shape, epilogue):
     strategy.check_use(shape, H200)
     return replay(strategy, schedule_for(shape, epilogue, strategy), shape, epilogue)
 
 
-def _build(target: str) -> Callable[[Strategy, DepthwiseConv2dShape, Epilogue], Run]:
-    def compile_kernel(strategy: Strategy, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Run:
+def _build(target):
+    def compile_kernel(strategy, shape, epilogue):
         kernel = dwtir.build(shape, strategy, epilogue=epilogue, target=target)
 
-        def run(tensors: Sequence[Guarded]) -> None:
+        def run(tensors):
             *inputs, out = (tensor.array for tensor in tensors)
             assert kernel(*inputs, out=out) is out
 
@@ -144,12 +131,12 @@ def _build(target: str) -> Callable[[Strategy, DepthwiseConv2dShape, Epilogue], 
     return compile_kernel
 
 
-def _cuda(strategy: Strategy, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Run:
+def _cuda(strategy, shape, epilogue):
     import torch
 
     kernel = dwtir.build(shape, strategy, epilogue=epilogue, target="cuda")
 
-    def run(tensors: Sequence[Guarded]) -> None:
+    def run(tensors):
         memories = [
             torch.empty(tensor.memory.size + ALIGNMENT, dtype=torch.uint8, device="cuda")
             for tensor in tensors
@@ -174,7 +161,7 @@ OPENCL = Backend("opencl", lambda: resolve("opencl"), _build("opencl"))
 CUDA = Backend("cuda", lambda: resolve("cuda"), _cuda)
 
 
-def cells(turn: int) -> list[Any]:
+def cells(turn):
     """List backend, strategy, operation, layout and dtype for the cases of a test.
 
     Every strategy has each operation, layout and dtype on a GPU, and on one machine without:

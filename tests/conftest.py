@@ -1,15 +1,12 @@
 """Options that all tests share: Hypothesis profiles, and what `gpu` tests do without a GPU."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
 
 import hypothesis
 import pytest
 
 import dwtir
-from dwtir import Kernel, cuda
+from dwtir import cuda
 from kernels import EPILOGUE, SHAPE
 
 _COMMON = {"deadline": None, "print_blob": True}
@@ -23,7 +20,7 @@ REQUIRE_GPU = os.environ.get("DWTIR_REQUIRE_GPU") == "1"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_folders(tmp_path_factory):
     """Keep the user's cached kernels and tuning records apart from those of the tests."""
     folder = tmp_path_factory.mktemp("user")
     with pytest.MonkeyPatch.context() as patch:
@@ -34,22 +31,22 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def kernel() -> Kernel:
+def kernel():
     return dwtir.build(SHAPE, epilogue=EPILOGUE, target="cpu")
 
 
 @pytest.fixture(scope="session")
-def opencl_kernel() -> Kernel:
+def opencl_kernel():
     return dwtir.build(SHAPE, epilogue=EPILOGUE, target="opencl")
 
 
 @pytest.fixture(scope="session")
-def foreign_kernel() -> Kernel:
+def foreign_kernel():
     """A kernel for a GPU that no machine of ours has."""
     return dwtir.build(SHAPE, target="sm_87")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Leave `gpu` tests out on a machine without a GPU, unless a GPU is required.
 
     They are deselected rather than skipped: a skip would look like a gap in the

@@ -1,20 +1,12 @@
 """Code in processes of its own, and commands in this one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
 
-
-def run(
-    *arguments: object, status: int = 0, cwd: Path | None = None, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def run(*arguments, status=0, cwd=None, **environment):
     """Run Python with arguments in a new process, which must end with a status."""
     child = subprocess.run(
         [sys.executable, *map(str, arguments)],
@@ -28,17 +20,15 @@ def run(
     return child
 
 
-def python(code: str, **environment: str) -> str:
+def python(code, **environment):
     """Run code in a new process and return what it prints."""
     return run("-c", code, **environment).stdout.strip()
 
 
-def command(
-    main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[str, str]]:
+def command(main, capsys):
     """Make a function that runs a command's `main` here, and returns its output and errors."""
 
-    def call(*arguments: Any, status: int = 0) -> tuple[str, str]:
+    def call(*arguments, status=0):
         try:
             found: Any = main([str(argument) for argument in arguments])
         except SystemExit as end:

@@ -1,14 +1,11 @@
 """Damaged and hostile tuning records; as a program, reads files and says what came of each."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import json
 import random
 import sys
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ HUGE = (2**31 - 1, 2**31, 2**63, 2**64, 10**30, -1, 0)
 WRONG: tuple[Any, ...] = (None, True, -1, 0, 1.5, "", "x", [], {}, [[]], "\ud800", 10**400)
 
 
-def corpus(record: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+def corpus(record):
     """Yield the name and bytes of each mutation of a good record's JSON."""
     good = json.dumps(record).encode()
     yield from _bytes(good)
@@ -24,12 +21,12 @@ def corpus(record: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
         yield name, json.dumps(changed).encode()
 
 
-def hostile_names(cases: dict[str, bytes]) -> set[str]:
+def hostile_names(cases):
     """Name the cases that nobody may accept; in the others a digit may have changed."""
     return {name for name in cases if not name.startswith("flip ")}
 
 
-def _bytes(good: bytes) -> Iterator[tuple[str, bytes]]:
+def _bytes(good):
     generator = random.Random(0)
     for cut in range(0, len(good), max(1, len(good) // 40)):
         yield f"cut at {cut}", good[:cut]
@@ -52,8 +49,8 @@ def _bytes(good: bytes) -> Iterator[tuple[str, bytes]]:
         yield f"whole {constant!r}", constant
 
 
-def _values(record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    def changed(*path: Any, value: Any) -> tuple[str, Any]:
+def _values(record):
+    def changed(*path, value):
         found = copy.deepcopy(record)
         place = found
         for key in path[:-1]:
@@ -102,10 +99,10 @@ def _values(record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from _traces(record)
 
 
-def _traces(record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _traces(record):
     instructions, decisions = record["trace"]
 
-    def trace(name: str, *parts: Any) -> tuple[str, Any]:
+    def trace(name, *parts):
         return f"trace {name}", record | {"trace": list(parts)}
 
     for foreign in ("EnterPostproc", "TransformLayout", "Tensorize", "UnsafeSetDType", "", 7, None):
@@ -152,7 +149,7 @@ def _traces(record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "packed wrongly", record | {"trace": "\u00e9 '"}
 
 
-def main(listing: str) -> None:
+def main(listing):
     """Read the files that a list names."""
     from dwtir import RecordError
     from dwtir.records import Record

@@ -5,9 +5,6 @@ second, and yet reaches what kernels get wrong: odd and prime sizes, kernels as
 large as the padded input, strides that skip inputs, padding on one side only.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from math import isqrt, prod
@@ -18,7 +15,7 @@ import numpy as np
 from hypothesis import example
 from numpy.typing import NDArray
 
-from dwtir import DepthwiseConv2dShape, Epilogue, InvalidScheduleError, Strategy, Target
+from dwtir import DepthwiseConv2dShape, Epilogue, InvalidScheduleError
 from dwtir.epilogue import STEPS
 from dwtir.reference import numpy_dtype
 from dwtir.schedules.ladder import LADDER_STEPS
@@ -41,10 +38,10 @@ NAMED_SHAPES = {
 """What every kernel is tried on, whatever else Hypothesis draws."""
 
 
-def named_shapes(**others: Any) -> Callable[[Any], Any]:
+def named_shapes(**others):
     """Run a test of `shape` on all of `NAMED_SHAPES`, with `others` as its other arguments."""
 
-    def decorate(test: Any) -> Any:
+    def decorate(test):
         for name, text in NAMED_SHAPES.items():
             test = example(shape=DepthwiseConv2dShape.parse(text), **others).via(name)(test)
         return test
@@ -57,7 +54,7 @@ def named_shapes(**others: Any) -> Callable[[Any], Any]:
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 
-def _pairs(most: int) -> st.SearchStrategy[tuple[int, int]]:
+def _pairs(most):
     """Equal values more often than chance, and lines."""
     number = st.integers(1, most)
     return st.one_of(
@@ -79,19 +76,19 @@ _PADDINGS = st.one_of(
 
 @st.composite
 def shapes(
-    draw: st.DrawFn,
+    draw,
     *,
-    layouts: tuple[str, ...] = LAYOUTS,
-    dtypes: tuple[str, ...] = tuple(DTYPES),
-    batch: int = 3,
-    channels: int = 17,
-    size: int = 40,
-    kernel: int = 11,
-    stride: int = 5,
-    dilation: int = 4,
-    multiplier: int = 4,
-    flop: int = 2_000_000,
-) -> DepthwiseConv2dShape:
+    layouts=LAYOUTS,
+    dtypes=tuple(DTYPES),
+    batch=3,
+    channels=17,
+    size=40,
+    kernel=11,
+    stride=5,
+    dilation=4,
+    multiplier=4,
+    flop=2_000_000,
+):
     """Draw a shape; every argument but the first two is the largest value of its kind.
 
     `flop` bounds the work: of a large image there are few channels and batch items.
@@ -112,9 +109,7 @@ def shapes(
             )
         )
 
-    def make(
-        batch: int = 1, in_channels: int = 1, multiplier: int = 1, **names: str
-    ) -> DepthwiseConv2dShape:
+    def make(batch=1, in_channels=1, multiplier=1, **names):
         return DepthwiseConv2dShape(
             batch=batch,
             in_channels=in_channels,
@@ -141,7 +136,7 @@ def shapes(
     )
 
 
-def _total(padding: Any, axis: int) -> int:
+def _total(padding, axis):
     """Padding on both sides; that of "SAME" suffices for any size."""
     if padding == "SAME":
         return 1 << 20
@@ -151,7 +146,7 @@ def _total(padding: Any, axis: int) -> int:
     return int((sides * 4)[axis] + (sides * 4)[axis + 2])
 
 
-def _example_parameters() -> dict[str, Any]:
+def _example_parameters():
     return {"batch": 1, "in_channels": 4, "height": 9, "width": 9, "kernel": 3}
 
 
@@ -167,7 +162,7 @@ _NOT_A_SIZE = st.one_of(
 
 
 @st.composite
-def invalid_shapes(draw: st.DrawFn) -> tuple[dict[str, Any], str]:
+def invalid_shapes(draw):
     """Draw the parameters of a shape of which one is wrong, and its name in the error."""
     kind = draw(st.sampled_from(["size", "pair", "padding", "choice", "empty", "large"]))
     wrong: dict[str, Any]
@@ -229,7 +224,7 @@ EXACT_STEPS = ("bias", "scale_shift", "residual", "relu", "relu6")
 
 
 @st.composite
-def epilogues(draw: st.DrawFn, *, steps: tuple[str, ...] = tuple(STEPS)) -> Epilogue:
+def epilogues(draw, *, steps=tuple(STEPS)):
     """Draw up to four steps in any order; those that take tensors at most once."""
     drawn = draw(st.lists(st.sampled_from(steps), max_size=4))
     return Epilogue(
@@ -239,11 +234,7 @@ def epilogues(draw: st.DrawFn, *, steps: tuple[str, ...] = tuple(STEPS)) -> Epil
 
 # Tiles
 
-STRUCTURES = {
-    "window": ("tile", "row"),
-    "padding": ("staged", "inline"),
-    "step": LADDER_STEPS,
-}
+STRUCTURES = {"window": ("tile", "row"), "padding": ("staged", "inline"), "step": LADDER_STEPS}
 """The values of the strategies' string fields, which `Strategy.space` does not list."""
 
 
@@ -251,9 +242,7 @@ _WRITTEN_OUT = 300
 """Products that a test lets `whole_image` write out."""
 
 
-def adapted(
-    shape: DepthwiseConv2dShape, strategy: type[Strategy], target: Target, **about: str
-) -> DepthwiseConv2dShape:
+def adapted(shape, strategy, target, **about):
     """Change a shape until the strategy schedules it on the target."""
     layout = shape.layout if shape.layout in strategy.layouts else strategy.layouts[0]
     dtype = shape.dtype if shape.dtype in strategy.dtypes else strategy.dtypes[0]
@@ -286,14 +275,7 @@ def adapted(
 
 
 @st.composite
-def tiles(
-    draw: st.DrawFn,
-    strategy: type[Strategy],
-    shape: DepthwiseConv2dShape,
-    target: Target,
-    *,
-    structures: bool = False,
-) -> Strategy:
+def tiles(draw, strategy, shape, target, *, structures=False):
     """Draw a tile from a strategy's space, and its structure too if wanted.
 
     What does not pass `Strategy.check` is not thrown away: field after field
@@ -315,7 +297,7 @@ def tiles(
     return strategy(**chosen)
 
 
-def passes(tile: Strategy, shape: DepthwiseConv2dShape, target: Target) -> bool:
+def passes(tile, shape, target):
     try:
         tile.check(shape, target)
     except InvalidScheduleError:
@@ -331,7 +313,7 @@ _LARGEST_INTEGER = {"float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
 """Up to here a dtype has all the integers."""
 
 
-def integer_tensors(shape: DepthwiseConv2dShape, epilogue: Epilogue, seed: int) -> Tensors:
+def integer_tensors(shape, epilogue, seed):
     """Make small integers, of which every sum and result is exact in the shape's dtype.
 
     So the result does not depend on the order of the sum, and is compared with ``==``.
@@ -358,7 +340,7 @@ def integer_tensors(shape: DepthwiseConv2dShape, epilogue: Epilogue, seed: int) 
     return _rounded(values, shape)
 
 
-def _summed(shape: DepthwiseConv2dShape) -> tuple[int, tuple[int, ...]]:
+def _summed(shape):
     """Count the products of a result, and name the axes of the second input that it sums over."""
     nchw = shape.layout == "NCHW"
     if shape.operation == "grad_weight":
@@ -370,17 +352,17 @@ def _summed(shape: DepthwiseConv2dShape) -> tuple[int, tuple[int, ...]]:
     return prod(shape.weight_shape[axis] for axis in axes), axes
 
 
-def real_tensors(shape: DepthwiseConv2dShape, epilogue: Epilogue, seed: int) -> Tensors:
+def real_tensors(shape, epilogue, seed):
     """Make normally distributed values, of which no sum or product is exact."""
     rng = np.random.default_rng(seed)
     extents = shape.input_shapes | epilogue.operands(shape)
     return _rounded({name: rng.standard_normal(of) for name, of in extents.items()}, shape)
 
 
-def _integers(rng: np.random.Generator, extents: tuple[int, ...], largest: int) -> Array:
+def _integers(rng, extents, largest):
     return rng.integers(-largest, largest, extents, endpoint=True).astype(np.float64)
 
 
-def _rounded(values: Tensors, shape: DepthwiseConv2dShape) -> Tensors:
+def _rounded(values, shape):
     dtype = numpy_dtype(shape.dtype)
     return {name: np.asarray(array, np.float32).astype(dtype) for name, array in values.items()}

@@ -241,7 +241,7 @@ def test_a_weight_that_lies_as_kernels_want_it_is_not_copied():
 
 
 @pytest.mark.parametrize("multiplier", [1, 2])
-def test_a_layer_for_channels_last_trains_a_packed_weight(multiplier: int) -> None:
+def test_a_layer_for_channels_last_trains_a_packed_weight(multiplier):
     layer = DepthwiseConv2d(4, 4 * multiplier, 3, padding=1).to(memory_format=torch.channels_last)
     other = torch.nn.Conv2d(4, 4 * multiplier, 3, padding=1, groups=4)
     other.load_state_dict(layer.state_dict())
