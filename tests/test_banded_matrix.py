@@ -10,7 +10,8 @@ from hypothesis import given
 
 import dwtir
 from backends import H200, REPLAY
-from dwtir import DepthwiseConv2dShape, Epilogue, InvalidScheduleError, reference, schedules
+from dwtir import DepthwiseConv2dShape as Shape
+from dwtir import Epilogue, InvalidScheduleError, reference, schedules
 from dwtir.bands import COLUMNS, DEPTH, TILES, Bands
 from dwtir.nvrtc import _with_min_blocks
 from dwtir.planes import Planes
@@ -27,7 +28,7 @@ INSTRUCTION = {
 @pytest.mark.parametrize(("dtype", "ending"), [("float16", ""), ("bfloat16", "_dgrad")])
 @pytest.mark.parametrize("about", ["8x32x56x56_k7_p3", "2x16x40x40_k13_p6", "2x8x56x56_k31_p15"])
 def test_each_product_is_one_instruction(about, dtype, ending):
-    shape = DepthwiseConv2dShape.parse(f"{about}_{dtype}_nchw{ending}")
+    shape = Shape.parse(f"{about}_{dtype}_nchw{ending}")
     kernel = dwtir.build(shape, target="nvidia-h200")
     tile = kernel.strategy
     assert isinstance(tile, BandedMatrix)
@@ -48,7 +49,7 @@ def test_each_product_is_one_instruction(about, dtype, ending):
     ],
 )
 def test_planes_are_copied_as_vectors(about, copiers):
-    shape = DepthwiseConv2dShape.parse(about)
+    shape = Shape.parse(about)
     tile = BandedPlanes.choose(shape, H200)
     kernel = dwtir.build(shape, tile, target="nvidia-h200")
     source = kernel.source()
@@ -63,7 +64,7 @@ def test_planes_are_copied_as_vectors(about, copiers):
 
 
 def test_the_blocks_of_an_sm_are_those_of_the_products():
-    shape = DepthwiseConv2dShape.parse("32x64x14x14_k11_p5_float16_nhwc")
+    shape = Shape.parse("32x64x14x14_k11_p5_float16_nhwc")
     tile = BandedPlanes(7, 11, 4, 3)
     source = dwtir.build(shape, tile, target="nvidia-h200").source()
     bounded = re.findall(r"_bounds__\((.*?)\) (\w+)\(", _with_min_blocks(source, 5))
@@ -113,7 +114,7 @@ def test_results_and_what_they_are_added_to_move_in_pairs(epilogue):
     ],
 )
 def test_who_gets_tensor_cores(about, target, is_banded):
-    shape = DepthwiseConv2dShape.parse(about)
+    shape = Shape.parse(about)
     assert isinstance(schedules.choose(shape, resolve(target)), BandedMatrix) == is_banded
 
 
@@ -171,7 +172,7 @@ def test_the_tiles_cover_all_results_and_the_window_their_inputs(shape, rows, ke
     ],
 )
 def test_rows_of_an_odd_width_are_loaded_in_pairs(about, tile):
-    shape, strategy = DepthwiseConv2dShape.parse(about), BandedMatrix(*tile)
+    shape, strategy = Shape.parse(about), BandedMatrix(*tile)
     assert strategy.bands(shape).alternates
     tensors = integer_tensors(shape, Epilogue(), 0)
     expected = reference.depthwise_conv2d(shape, *tensors.values())
@@ -192,7 +193,7 @@ def test_rows_of_an_odd_width_are_loaded_in_pairs(about, tile):
     ],
 )
 def test_the_tiles_of_odd_widths_leave_room_for_many_warps(about):
-    shape = DepthwiseConv2dShape.parse(about)
+    shape = Shape.parse(about)
     tiles = BandedMatrix.guesses(shape, H200)
     tile, expected = tiles[0], [tile.expected_seconds(shape, H200) for tile in tiles]
     assert tile == BandedMatrix.choose(shape, H200)
@@ -222,7 +223,7 @@ def test_the_tiles_of_odd_widths_leave_room_for_many_warps(about):
     ],
 )
 def test_images_smaller_than_the_kernel(about, by_image, layout):
-    shape = DepthwiseConv2dShape.parse(about.format(layout))
+    shape = Shape.parse(about.format(layout))
     tensors = integer_tensors(shape, Epilogue(), 0)
     expected = reference.depthwise_conv2d(shape, *tensors.values())
     assert Bands(shape, shape.result_height, 1).goes_by_image == by_image

@@ -6,7 +6,8 @@ import dataclasses
 import pytest
 
 import dwtir
-from dwtir import DepthwiseConv2dShape, Epilogue, InvalidShapeError
+from dwtir import DepthwiseConv2dShape as Shape
+from dwtir import Epilogue, InvalidShapeError
 from dwtir.bench import Row, bench_layer, layers
 from dwtir.bench.__main__ import main
 from dwtir.bench.report import row_cells, summary, text
@@ -28,7 +29,7 @@ def row(text, own, spread=0.0, **peers):
     names = {"nchw": "torch NCHW native", "nhwc": "torch NHWC cudnn"}
     timings = {"dwtir": timing(own, spread)}
     timings |= {names[key]: timing(microseconds) for key, microseconds in peers.items()}
-    shape = DepthwiseConv2dShape.parse(text)
+    shape = Shape.parse(text)
     return Row(shape, Epilogue(), H200, True, timings, ("torch NCHW cudnn: wrong",))
 
 
@@ -101,7 +102,7 @@ def test_words_name_layers():
         for operation in operations
     }
     (shape,) = layers.named([LAYER], **FORMS)
-    assert (str(shape.task.shape), shape.networks) == (str(DepthwiseConv2dShape.parse(LAYER)), ())
+    assert (str(shape.task.shape), shape.networks) == (str(Shape.parse(LAYER)), ())
 
 
 @pytest.mark.parametrize("words", [["network"], ["suite", LAYER], ["seeds", "2017"], ["sweets"]])
@@ -133,7 +134,7 @@ def test_the_command(tmp_path):
     child = run(*command, "--rounds", "2", *files, LAYER, "2x4x8x8_k3_s2_psame_bfloat16_nhwc_wgrad")
     with (tmp_path / "rows.csv").open(newline="") as stream:
         lines = list(csv.DictReader(stream))
-    assert lines[0]["shape"] == str(DepthwiseConv2dShape.parse(LAYER))
+    assert lines[0]["shape"] == str(Shape.parse(LAYER))
     assert all(float(line["dwtir median_us"]) > 0 for line in lines)
     found = Results.read(tmp_path / "rows.json")
     assert found.about["dwtir"] == dwtir.__version__
@@ -187,7 +188,7 @@ TEXTS = [
 
 def check_beside_us(target, text, steps=None):
     found = bench_layer(
-        DepthwiseConv2dShape.parse(text),
+        Shape.parse(text),
         resolve(target),
         epilogue=Epilogue.of(steps),
         cold=target == "cuda",

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 
 import dwtir
-from dwtir import DepthwiseConv2dShape, Epilogue, compute, nvrtc
+from dwtir import DepthwiseConv2dShape as Shape
+from dwtir import Epilogue, compute, nvrtc
 from dwtir.schedules import (
     BandedMatrix,
     ChannelVector,
@@ -21,7 +22,7 @@ from dwtir.target import resolve
 from strategies import shapes
 
 H200 = resolve("nvidia-h200")
-SHAPE = DepthwiseConv2dShape.parse("64x256x56x56_k3_p1")
+SHAPE = Shape.parse("64x256x56x56_k3_p1")
 MODEL = Model(SHAPE, H200)
 WORK = Work(
     threads=128,
@@ -84,7 +85,7 @@ def test_lines_touched(threads, lines):
 
 
 def test_blocks_share_sectors_where_their_channels_are_not_whole_ones():
-    shape = DepthwiseConv2dShape.parse("128x240x28x28_k5_p2_nhwc")
+    shape = Shape.parse("128x240x28x28_k5_p2_nhwc")
     shared = {x: ChannelVector(7, 4, 1, x, 1, 1).work(shape).shared for x in (24, 30, 120)}
     assert shared[24] == shared[120] == 0
     assert 0.1 < shared[30] < 0.3
@@ -92,7 +93,7 @@ def test_blocks_share_sectors_where_their_channels_are_not_whole_ones():
 
 def test_stores_of_rows_of_seven_are_scattered():
     whole, part = (
-        RegisterWindow(7, cols, 7, 1, 8, 1, cols).work(DepthwiseConv2dShape.parse(text))
+        RegisterWindow(7, cols, 7, 1, 8, 1, cols).work(Shape.parse(text))
         for cols, text in ((8, "8x64x56x56_k3_p1"), (1, "8x64x7x7_k3_p1"))
     )
     assert part.scattered > whole.scattered
@@ -137,14 +138,14 @@ def test_the_choice_passes_its_check(shape):
 
 def test_channels_are_divided_where_they_can_be():
     """Vectors that hang over the last channel would cost every access a test."""
-    shape = DepthwiseConv2dShape.parse("128x336x28x28_k7_p3_float16_nhwc")
+    shape = Shape.parse("128x336x28x28_k7_p3_float16_nhwc")
     tile = ChannelVector.choose(shape, H200)
     assert 336 % (tile.thread_x * tile.vector) == 0
 
 
 @pytest.mark.parametrize("images", ["64x251x56x56_k5_p2_float16", "128x90x56x56_k5_p2"])
 def test_blocks_share_no_sectors_of_odd_pixels(images: str) -> None:
-    shape = DepthwiseConv2dShape.parse(f"{images}_nhwc")
+    shape = Shape.parse(f"{images}_nhwc")
     tile = RowStream.choose(shape, H200)
     assert tile.thread_x * tile.vector == shape.in_channels
 
@@ -176,14 +177,14 @@ def test_blocks_share_no_sectors_of_odd_pixels(images: str) -> None:
     ],
 )
 def test_rows_are_streamed_where_there_is_much_arithmetic(text, strategy):
-    assert choose(DepthwiseConv2dShape.parse(text), H200).name == strategy
+    assert choose(Shape.parse(text), H200).name == strategy
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_small_images_take_turns_where_blocks_come_one_after_the_other(layout):
     """Measured on 128 of them: 6 and 14 % faster. On 32 all blocks are there at once."""
     for batch, turns in ((1, 1), (32, 1), (128, 2)):
-        shape = DepthwiseConv2dShape.parse(f"{batch}x768x7x7_k7_p3_{layout}")
+        shape = Shape.parse(f"{batch}x768x7x7_k7_p3_{layout}")
         tile = WholeImage.choose(shape, H200)
         assert tile.turns == turns
         assert (tile.bands > 1) == (batch == 1 and layout == "nhwc")
@@ -208,12 +209,12 @@ def test_small_images_take_turns_where_blocks_come_one_after_the_other(layout):
 )
 def test_the_choice_is_the_fastest_measured(text, tile):
     """Of parted images, multipliers, and what no vector divides, on an H200, or near."""
-    assert choose(DepthwiseConv2dShape.parse(text), H200) == tile
+    assert choose(Shape.parse(text), H200) == tile
 
 
 def test_warps_have_the_registers_of_their_scheduler():
     """Nine warps, three for one scheduler, have no more than twelve."""
-    shape = DepthwiseConv2dShape.parse("128x96x57x57_k5_p2_float16_nhwc")
+    shape = Shape.parse("128x96x57x57_k5_p2_float16_nhwc")
     assert not RowStream(57, 10, 2, 48, 2, 1, 3, 3).is_promising(shape)
 
 
@@ -265,7 +266,7 @@ def test_an_epilogue_fits_beside_the_tile(layer, epilogue):
     ],
 )
 def test_a_tile_makes_room_for_what_waits(layer, epilogue, changed):
-    shape = DepthwiseConv2dShape.parse(layer)
+    shape = Shape.parse(layer)
     beside = choose(shape, H200, Epilogue.of(epilogue)).parameters
     assert beside == choose(shape, H200).parameters | changed
 

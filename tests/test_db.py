@@ -10,7 +10,8 @@ from tvm.s_tir import meta_schedule as ms
 
 import dwtir
 import processes
-from dwtir import DepthwiseConv2dShape, Epilogue, compute, database, traces
+from dwtir import DepthwiseConv2dShape as Shape
+from dwtir import Epilogue, compute, database, traces
 from dwtir.build import schedule_for
 from dwtir.database import TuneDB
 from dwtir.db import main
@@ -20,8 +21,8 @@ from dwtir.target import KNOWN_GPUS, resolve
 from dwtir.verify import verify_record
 from processes import command
 
-SHAPE = DepthwiseConv2dShape.parse("2x6x9x11_k3_s2x1_psame_m2")
-NHWC = DepthwiseConv2dShape.parse("1x32x14x14_k5_psame_float16_nhwc")
+SHAPE = Shape.parse("2x6x9x11_k3_s2x1_psame_m2")
+NHWC = Shape.parse("1x32x14x14_k5_psame_float16_nhwc")
 CPU, H200 = resolve("cpu"), KNOWN_GPUS["nvidia-h200"]
 TILE = Cpu(rows=3, cols=1, lanes=2)
 NAME = f"{SHAPE}.json"
@@ -69,7 +70,7 @@ def test_it_answers_as_a_database(folder):
     assert len(TuneDB([folder], "nvidia-h200")) == 1
     assert len(TuneDB(folder / "none", "cpu")) == 0
     assert db.has_workload(module())
-    assert not db.has_workload(module(DepthwiseConv2dShape.parse("1x8x9x9_k3")))
+    assert not db.has_workload(module(Shape.parse("1x8x9x9_k3")))
     work = db.commit_workload(module())
     assert [list(map(float, r.run_secs)) for r in db.get_top_k(work, 5)] == [[2e-6]]
     assert list(db.get_top_k(work, 0)) == []
@@ -233,7 +234,7 @@ def test_metaschedule_exchange(folder, tmp_path, run):
 
 def test_an_index_map_survives_the_exchange(tmp_path, run):
     """MetaSchedule writes the one of a strided layer's trace in another form than TVM's traces."""
-    shape = DepthwiseConv2dShape.parse("1x8x15x17_k3_s2_psame")
+    shape = Shape.parse("1x8x15x17_k3_s2_psame")
     record = Record.measured(Cpu.choose(shape, CPU), shape, CPU, [2e-6])
     assert any(instruction[0] == "TransformLayout" for instruction in record.trace[0])
     record.write(tmp_path / "db")

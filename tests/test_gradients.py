@@ -8,7 +8,8 @@ from hypothesis import given
 
 import dwtir
 from backends import CPU, CUDA, OPENCL
-from dwtir import DepthwiseConv2dShape, Epilogue, InvalidEpilogueError, reference, schedules
+from dwtir import DepthwiseConv2dShape as Shape
+from dwtir import Epilogue, InvalidEpilogueError, reference, schedules
 from dwtir.notation import OPERATIONS
 from dwtir.target import resolve
 from strategies import integer_tensors, named_shapes, real_tensors, seeds, shapes
@@ -53,7 +54,7 @@ def test_the_oracle_is_its_own_adjoint(shape, seed):
 )
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_the_weights_gradient_is_the_same_bits_every_time(backend, layout):
-    shape = replace(DepthwiseConv2dShape.parse("3x40x29x31_k3_s2_p1_wgrad"), layout=layout)
+    shape = replace(Shape.parse("3x40x29x31_k3_s2_p1_wgrad"), layout=layout)
     tile = schedules.choose(shape, backend.target())
     tensors = real_tensors(shape, Epilogue(), 0)
     first, *others = backend.run(tile, shape, Epilogue(), *[tensors] * 4)
@@ -63,7 +64,7 @@ def test_the_weights_gradient_is_the_same_bits_every_time(backend, layout):
 
 @pytest.mark.parametrize("operation", GRADIENTS)
 def test_a_gradient_has_no_epilogue(operation):
-    shape = replace(DepthwiseConv2dShape.parse("1x4x9x9_k3_p1"), operation=operation)
+    shape = replace(Shape.parse("1x4x9x9_k3_p1"), operation=operation)
     with pytest.raises(InvalidEpilogueError, match=f"got bias.* for {operation}"):
         dwtir.build(shape, epilogue="bias", target="cpu")
 
@@ -72,7 +73,7 @@ def test_a_gradient_has_no_epilogue(operation):
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("ending", ["dgrad", "wgrad"])
 def test_a_gradient_is_built_and_called_like_a_convolution(target, layout, ending):
-    shape = DepthwiseConv2dShape.parse(f"2x24x17x15_k5_s2x1_p2_m2_{layout}_{ending}")
+    shape = Shape.parse(f"2x24x17x15_k5_s2x1_p2_m2_{layout}_{ending}")
     kernel = dwtir.build(shape, target=target)
     arrays = list(integer_tensors(shape, Epilogue(), 0).values())
     expected = reference.depthwise_conv2d(shape, *arrays)
@@ -93,7 +94,7 @@ def test_a_gradient_is_built_and_called_like_a_convolution(target, layout, endin
 
 def test_threads_that_step_like_taps_are_refused():
     """TVM cannot lower such a tile: it does not see how wide the window is."""
-    shape = DepthwiseConv2dShape.parse("1x1x3x9_k1x2_s2_d1x4_p0_wgrad")
+    shape = Shape.parse("1x1x3x9_k1x2_s2_d1x4_p0_wgrad")
     tile = schedules.TapSums(1, 2, 1, 1, 1, 1, threads=2, parts=1, part_threads=1)
     gpu = resolve("nvidia-h200")
     with pytest.raises(dwtir.InvalidScheduleError, match="threads must be more or less"):
@@ -105,7 +106,7 @@ def test_threads_that_step_like_taps_are_refused():
 
 @pytest.mark.parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_saved_gradient_is_loaded(target, tmp_path):
-    shape = DepthwiseConv2dShape.parse("2x24x17x15_k3_p1_nhwc_wgrad")
+    shape = Shape.parse("2x24x17x15_k3_p1_nhwc_wgrad")
     kernel = dwtir.build(shape, target=target)
     kernel.export(tmp_path / "kernel.so")
     again = dwtir.load(tmp_path / "kernel.so")
@@ -118,7 +119,7 @@ def test_a_workspace_lives_as_long_as_a_graph():
     """torch's tensors and TVM's, captured in a CUDA graph and replayed on other values."""
     import torch
 
-    shape = DepthwiseConv2dShape.parse("4x64x30x30_k3_p1_wgrad")
+    shape = Shape.parse("4x64x30x30_k3_p1_wgrad")
     kernel = dwtir.build(shape, target="cuda")
     data = torch.randn(shape.data_shape, device="cuda")
     grad = torch.randn(shape.out_shape, device="cuda")

@@ -10,7 +10,8 @@ from hypothesis import given
 
 import dwtir
 from backends import H200, REPLAY
-from dwtir import DepthwiseConv2dShape, Epilogue, InvalidScheduleError, reference, schedules
+from dwtir import DepthwiseConv2dShape as Shape
+from dwtir import Epilogue, InvalidScheduleError, reference, schedules
 from dwtir.bands import COLUMNS, TILES
 from dwtir.diagonals import INPUTS, Diagonals
 from dwtir.schedules import BandedSums, TapSums, UnitSums
@@ -18,7 +19,7 @@ from dwtir.target import resolve
 from dwtir.units import LANES, Units
 from strategies import integer_tensors, shapes
 
-NCHW = DepthwiseConv2dShape.parse("32x32x28x28_k7_p3_float16_wgrad")
+NCHW = Shape.parse("32x32x28x28_k7_p3_float16_wgrad")
 NHWC = replace(NCHW, layout="NHWC")
 TILES_OF = {NCHW: BandedSums(14, 4, 2, 2, 3), NHWC: UnitSums(16, 1, 4, 4, 6, 3, 1, 2)}
 OF_LAYOUT = {"NCHW": BandedSums, "NHWC": UnitSums}
@@ -36,7 +37,7 @@ OF_LAYOUT = {"NCHW": BandedSums, "NHWC": UnitSums}
     ],
 )
 def test_each_product_is_one_instruction(about, dtype):
-    shape = replace(DepthwiseConv2dShape.parse(f"{about}_wgrad"), dtype=dtype)
+    shape = replace(Shape.parse(f"{about}_wgrad"), dtype=dtype)
     kernel = dwtir.build(shape, target="nvidia-h200")
     tile, source, resources = kernel.strategy, kernel.source(), kernel.resources()
     assert isinstance(tile, OF_LAYOUT[shape.layout])
@@ -71,7 +72,7 @@ def test_each_product_is_one_instruction(about, dtype):
 )
 @pytest.mark.parametrize("layout", OF_LAYOUT)
 def test_who_gets_tensor_cores(about, target, is_for_them, layout):
-    shape = replace(DepthwiseConv2dShape.parse(f"{about}_wgrad"), layout=layout)
+    shape = replace(Shape.parse(f"{about}_wgrad"), layout=layout)
     chosen = schedules.choose(shape, resolve(target))
     assert type(chosen) is (OF_LAYOUT[layout] if is_for_them else TapSums)
 
@@ -87,7 +88,7 @@ def test_who_gets_tensor_cores(about, target, is_for_them, layout):
     ],
 )
 def test_who_does_not(about):
-    shape = DepthwiseConv2dShape.parse(f"{about}_wgrad")
+    shape = Shape.parse(f"{about}_wgrad")
     assert type(schedules.choose(shape, H200)) is TapSums
 
 
@@ -145,7 +146,7 @@ def test_what_does_not_fit_is_refused(shape, others, change, complaint):
     ],
 )
 def test_any_tile_is_right(about, tile):
-    shape = DepthwiseConv2dShape.parse(f"{about}_wgrad")
+    shape = Shape.parse(f"{about}_wgrad")
     tile.check_use(shape, H200)
     tensors = integer_tensors(shape, Epilogue(), 0)
     expected = reference.depthwise_conv2d(shape, *tensors.values())

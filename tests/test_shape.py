@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dwtir import DepthwiseConv2dShape, InvalidShapeError
+from dwtir import DepthwiseConv2dShape as Shape
+from dwtir import InvalidShapeError
 from strategies import invalid_shapes, shapes
 
 
 def make(**parameters):
     base = {"batch": 1, "in_channels": 4, "height": 9, "width": 9, "kernel": 3}
-    return DepthwiseConv2dShape(**(base | parameters))
+    return Shape(**(base | parameters))
 
 
 # Valid shapes
@@ -23,17 +24,17 @@ def make(**parameters):
 
 @given(shapes())
 def test_the_text_form_names_the_shape_exactly(shape):
-    assert DepthwiseConv2dShape.parse(str(shape)) == shape
-    assert DepthwiseConv2dShape.parse(shape.brief) == shape
+    assert Shape.parse(str(shape)) == shape
+    assert Shape.parse(shape.brief) == shape
     assert len(shape.brief) <= len(str(shape))
-    assert DepthwiseConv2dShape.of(str(shape)) == shape
+    assert Shape.of(str(shape)) == shape
     assert re.fullmatch(r"[0-9a-z_]{1,150}", str(shape)), "not a file name on every system"
 
 
 @given(shapes())
 def test_mapping_and_object_mean_the_same(shape):
-    assert DepthwiseConv2dShape.of(asdict(shape)) == shape
-    assert DepthwiseConv2dShape.of(shape) is shape
+    assert Shape.of(asdict(shape)) == shape
+    assert Shape.of(shape) is shape
 
 
 @pytest.mark.parametrize(
@@ -45,18 +46,18 @@ def test_mapping_and_object_mean_the_same(shape):
     ],
 )
 def test_a_brief_text_says_no_more_than_it_must(text):
-    assert DepthwiseConv2dShape.parse(text).brief == text
+    assert Shape.parse(text).brief == text
 
 
 def test_short_texts_take_the_defaults():
     full = "2x8x16x15_k3x3_s1x1_p0x0x0x0_d1x1_m1_float32_nchw"
-    assert str(DepthwiseConv2dShape.parse("2x8x16x15_k3")) == full
-    assert str(DepthwiseConv2dShape.parse("  k3_pvalid_2X8x16x15_NCHW_Float32 \n")) == full
-    assert str(DepthwiseConv2dShape.parse("1x8x16x16_k3x5_p1x2_s2_d3_m4_bfloat16_nhwc")) == (
+    assert str(Shape.parse("2x8x16x15_k3")) == full
+    assert str(Shape.parse("  k3_pvalid_2X8x16x15_NCHW_Float32 \n")) == full
+    assert str(Shape.parse("1x8x16x16_k3x5_p1x2_s2_d3_m4_bfloat16_nhwc")) == (
         "1x8x16x16_k3x5_s2x2_p1x2x1x2_d3x3_m4_bfloat16_nhwc"
     )
-    assert DepthwiseConv2dShape.parse("1x8x16x16_k3_p1x2x3x4").padding == (1, 2, 3, 4)
-    assert DepthwiseConv2dShape.parse("1x8x16x16_k3_psame").padding == (1, 1, 1, 1)
+    assert Shape.parse("1x8x16x16_k3_p1x2x3x4").padding == (1, 2, 3, 4)
+    assert Shape.parse("1x8x16x16_k3_psame").padding == (1, 1, 1, 1)
 
 
 def test_padding_in_all_forms():
@@ -211,17 +212,17 @@ def test_the_limit_of_indices_is_exact():
 )
 def test_texts_that_are_no_shape(text, word):
     with pytest.raises(InvalidShapeError) as error:
-        DepthwiseConv2dShape.parse(text)
+        Shape.parse(text)
     assert word in str(error.value)
 
 
 @given(st.text(max_size=40))
 def test_no_text_does_worse_than_an_error(text):
     try:
-        shape = DepthwiseConv2dShape.parse(text)
+        shape = Shape.parse(text)
     except InvalidShapeError:
         return
-    assert DepthwiseConv2dShape.parse(str(shape)) == shape
+    assert Shape.parse(str(shape)) == shape
 
 
 @pytest.mark.parametrize(
@@ -234,10 +235,10 @@ def test_no_text_does_worse_than_an_error(text):
 )
 def test_mappings_that_are_no_shape(mapping, message):
     with pytest.raises(InvalidShapeError, match=message):
-        DepthwiseConv2dShape.of(mapping)
+        Shape.of(mapping)
 
 
 @pytest.mark.parametrize("value", [None, 3, (1, 2, 3, 4), b"1x2x9x9_k3"])
 def test_objects_that_are_no_shape(value):
     with pytest.raises(InvalidShapeError, match=f"got {type(value).__name__}"):
-        DepthwiseConv2dShape.of(value)
+        Shape.of(value)

@@ -14,7 +14,8 @@ from tvm.s_tir.schedule import Trace
 
 import dwtir
 from backends import H200, OPENCL, REPLAY
-from dwtir import ARTICLE_STEPS, STRATEGIES, DepthwiseConv2dShape, Epilogue, reference
+from dwtir import ARTICLE_STEPS, STRATEGIES, Epilogue, reference
+from dwtir import DepthwiseConv2dShape as Shape
 from dwtir.build import schedule_for
 from dwtir.images import Images
 from dwtir.schedules import (
@@ -32,8 +33,8 @@ from dwtir.schedules.ladder import LADDER_STEPS
 from dwtir.target import resolve
 from strategies import integer_tensors
 
-ARTICLE_2025 = DepthwiseConv2dShape.parse("3x4x16x32_k7_p3")
-ARTICLE_2017 = DepthwiseConv2dShape.parse("1x256x96x96_k3_p1")
+ARTICLE_2025 = Shape.parse("3x4x16x32_k7_p3")
+ARTICLE_2017 = Shape.parse("1x256x96x96_k3_p1")
 
 
 def scopes_and_bindings(shape, step):
@@ -130,7 +131,7 @@ def test_these_are_the_articles_steps():
     ],
 )
 def test_a_tile_takes_the_shared_memory_that_its_check_counts(text, tile):
-    shape = DepthwiseConv2dShape.parse(text)
+    shape = Shape.parse(text)
     resources = dwtir.build(shape, tile, target="nvidia-h200").resources()
     # The compiler aligns one buffer after the other, to at most 16 bytes.
     assert tile._shared_bytes(shape) <= resources.shared_bytes <= tile._shared_bytes(shape) + 16
@@ -159,7 +160,7 @@ ODD_LAYERS = pytest.mark.parametrize(
 
 @ODD_LAYERS
 def test_inlined_padding_computes_the_same(backend, text):
-    shape = DepthwiseConv2dShape.parse(text)
+    shape = Shape.parse(text)
     tile = SharedTile(block_h=8, block_w=8, thread_y=4, thread_x=4, padding="inline")
     assert_exact(backend, tile, shape)
 
@@ -179,7 +180,7 @@ def test_inlined_padding_computes_the_same(backend, text):
 )
 @pytest.mark.parametrize("strategy", [RegisterWindow, ChannelVector])
 def test_the_window_shrinks_before_the_code_explodes(strategy, text, window):
-    shape = DepthwiseConv2dShape.parse(f"{text}_{strategy.layouts[0]}")
+    shape = Shape.parse(f"{text}_{strategy.layouts[0]}")
     kernel = dwtir.build(shape, strategy.name, target="nvidia-h200")
     assert kernel.strategy.parameters["window"] == window
     assert len(kernel.source()) < 500_000
@@ -190,7 +191,7 @@ def test_the_window_shrinks_before_the_code_explodes(strategy, text, window):
 @pytest.mark.parametrize("window", ["tile", "row", "tap"])
 @pytest.mark.parametrize("strategy", [RegisterWindow, ChannelVector])
 def test_every_window_computes_the_same(strategy, text, window, backend):
-    shape = DepthwiseConv2dShape.parse(f"{text}_{strategy.layouts[0]}")
+    shape = Shape.parse(f"{text}_{strategy.layouts[0]}")
     tile = dataclasses.replace(strategy.choose(shape, resolve("nvidia-h200")), window=window)
     if isinstance(tile, RegisterWindow) and window == "tap":
         tile = dataclasses.replace(tile, lanes=1)
@@ -209,13 +210,13 @@ def test_every_window_computes_the_same(strategy, text, window, backend):
     ],
 )
 def test_rows_of_a_residual_meet_their_rows(images, rows, cols, depth):
-    shape = DepthwiseConv2dShape.parse(f"2x4x13x12_k5_p3x2_{images}")
+    shape = Shape.parse(f"2x4x13x12_k5_p3x2_{images}")
     tile = RowStream(rows, cols, 2, 2, 1, 2, 1, depth)
     assert_exact(REPLAY, tile, shape, "scale_shift+residual")
 
 
 def test_a_window_larger_than_shared_memory_is_not_claimed():
-    shape = DepthwiseConv2dShape.parse("1x1x400x400_k200")
+    shape = Shape.parse("1x1x400x400_k200")
     gpu = resolve("nvidia-h200")
     assert not SharedTile.claims(shape, gpu)
     with pytest.raises(dwtir.InvalidScheduleError, match="shared bytes per block must be at most"):
@@ -236,7 +237,7 @@ def test_a_window_larger_than_shared_memory_is_not_claimed():
     ],
 )
 def test_the_trace_makes_the_script(target, about, epilogue):
-    shape = DepthwiseConv2dShape.parse(f"2x6x13x18_{about}")
+    shape = Shape.parse(f"2x6x13x18_{about}")
     names = [
         name
         for name, strategy in STRATEGIES.items()
@@ -265,7 +266,7 @@ def test_a_gpu_schedule_is_one_kernel_with_its_sums_in_registers(name, operation
     strategy = STRATEGIES[name]
     about = f"{strategy.dtypes[0]}_{strategy.layouts[0].lower()}"
     size = 8 if name == "whole_image" else 28
-    shape = DepthwiseConv2dShape.parse(f"2x8x{size}x{size}_k3_p1_{about}")
+    shape = Shape.parse(f"2x8x{size}x{size}_k3_p1_{about}")
     shape = dataclasses.replace(shape, operation=operation)
     kernel = dwtir.build(shape, name, target="nvidia-h200")
     assert kernel_names(kernel.source()) == {"main_kernel"}
@@ -279,7 +280,7 @@ def test_a_gpu_schedule_is_one_kernel_with_its_sums_in_registers(name, operation
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_the_weights_gradient_is_two_kernels_with_its_sums_in_registers(layout):
-    shape = DepthwiseConv2dShape.parse(f"8x32x56x56_k3_p1_{layout}_wgrad")
+    shape = Shape.parse(f"8x32x56x56_k3_p1_{layout}_wgrad")
     kernel = dwtir.build(shape, "tap_sums", target="nvidia-h200")
     assert kernel_names(kernel.source()) == {"main_kernel", "main_kernel_1"}
     tile = kernel.strategy
@@ -305,7 +306,7 @@ def test_the_weights_gradient_is_two_kernels_with_its_sums_in_registers(layout):
     ],
 )
 def test_whole_images_multiply_no_padding(text, tile):
-    shape = DepthwiseConv2dShape.parse(text)
+    shape = Shape.parse(text)
     resources = dwtir.build(shape, tile, target="nvidia-h200").resources()
     images = Images(shape, tile.thread_x, tile.thread_y, tile.rows)
     assert abs(resources.shared_bytes - images.shared_bytes) <= 16
@@ -324,7 +325,7 @@ def test_whole_images_multiply_no_padding(text, tile):
     ],
 )
 def test_bands_of_an_image_have_one_code(text):
-    shape = DepthwiseConv2dShape.parse(text)
+    shape = Shape.parse(text)
     sources = []
     for bands in (7, 14):
         tile = SplitImage(16, 1, bands, 4)
@@ -339,7 +340,7 @@ def test_bands_of_an_image_have_one_code(text):
 
 
 def test_small_results_have_a_place_of_their_own():
-    shape = DepthwiseConv2dShape.parse("2x1x17x11_k5x1_d4")
+    shape = Shape.parse("2x1x17x11_k5x1_d4")
     taken = dwtir.build(shape, SplitImage(32, 1, 1), target="nvidia-h200").resources().shared_bytes
     assert 17 * 11 * 32 * 4 + 11 * 32 * 4 <= taken <= Images(shape, 32, 1, 1).shared_bytes
     with pytest.raises(dwtir.InvalidScheduleError, match="shared bytes"):
@@ -352,7 +353,7 @@ def kernel_names(source):
 
 def test_a_strided_gradient_multiplies_only_the_taps_that_are_there():
     """The source asks at every tap whether it is there, of the tile's own rows and columns."""
-    shape = DepthwiseConv2dShape.parse("2x8x28x28_k3_s2_p1_dgrad")
+    shape = Shape.parse("2x8x28x28_k3_s2_p1_dgrad")
     source = dwtir.build(shape, "register_window", target="nvidia-h200").source()
     tests = [line for line in source.splitlines() if "% 2) == 0" in line]
     assert tests
@@ -360,6 +361,6 @@ def test_a_strided_gradient_multiplies_only_the_taps_that_are_there():
 
 
 def test_bands_of_an_image_are_for_kernels_without_dilation():
-    shape = DepthwiseConv2dShape.parse("1x8x6x1_k2x1_p0_d2_nhwc")
+    shape = Shape.parse("1x8x6x1_k2x1_p0_d2_nhwc")
     with pytest.raises(dwtir.InvalidScheduleError, match="bands must be one of"):
         WholeImage(2, 1, 1, 16, bands=4).check(shape, H200)

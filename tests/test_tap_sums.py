@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import dwtir
-from dwtir import DepthwiseConv2dShape, InvalidScheduleError
+from dwtir import DepthwiseConv2dShape as Shape
+from dwtir import InvalidScheduleError
 from dwtir.nvrtc import _with_min_blocks
 from dwtir.schedules import TapSums
 from dwtir.schedules.tap_cost import Tiles, estimate, other_blocks, tiles_of_channel
@@ -16,8 +17,8 @@ from dwtir.schedules.tap_tiles import ranked
 from dwtir.target import resolve
 
 GPU = resolve("nvidia-h200")
-NCHW = DepthwiseConv2dShape.parse("8x32x56x56_k3_p1_float32_nchw_wgrad")
-NHWC = DepthwiseConv2dShape.parse("8x32x56x56_k3_p1_float16_nhwc_wgrad")
+NCHW = Shape.parse("8x32x56x56_k3_p1_float32_nchw_wgrad")
+NHWC = Shape.parse("8x32x56x56_k3_p1_float16_nhwc_wgrad")
 IN_NCHW = TapSums(4, 4, 3, 3, 1, 1, 64, 4, 4, 1, 4, 4, 1)
 IN_NHWC = TapSums(4, 4, 3, 3, 2, 16, 4, 8, 8, 1, 1, 1, 1)
 
@@ -63,7 +64,7 @@ def test_a_tile_that_does_not_fit_is_refused(shape, tile, change, message):
 
 
 def test_kernel_threads_are_bounded_by_the_device():
-    shape = DepthwiseConv2dShape.parse("1x1x130x130_k128x1_wgrad")
+    shape = Shape.parse("1x1x130x130_k128x1_wgrad")
     tile = TapSums(1, 1, 1, 1, 1, 1, 1, 1, 1, kernel_threads=64)
     tile.check(shape, GPU)
     with pytest.raises(InvalidScheduleError, match="kernel_threads must be at most 64, got 128"):
@@ -71,7 +72,7 @@ def test_kernel_threads_are_bounded_by_the_device():
 
 
 def test_too_many_sums_are_refused():
-    shape = DepthwiseConv2dShape.parse("1x1x40x40_k12x12_wgrad")
+    shape = Shape.parse("1x1x40x40_k12x12_wgrad")
     with pytest.raises(InvalidScheduleError, match="sums of a thread must be at most 128, got 144"):
         TapSums(1, 1, 12, 12, 1, 1, 1, 1, 1).check(shape, GPU)
 
@@ -79,7 +80,7 @@ def test_too_many_sums_are_refused():
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_threads_that_step_down_like_kernel_rows_are_refused(layout):
     """TVM cannot lower such a tile: it does not see how high the window is."""
-    shape = DepthwiseConv2dShape.parse(f"3x6x23x1_k8_d3x1_p10x3x11x4_{layout}_wgrad")
+    shape = Shape.parse(f"3x6x23x1_k8_d3x1_p10x3x11x4_{layout}_wgrad")
     channels = 6 if layout == "nhwc" else 1
     tile = TapSums(12, 1, 4, 4, 1, channels, 2, 3, 3, kernel_threads=2)
     for mixed_up in (tile, replace(tile, threads=1), replace(tile, parts=1, part_threads=1)):
@@ -118,7 +119,7 @@ def test_min_blocks_bounds_only_the_first_kernel(shape):
     ],
 )
 def test_no_shape_is_too_odd(text):
-    shape = DepthwiseConv2dShape.parse(f"{text}_wgrad")
+    shape = Shape.parse(f"{text}_wgrad")
     tile = TapSums.choose(shape, GPU)
     tile.check(shape, GPU)
     assert tile.is_promising(shape)
@@ -127,7 +128,7 @@ def test_no_shape_is_too_odd(text):
 @pytest.mark.parametrize("text", LARGE)
 def test_large_layers_keep_the_device_busy(text):
     """The choice is the least estimate; no column, thread or multiprocessor idles for long."""
-    shape = DepthwiseConv2dShape.parse(text)
+    shape = Shape.parse(text)
     tile = TapSums.choose(shape, GPU)
     assert shape.out_width % tile.cols == 0, "a column too many is a branch for each output"
     turns = float(tiles_of_channel(tile, shape)) / (tile.threads * tile.parts)
@@ -142,7 +143,7 @@ def test_large_layers_keep_the_device_busy(text):
 
 
 def test_kernels_of_31_rows_share_their_loads_among_threads():
-    shape = DepthwiseConv2dShape.parse("32x128x56x56_k31_p15_float32_nchw_wgrad")
+    shape = Shape.parse("32x128x56x56_k31_p15_float32_nchw_wgrad")
     tile = TapSums.choose(shape, GPU)
     assert tile.kernel_rows * tile.kernel_cols * tile.vector <= 128
     assert tile.kernel_threads > 1
