@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .epilogue import Epilogue, EpilogueLike
-from .shape import DepthwiseConv2dShape
+from .shape import DepthwiseConv2dShape as Shape
 
 Array: TypeAlias = NDArray[Any]
 Float64: TypeAlias = NDArray[np.float64]
@@ -28,7 +28,7 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 
 def depthwise_conv2d(
-    shape: DepthwiseConv2dShape,
+    shape: Shape,
     first: Array,
     second: Array,
     operands: Mapping[str, Array] | None = None,
@@ -57,7 +57,7 @@ def depthwise_conv2d(
 
 
 def error_bound(
-    shape: DepthwiseConv2dShape,
+    shape: Shape,
     first: Array,
     second: Array,
     operands: Mapping[str, Array] | None = None,
@@ -96,7 +96,7 @@ def _wide(array: Array) -> Float64:
     return np.asarray(array).astype(np.float64)
 
 
-def _products(shape: DepthwiseConv2dShape) -> int:
+def _products(shape: Shape) -> int:
     """Count the products that one element of the result sums at most."""
     return {
         "forward": prod(shape.kernel),
@@ -105,13 +105,13 @@ def _products(shape: DepthwiseConv2dShape) -> int:
     }[shape.operation]
 
 
-def _sum_products(shape: DepthwiseConv2dShape, first: Float64, second: Float64) -> Float64:
+def _sum_products(shape: Shape, first: Float64, second: Float64) -> Float64:
     """Take the operation's products and sum them, tap by tap."""
     inputs = dict(zip(shape.input_shapes, (first, second), strict=True))
     return _OPERATIONS[shape.operation](shape, **inputs)
 
 
-def _forward(shape: DepthwiseConv2dShape, *, data: Float64, weight: Float64) -> Float64:
+def _forward(shape: Shape, *, data: Float64, weight: Float64) -> Float64:
     data, weight = _as_nchw(shape, data), _filters_first(shape, weight)
     padded, out = _pad(shape, data), np.zeros(_outputs(shape), np.float64)
     for tap, window in _windows(shape, padded):
@@ -119,7 +119,7 @@ def _forward(shape: DepthwiseConv2dShape, *, data: Float64, weight: Float64) -> 
     return _from_nchw(shape, out.reshape(shape.batch, -1, *_outputs(shape)[3:]))
 
 
-def _grad_data(shape: DepthwiseConv2dShape, *, grad_out: Float64, weight: Float64) -> Float64:
+def _grad_data(shape: Shape, *, grad_out: Float64, weight: Float64) -> Float64:
     grad_out = _as_nchw(shape, grad_out).reshape(_outputs(shape))
     weight = _filters_first(shape, weight)
     image = (shape.batch, shape.in_channels, shape.height, shape.width)
@@ -131,7 +131,7 @@ def _grad_data(shape: DepthwiseConv2dShape, *, grad_out: Float64, weight: Float6
     return _from_nchw(shape, inside)
 
 
-def _grad_weight(shape: DepthwiseConv2dShape, *, data: Float64, grad_out: Float64) -> Float64:
+def _grad_weight(shape: Shape, *, data: Float64, grad_out: Float64) -> Float64:
     padded = _pad(shape, _as_nchw(shape, data))
     grad_out = _as_nchw(shape, grad_out).reshape(_outputs(shape))
     filters = np.zeros((shape.in_channels, shape.channel_multiplier, *shape.kernel), np.float64)
@@ -149,9 +149,7 @@ _OPERATIONS: dict[str, Callable[..., Float64]] = {
 }
 
 
-def _windows(
-    shape: DepthwiseConv2dShape, padded: Float64
-) -> Iterator[tuple[tuple[int, int], Float64]]:
+def _windows(shape: Shape, padded: Float64) -> Iterator[tuple[tuple[int, int], Float64]]:
     """Yield each tap and the view of the padded input that it meets, one value an output."""
     extents = (shape.out_height, shape.out_width)
     for tap in np.ndindex(*shape.kernel):
@@ -164,32 +162,30 @@ def _windows(
         yield (tap[0], tap[1]), padded[:, :, places[0], places[1]]
 
 
-def _outputs(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+def _outputs(shape: Shape) -> tuple[int, ...]:
     """Return the extents of the output with its channels as (in_channels, multiplier)."""
     channels = (shape.in_channels, shape.channel_multiplier)
     return (shape.batch, *channels, shape.out_height, shape.out_width)
 
 
-def _pad(shape: DepthwiseConv2dShape, image: Float64) -> Float64:
+def _pad(shape: Shape, image: Float64) -> Float64:
     top, left, bottom, right = shape.padding
     return np.pad(image, ((0, 0), (0, 0), (top, bottom), (left, right)))
 
 
-def _filters_first(shape: DepthwiseConv2dShape, weight: Float64) -> Float64:
+def _filters_first(shape: Shape, weight: Float64) -> Float64:
     return weight if shape.layout == "NCHW" else weight.transpose(2, 3, 0, 1)
 
 
-def _as_nchw(shape: DepthwiseConv2dShape, image: Float64) -> Float64:
+def _as_nchw(shape: Shape, image: Float64) -> Float64:
     return image if shape.layout == "NCHW" else image.transpose(0, 3, 1, 2)
 
 
-def _from_nchw(shape: DepthwiseConv2dShape, image: Float64) -> Float64:
+def _from_nchw(shape: Shape, image: Float64) -> Float64:
     return np.ascontiguousarray(image if shape.layout == "NCHW" else image.transpose(0, 2, 3, 1))
 
 
-def _broadcastable(
-    shape: DepthwiseConv2dShape, operands: Mapping[str, Array] | None
-) -> dict[str, Float64]:
+def _broadcastable(shape: Shape, operands: Mapping[str, Array] | None) -> dict[str, Float64]:
     """Give per-channel tensors the rank of the output."""
     per_channel = (1, -1, 1, 1) if shape.layout == "NCHW" else (1, 1, 1, -1)
     return {

@@ -25,12 +25,12 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from . import script
 from .sizes import SLACK, aligned, image
 
 
-def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
+def nchw(shape: Shape) -> tirx.PrimFunc:
     """Define the gradient on NCHW images."""
     N, C, M, H, W = image(shape)
     OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
@@ -89,7 +89,7 @@ def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
     return grad_data_nchw
 
 
-def nhwc(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
+def nhwc(shape: Shape) -> tirx.PrimFunc:
     """Define the gradient on NHWC images."""
     N, C, M, H, W = image(shape)
     OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
@@ -146,7 +146,7 @@ def nhwc(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
     return grad_data_nhwc
 
 
-def _axis(shape: DepthwiseConv2dShape, axis: int) -> tuple[int, int, int]:
+def _axis(shape: Shape, axis: int) -> tuple[int, int, int]:
     """Return FIRST, PHASE and the extent of `padded` along one axis."""
     size = (shape.height, shape.width)[axis]
     stride, reach = shape.stride[axis], (shape.kernel[axis] - 1) * shape.dilation[axis]
@@ -154,7 +154,7 @@ def _axis(shape: DepthwiseConv2dShape, axis: int) -> tuple[int, int, int]:
     return first, phase, (size + SLACK - 1 + phase + reach) // stride + 1
 
 
-def _where(shape: DepthwiseConv2dShape) -> Callable[..., tirx.PrimExpr]:
+def _where(shape: Shape) -> Callable[..., tirx.PrimExpr]:
     """Give the function that keeps a product where a tap meets a row and a column."""
     stride_h, stride_w = shape.stride
 

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..bands import COLUMNS, Bands
 from ..epilogue import Epilogue
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .base import Strategy, unroll_all, varied
 from .cost import registers_for
@@ -120,7 +120,7 @@ class BandedMatrix(Strategy):
     """Blocks that an SM shall have room for at a time."""
 
     @classmethod
-    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def claims(cls, shape: Shape, target: Target) -> bool:
         """Tell whether there are so many taps to an input that the tensor cores may pay."""
         taps = shape.kernel[0] * shape.kernel[1] / (shape.stride[0] * shape.stride[1])
         least, most = _ODD_TAPS if Bands(shape, 1, 1).is_odd else (_LEAST_TAPS, inf)
@@ -131,7 +131,7 @@ class BandedMatrix(Strategy):
         )
 
     @classmethod
-    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than a window in registers.
 
         Where rows are even it is known to. That memory is slower where they are odd, the model
@@ -144,19 +144,19 @@ class BandedMatrix(Strategy):
         return own < other + shape.least_bytes * (1 / _BANDWIDTH - 1 / _WINDOW_BANDWIDTH)
 
     @classmethod
-    def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def _is_for(cls, shape: Shape, target: Target) -> bool:
         forward = shape.operation == "forward"
         turned = shape.stride == (1, 1) and shape.channel_multiplier == 1
         return super()._is_for(shape, target) and (forward or turned)
 
     @classmethod
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> BandedMatrix:
+    def choose(cls, shape: Shape, target: Target) -> BandedMatrix:
         """Choose the tile whose loads and products take the least time."""
         tiles = cls._tiles(shape)
         return min(tiles, key=lambda tile: tile._cycles(shape, target), default=cls(1, 1, 1))
 
     @classmethod
-    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[BandedMatrix, ...]:
+    def guesses(cls, shape: Shape, target: Target) -> tuple[BandedMatrix, ...]:
         """List the tile chosen; of an odd width the tiles expected to be fastest, in order."""
         chosen = cls.choose(shape, target)
         if not chosen.bands(shape).alternates:
@@ -167,7 +167,7 @@ class BandedMatrix(Strategy):
         return varied(ranked, lambda tile: tile.rows)
 
     @classmethod
-    def _tiles(cls, shape: DepthwiseConv2dShape) -> Iterator[BandedMatrix]:
+    def _tiles(cls, shape: Shape) -> Iterator[BandedMatrix]:
         for rows, kernel_rows in product(_heights(shape), _kernel_rows(shape)):
             bands = cls(rows, kernel_rows, 1).bands(shape)
             is_low = bands.down > 1 and rows * shape.stride[0] < _LEAST_ROWS
@@ -179,7 +179,7 @@ class BandedMatrix(Strategy):
                     yield tile
 
     @classmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         chosen = cls.choose(shape, target)
         return {
             "rows": with_value(chosen.rows, _heights(shape)),
@@ -188,7 +188,7 @@ class BandedMatrix(Strategy):
             "min_blocks": with_value(chosen.min_blocks, BLOCK_COUNTS),
         }
 
-    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+    def is_promising(self, shape: Shape) -> bool:
         bands, loads, products = self._counts(shape)
         band = _band(bands)
         needed = 30 + loads + 4 * self.rows + band + _SECOND_KIND * bands.alternates
@@ -200,7 +200,7 @@ class BandedMatrix(Strategy):
             and not (bands.alternates and self._least(bands, needed) > self._has)
         )
 
-    def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Self:
+    def with_room_for(self, shape: Shape, epilogue: Epilogue) -> Self:
         """Take small blocks: others start while some end with an epilogue."""
         bands, tile = self.bands(shape), replace(self, warps=min(2, self.warps), min_blocks=8)
         is_even = bands.kernel_steps == 1 and not (bands.is_copied or bands.alternates)
@@ -217,7 +217,7 @@ class BandedMatrix(Strategy):
         least = _SECOND_KIND + 4 * self.rows + _band(bands) * bands.depth_steps
         return least if bands.kernel_steps == 1 else needed
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         self._require(self.rows <= MAX_SIDE, "rows", self.rows, f"at most {MAX_SIDE}")
         bands, loads, products = self._counts(shape)
         height = bands.product_rows
@@ -233,22 +233,22 @@ class BandedMatrix(Strategy):
         )
         self._require_launch(target, threads=32 * self.warps)
 
-    def _counts(self, shape: DepthwiseConv2dShape) -> tuple[Bands, int, int]:
+    def _counts(self, shape: Shape) -> tuple[Bands, int, int]:
         """Return sizes, and how many loads and products a step has."""
         bands = self.bands(shape)
         loads = 4 * bands.depth_steps * bands.window_rows(self.kernel_rows)
         return bands, loads, self.rows * self.kernel_rows * bands.depth_steps
 
-    def bands(self, shape: DepthwiseConv2dShape) -> Bands:
+    def bands(self, shape: Shape) -> Bands:
         """Return the sizes that the tile has for a shape."""
         return Bands(shape, self.rows, self.kernel_rows)
 
-    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float | None:
+    def expected_seconds(self, shape: Shape, target: Target) -> float | None:
         """Estimate the time in rows of an odd width. Of others there is only a measure."""
         odd = self.bands(shape).alternates
         return self._odd_cycles(shape, target) / _CLOCK if odd else None
 
-    def _cycles(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+    def _cycles(self, shape: Shape, target: Target) -> float:
         """Estimate how long an SM takes for its warps, of which it needs four to be busy."""
         bands, loads, products = self._counts(shape)
         if bands.alternates:
@@ -261,7 +261,7 @@ class BandedMatrix(Strategy):
         warps = bands.groups * shape.result_channels / target.units
         return warp * max(4.0, warps)
 
-    def _odd_cycles(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+    def _odd_cycles(self, shape: Shape, target: Target) -> float:
         """Estimate the time in rows of an odd width, by the blocks that registers have room for.
 
         Stores take most of it: one by one, of what lies in images, in as many rows as 8 tiles do.
@@ -281,12 +281,12 @@ class BandedMatrix(Strategy):
         busy *= 1 + _EVEN_COLUMN * (bands.down % 2 == 0)
         return busy + _CLOCK * (_LAUNCH + shape.least_bytes / _BANDWIDTH)
 
-    def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import banded_matrix
 
         return banded_matrix(self.bands(shape), epilogue)
 
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, band, conv, epilogue, store = map(
             sch.get_sblock, ("pad", "band", "depthwise_conv2d", "epilogue", "store")
         )
@@ -302,9 +302,7 @@ class BandedMatrix(Strategy):
             sch.vectorize(pair) if shape.result_width % 2 == 0 else sch.unroll(pair)
         self._multiply(sch, shape, (pad, band, conv), warp)
 
-    def _deal(
-        self, sch: Schedule, shape: DepthwiseConv2dShape, store: SBlockRV
-    ) -> tuple[LoopRV, LoopRV]:
+    def _deal(self, sch: Schedule, shape: Shape, store: SBlockRV) -> tuple[LoopRV, LoopRV]:
         """Give a warp a group of tiles; lanes hold what the tensor cores want of them."""
         c, group, rows, lane, half, pair = sch.get_loops(store)
         blocks, warp = sch.split(group, [None, self.warps])
@@ -318,7 +316,7 @@ class BandedMatrix(Strategy):
     def _multiply(
         self,
         sch: Schedule,
-        shape: DepthwiseConv2dShape,
+        shape: Shape,
         blocks: tuple[SBlockRV, SBlockRV, SBlockRV],
         warp: LoopRV,
     ) -> None:
@@ -372,7 +370,7 @@ def _band(bands: Bands) -> int:
     return 2 * bands.depth_steps * bands.band_rows(bands.kernel_rows) * (1 + bands.alternates)
 
 
-def _heights(shape: DepthwiseConv2dShape) -> list[int]:
+def _heights(shape: Shape) -> list[int]:
     """List the rows of a tile that are worth trying; in rows of an odd width, even numbers too."""
     bands = Bands(shape, 1, 1)
     part = -(-shape.result_height // bands.parts[0])
@@ -383,7 +381,7 @@ def _heights(shape: DepthwiseConv2dShape) -> list[int]:
     return sorted(heights)
 
 
-def _kernel_rows(shape: DepthwiseConv2dShape) -> list[int]:
+def _kernel_rows(shape: Shape) -> list[int]:
     """List the kernel's rows of a step that are worth trying: so many steps of equal size."""
     heights = {shape.kernel[0], min(shape.kernel[0], Bands(shape, 1, 1).source[0])}
     return sorted({even_split(n, most) for n in heights for most in (1, 2, 4, 8, 16, 32)})

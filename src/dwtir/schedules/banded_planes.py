@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..bands import Bands
 from ..planes import Planes, channel_threads
-from ..shape import LAYOUTS, DepthwiseConv2dShape
+from ..shape import LAYOUTS
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .banded_matrix import BandedMatrix, place_residual
 from .base import unroll_all
@@ -51,7 +52,7 @@ class BandedPlanes(BandedMatrix):
     cycles: ClassVar[tuple[float, ...]] = (1.0, 0.5, 2.4, 2.0, 20.0, 0.0)
 
     @classmethod
-    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def claims(cls, shape: Shape, target: Target) -> bool:
         """Tell whether there are so many taps that copies pay, and no way without them."""
         taps, inputs = shape.kernel[0] * shape.kernel[1], shape.stride[0] * shape.stride[1]
         return (
@@ -62,44 +63,44 @@ class BandedPlanes(BandedMatrix):
         )
 
     @classmethod
-    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether the three kernels take less time than the float32 units would."""
         taps = shape.kernel[0] * shape.kernel[1]
         others = max(shape.flop / 2 / _MULTIPLY_ADDS, taps * _TAP) + _LAUNCH
         return cls.choose(shape, target)._cycles(shape, target) / _CLOCK < others
 
-    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+    def is_promising(self, shape: Shape) -> bool:
         return super().is_promising(shape) and self.indices(shape) < _MOST
 
-    def bands(self, shape: DepthwiseConv2dShape) -> Bands:
+    def bands(self, shape: Shape) -> Bands:
         return Bands(shape, self.rows, self.kernel_rows, is_copied=True)
 
-    def indices(self, shape: DepthwiseConv2dShape) -> int:
+    def indices(self, shape: Shape) -> int:
         """Count the elements of the larger workspace."""
         return max(self._elements(shape))
 
-    def _elements(self, shape: DepthwiseConv2dShape) -> tuple[int, int]:
+    def _elements(self, shape: Shape) -> tuple[int, int]:
         bands = self.bands(shape)
         sums = 128 * shape.result_channels * bands.groups * bands.rows
         planes = bands.source_channels * Planes(bands).positions
         return planes, sums if shape.layout == "NHWC" else 0
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         super().check(shape, target)
         count = self.indices(shape)
         self._require(count < _MOST, "elements of a workspace", count, f"less than {_MOST}")
 
-    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+    def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of all kernels."""
         return self._cycles(shape, target) / _CLOCK
 
-    def _cycles(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+    def _cycles(self, shape: Shape, target: Target) -> float:
         planes, sums = self._elements(shape)
         moved = shape.least_bytes + 2 * shape.itemsize * planes + 8 * sums
         seconds = moved / _BANDWIDTH + _LAUNCH * (3 if sums else 2)
         return super()._cycles(shape, target) + seconds * _CLOCK
 
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         self._copy(sch, shape)
         if shape.layout == "NCHW":
             super().apply(sch, shape)
@@ -112,7 +113,7 @@ class BandedPlanes(BandedMatrix):
         self._multiply(sch, shape, (pad, band, conv), warp)
         _bring_back(sch, shape)
 
-    def _copy(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def _copy(self, sch: Schedule, shape: Shape) -> None:
         """Give a thread some positions of some channels."""
         gather, turn = map(sch.get_sblock, ("gather", "planes"))
         planes = sch.cache_write(turn, 0, "local")
@@ -136,7 +137,7 @@ class BandedPlanes(BandedMatrix):
         sch.vectorize(c) if whole else sch.unroll(c)
 
 
-def _bring_back(sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+def _bring_back(sch: Schedule, shape: Shape) -> None:
     """Let threads go along channels: fuse the epilogue, and store vectors."""
     epilogue, store = map(sch.get_sblock, ("epilogue", "store"))
     threads, lanes = channel_threads(shape.result_channels)

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..diagonals import Diagonals
 from ..epilogue import Epilogue
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .base import unroll_all, unroll_in_source, with_guesses
 from .cost import registers_for
@@ -87,13 +87,13 @@ class BandedSums(MatrixSums):
     """Blocks that an SM shall have room for at a time."""
 
     @classmethod
-    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def claims(cls, shape: Shape, target: Target) -> bool:
         """Tell whether there are pairs, enough taps, and registers for their sums."""
         paired = shape.width % 2 == 0 and prod(shape.kernel) >= _LEAST_TAPS
         return paired and super().claims(shape, target)
 
     @classmethod
-    def tiles(cls, shape: DepthwiseConv2dShape, target: Target) -> Iterator[BandedSums]:
+    def tiles(cls, shape: Shape, target: Target) -> Iterator[BandedSums]:
         heights = {even_split(shape.out_height, most) for most in (4, 7, 10, 14)}
         for rows, most, rounds in product(sorted(heights), (2, 4), (1, 2)):
             groups = Diagonals(shape, rows, 1, 1).groups
@@ -109,7 +109,7 @@ class BandedSums(MatrixSums):
             yield cls(rows, warps, parts, threads, fitting[-1])
 
     @classmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         parts = cls.choose(shape, target).parts
         values = {
             "rows": [even_split(shape.out_height, most) for most in (1, 2, 4, 7, 10, 14)],
@@ -120,7 +120,7 @@ class BandedSums(MatrixSums):
         }
         return with_guesses(values, cls.guesses(shape, target))
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         # Loops over nothing lose their variable, and then their thread.
         rows, groups = shape.out_height, self.sizes(shape).groups
         for name, value, most in (
@@ -136,18 +136,18 @@ class BandedSums(MatrixSums):
         threads = 32 * self.warps
         self._require_launch(target, threads=threads, shared_bytes=4 * self._sums(shape) * threads)
 
-    def _sums(self, shape: DepthwiseConv2dShape) -> int:
+    def _sums(self, shape: Shape) -> int:
         return 4 * shape.kernel[0] * self.sizes(shape).spans
 
-    def _loads(self, shape: DepthwiseConv2dShape) -> int:
+    def _loads(self, shape: Shape) -> int:
         """Count the loads of a turn: of pairs of inputs, and of single gradients."""
         sizes = self.sizes(shape)
         return 4 * sizes.spans * sizes.window_rows + 4 * self.rows
 
-    def _products(self, shape: DepthwiseConv2dShape) -> int:
+    def _products(self, shape: Shape) -> int:
         return self.rows * shape.kernel[0] * self.sizes(shape).spans
 
-    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+    def is_promising(self, shape: Shape) -> bool:
         """Tell whether registers and shared memory have room for so many blocks."""
         sums, threads = self._sums(shape), 32 * self.warps
         seen = (shape.kernel[0] - 1) * shape.dilation[0] + 1
@@ -156,7 +156,7 @@ class BandedSums(MatrixSums):
         has_room = self.min_blocks * (4 * sums * threads + 1024) <= SHARED
         return has_room and needed <= registers_for(threads, self.min_blocks)
 
-    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+    def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of both kernels."""
         work = _LOAD * self._loads(shape) + _PRODUCT * self._products(shape)
         blocks = self.parts * shape.out_channels / target.units
@@ -168,15 +168,15 @@ class BandedSums(MatrixSums):
         first = _longer(rounds * block / _CLOCK, shape.least_bytes / _BANDWIDTH, _WITH_MEMORY)
         return LAUNCH + first + float(parts_seconds(shape, self.parts, self.part_threads))
 
-    def sizes(self, shape: DepthwiseConv2dShape) -> Diagonals:
+    def sizes(self, shape: Shape) -> Diagonals:
         return Diagonals(shape, self.rows, self.warps, self.parts)
 
-    def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import diagonal_sums
 
         return diagonal_sums(self.sizes(shape))
 
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         from ..compute.mma import intrinsic
 
         pad, pairs, grads, conv, leave, taps = map(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ..epilogue import Epilogue
 from ..errors import InvalidScheduleError
-from ..shape import DTYPES, LAYOUTS, DepthwiseConv2dShape
+from ..shape import DTYPES, LAYOUTS
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .tiles import MAX_BLOCKS, MAX_THREADS, whole_phases, windows_of
 
@@ -73,12 +74,12 @@ class Strategy(ABC):
     """Blocks that an SM shall have room for at a time, where a strategy says so."""
 
     @classmethod
-    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def claims(cls, shape: Shape, target: Target) -> bool:
         """Tell whether the strategy schedules the shape on the device, in some tile."""
         return cls._is_for(shape, target)
 
     @classmethod
-    def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def _is_for(cls, shape: Shape, target: Target) -> bool:
         return (
             shape.layout in cls.layouts
             and shape.operation in cls.operations
@@ -88,31 +89,31 @@ class Strategy(ABC):
         )
 
     @classmethod
-    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether "manual" takes it, where it claims the shape, and not a later strategy."""
         return True
 
     @classmethod
     @abstractmethod
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> Self:
+    def choose(cls, shape: Shape, target: Target) -> Self:
         """Pick a tile by reasoning about the shape and the target. It passes `check`."""
 
     @classmethod
-    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[Self, ...]:
+    def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
         """List tiles that may well be the fastest, the likeliest first: what `choose` picks."""
         return (cls.choose(shape, target),)
 
-    def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Self:
+    def with_room_for(self, shape: Shape, epilogue: Epilogue) -> Self:
         """Return the tile with the registers that an epilogue needs, if it was chosen without."""
         return self
 
-    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float | None:
+    def expected_seconds(self, shape: Shape, target: Target) -> float | None:
         """Estimate the time of the kernel; None where the strategy has no model of it."""
         return None
 
     @classmethod
     @abstractmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         """List the values of each numeric field that are worth trying.
 
         The values that `choose` gives are among them, so that a search can start
@@ -121,7 +122,7 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         """Refuse a tile that does not fit the shape or the device.
 
         Raises
@@ -130,14 +131,14 @@ class Strategy(ABC):
             With the field or resource, its value and its limit.
         """
 
-    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+    def is_promising(self, shape: Shape) -> bool:
         """Tell whether a search should try a tile that passes `check`.
 
         What is known to spill or to compile for many seconds is not worth its time.
         """
         return True
 
-    def check_use(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check_use(self, shape: Shape, target: Target) -> None:
         """Refuse a shape or device that the strategy is not for, then `check` the tile."""
         self._require(
             self._is_for(shape, target),
@@ -153,21 +154,21 @@ class Strategy(ABC):
         """Name the dtypes that a strategy is for, if it is not for all."""
         return "" if set(cls.dtypes) == set(DTYPES) else f" of {' or '.join(cls.dtypes)}"
 
-    def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         """Define what `apply` transforms: the shape's operation as `compute` has it."""
         from .. import compute
 
         return compute.depthwise_conv2d(shape, epilogue)
 
     @abstractmethod
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         """Transform the loops of `define`."""
 
     @classmethod
     def draw(
         cls,
         sch: Schedule,
-        shape: DepthwiseConv2dShape,
+        shape: Shape,
         target: Target,
         decisions: Mapping[str, int] | None = None,
     ) -> tuple[Self, Self]:
@@ -226,13 +227,11 @@ class Strategy(ABC):
         if not condition:
             raise InvalidScheduleError(f"{self}: {what} must be {allowed}, got {got}")
 
-    def _require_window(self, shape: DepthwiseConv2dShape, window: str) -> None:
+    def _require_window(self, shape: Shape, window: str) -> None:
         allowed = windows_of(shape)
         self._require(window in allowed, "window", window, f"one of {allowed}")
 
-    def _require_whole_phases(
-        self, shape: DepthwiseConv2dShape, rows: int, cols: int, window: str
-    ) -> None:
+    def _require_whole_phases(self, shape: Shape, rows: int, cols: int, window: str) -> None:
         """Check that all tiles of a gradient with a stride have the same taps."""
         for axis, (name, size) in enumerate((("rows", rows), ("cols", cols))):
             fitted = whole_phases(shape, axis, size, window)

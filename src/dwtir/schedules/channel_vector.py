@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .base import get_blocks, has_steps, stage_operands, stage_output, unroll_in_source
 from .cost import Work, conversions, halo
@@ -77,7 +77,7 @@ class ChannelVector(Window):
     window: str = "tile"
 
     @classmethod
-    def tiles(cls, shape: DepthwiseConv2dShape, window: str) -> Iterator[ChannelVector]:
+    def tiles(cls, shape: Shape, window: str) -> Iterator[ChannelVector]:
         """List tiles whose blocks take channels first.
 
         A warp's access is as long as its channels are contiguous. No more than divide them,
@@ -102,7 +102,7 @@ class ChannelVector(Window):
                     yield tile
 
     @classmethod
-    def least(cls, shape: DepthwiseConv2dShape) -> ChannelVector:
+    def least(cls, shape: Shape) -> ChannelVector:
         window = windows_of(shape)[-1]
         rows, cols = (whole_phases(shape, axis, 1, window) for axis in (0, 1))
         vector = _vectors(shape)[0]
@@ -110,7 +110,7 @@ class ChannelVector(Window):
         return cls(rows, cols, vector, thread_x, 1, 1, window=window)
 
     @classmethod
-    def usual_values(cls, shape: DepthwiseConv2dShape, window: str) -> dict[str, Iterable[int]]:
+    def usual_values(cls, shape: Shape, window: str) -> dict[str, Iterable[int]]:
         counts = {
             count
             for lanes in _vectors(shape)
@@ -126,13 +126,13 @@ class ChannelVector(Window):
             "min_blocks": BLOCK_COUNTS,
         }
 
-    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+    def is_promising(self, shape: Shape) -> bool:
         threads = self.thread_x * self.thread_y * self.thread_z
         most = min(_MOST_REGISTERS, REGISTERS // threads)
         has_room = self.window == "tap" or self._registers(shape) <= most
         return has_room and super().is_promising(shape)
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         super().check(shape, target)
         self._require(self.vector in _vectors(shape), "vector", self.vector, f"{_vectors(shape)}")
 
@@ -140,7 +140,7 @@ class ChannelVector(Window):
     def sums(self) -> int:
         return self.rows * self.cols * self.vector
 
-    def _registers(self, shape: DepthwiseConv2dShape) -> int:
+    def _registers(self, shape: Shape) -> int:
         """Count registers for the window's rows in use, the sums, and a kernel row of weights.
 
         ptxas loads the weights of a "tile" when it comes to their row. A half takes a whole
@@ -151,10 +151,10 @@ class ChannelVector(Window):
         window = rows * reach(shape, 1, self.cols) * inputs_of(shape)
         return self.vector * (window + self.rows * self.cols + kernel_w)
 
-    def values(self, shape: DepthwiseConv2dShape) -> int:
+    def values(self, shape: Shape) -> int:
         return self.vector * loads_of(shape, self.rows, self.cols, "tile") + self.sums
 
-    def counts(self, shape: DepthwiseConv2dShape) -> Work:
+    def counts(self, shape: Shape) -> Work:
         kernel_h, kernel_w = taps(shape)
         rows, cols = self.rows, self.cols
         sums, steps = rows * cols * self.vector, 1
@@ -188,7 +188,7 @@ class ChannelVector(Window):
             ragged=shape.result_width % right != 0 or shape.result_channels % channels != 0,
         )
 
-    def footprint(self, shape: DepthwiseConv2dShape) -> Footprint:
+    def footprint(self, shape: Shape) -> Footprint:
         inputs, down, right = self._inputs_apart(shape)
         width, channels = shape.result_width, shape.result_channels
         *_, input_width, input_channels = next(iter(shape.input_shapes.values()))
@@ -207,7 +207,7 @@ class ChannelVector(Window):
             piece=piece if piece < channels else 0,
         )
 
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)
         weight_local = sch.cache_read(conv, 1, "local")
         is_fused = has_steps(sch, epilogue)
@@ -270,7 +270,7 @@ def _thread_counts(vectors: int) -> list[int]:
     return sorted(counts or {even_split(vectors, 32), even_split(vectors, 128)})
 
 
-def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+def _vectors(shape: Shape) -> tuple[int, ...]:
     """List the vectors a thread may compute: powers of two up to 16 bytes of output.
 
     A vector holds all outputs of its input channels, or outputs of one alone,
@@ -289,7 +289,7 @@ def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
     )
 
 
-def _is_vector(shape: DepthwiseConv2dShape) -> bool:
+def _is_vector(shape: Shape) -> bool:
     """Tell whether the channels that a thread reads of a pixel are a vector of the device."""
     inputs = inputs_of(shape)
     return inputs in (1, 2, 4, 8) and inputs * shape.itemsize <= 16

@@ -24,7 +24,7 @@ from functools import cache, lru_cache
 from math import ceil, gcd, prod
 from typing import NamedTuple
 
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .tiles import MAX_BLOCKS, MAX_THREADS, REGISTERS, phases, reach, step
 
@@ -106,9 +106,7 @@ class Work(NamedTuple):
     """Sectors that blocks share in the results, by the sectors of all results."""
 
 
-def ranking(
-    works: Iterable[Work], shape: DepthwiseConv2dShape, target: Target
-) -> list[tuple[int, int]]:
+def ranking(works: Iterable[Work], shape: Shape, target: Target) -> list[tuple[int, int]]:
     """Return the numbers of the works and their blocks, by the time they are expected to take."""
     model = Model(shape, target)
     estimates = sorted((*model.best(work), number) for number, work in enumerate(works))
@@ -155,7 +153,7 @@ def block_counts(threads: int) -> tuple[int, ...]:
 class Model:
     """The model for one layer on one device."""
 
-    def __init__(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def __init__(self, shape: Shape, target: Target) -> None:
         self._units = target.units
         inputs = prod(next(iter(shape.input_shapes.values()))) * shape.itemsize
         results = prod(shape.result_shape) * shape.itemsize
@@ -269,14 +267,14 @@ def touched(unit: int, access: float, threads: tuple[tuple[float, float], ...]) 
     return units
 
 
-def conversions(shape: DepthwiseConv2dShape, loaded: int, sums: int) -> float:
+def conversions(shape: Shape, loaded: int, sums: int) -> float:
     """Count instructions from the type of the tensors to float32 and back."""
     if shape.dtype == "float32":
         return 0.0
     return loaded * (1.5 if shape.dtype == "bfloat16" else 1.0) + 0.5 * sums
 
 
-def halo(shape: DepthwiseConv2dShape, rows: int, cols: int) -> float:
+def halo(shape: Shape, rows: int, cols: int) -> float:
     """Divide the inputs that a block of results reads by those that are its own."""
     ratio = 1.0
     for axis, count in enumerate((rows, cols)):

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .base import Strategy, get_blocks
 from .tiles import even_tile, phases, step, with_value
@@ -50,7 +50,7 @@ class Cpu(Strategy):
     """float32 values of one vector."""
 
     @classmethod
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> Cpu:
+    def choose(cls, shape: Shape, target: Target) -> Cpu:
         """Fill the registers with sums, in vectors no wider than what they run over.
 
         A tall tile of one vector shares the input rows of its taps. In NHWC those
@@ -68,7 +68,7 @@ class Cpu(Strategy):
         return cls(rows, max(1, min(wide, most // rows, shape.result_width)), lanes)
 
     @classmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         chosen = cls.choose(shape, target)
         return {
             "rows": with_value(chosen.rows, (1, 2, 3, 4, 6, 7, 8)),
@@ -76,14 +76,14 @@ class Cpu(Strategy):
             "lanes": _lanes(shape, target),
         }
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         allowed = _lanes(shape, target)
         self._require(self.lanes in allowed, "lanes", self.lanes, f"one of {allowed}")
         self._require(
             self.rows * self.cols <= 64, "sums of a tile", self.rows * self.cols, "at most 64"
         )
 
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)
         phased = phases(shape, 1) > 1
         vector = [self.lanes, phases(shape, 1)] if phased else [self.lanes]
@@ -146,7 +146,7 @@ class Cpu(Strategy):
             sch.vectorize(lane)
 
 
-def _lanes(shape: DepthwiseConv2dShape, target: Target) -> tuple[int, ...]:
+def _lanes(shape: Shape, target: Target) -> tuple[int, ...]:
     """List the useful vectors: powers of two over columns, divisors over channels."""
     widest = max(1, target.vector_bytes // 4)
     if shape.layout == "NHWC":

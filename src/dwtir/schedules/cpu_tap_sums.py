@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .base import Strategy, get_blocks
 from .tiles import divisors
@@ -45,7 +45,7 @@ class CpuTapSums(Strategy):
     """float32 values of one vector: columns (NCHW) or channels (NHWC), which it divides."""
 
     @classmethod
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> CpuTapSums:
+    def choose(cls, shape: Shape, target: Target) -> CpuTapSums:
         """Take the widest vector, and as many kernel rows as registers hold the sums of."""
         registers = 16 if target.vector_bytes < 64 else 32
         rows = (registers - 4) // shape.kernel[1]
@@ -55,15 +55,15 @@ class CpuTapSums(Strategy):
         )
 
     @classmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         return {"kernel_rows": divisors(shape.kernel[0]), "lanes": _lanes(shape, target)}
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         for field, allowed in self.space(shape, target).items():
             value = self.parameters[field]
             self._require(value in allowed, field, value, f"one of {allowed}")
 
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)
 
         # 1. A core has some channels; taps around the lanes, images and outputs around them.
@@ -96,7 +96,7 @@ class CpuTapSums(Strategy):
         sch.decompose_reduction(taps, n)
 
 
-def _lanes(shape: DepthwiseConv2dShape, target: Target) -> tuple[int, ...]:
+def _lanes(shape: Shape, target: Target) -> tuple[int, ...]:
     """List the vectors that divide what they run over."""
     widest = max(1, target.vector_bytes // 4)
     extent = shape.out_width if shape.layout == "NCHW" else shape.in_channels

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .base import Strategy, get_blocks
 
@@ -45,14 +45,14 @@ class Ladder(Strategy):
     """Threads of a block over rows and columns, in v3 and v4."""
 
     @classmethod
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> Ladder:
+    def choose(cls, shape: Shape, target: Target) -> Ladder:
         return cls()
 
     @classmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         return {"thread_y": (1, 2, 4, 8, 16, 32), "thread_x": (8, 16, 32, 64)}
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         self._require(self.step in LADDER_STEPS, "step", self.step, f"one of {LADDER_STEPS}")
         rows = -(-shape.out_height // self.thread_y)
         columns = -(-shape.out_width // self.thread_x)
@@ -67,7 +67,7 @@ class Ladder(Strategy):
         threads = self.thread_y * self.thread_x if threaded else 1
         self._require_launch(target, threads=threads, grid_y=grid_y)
 
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)
 
         # 1. Padding is a test in the innermost loop, not a buffer.

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import InvalidScheduleError
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .base import varied
 from .part_sums import PartSums
@@ -34,35 +34,35 @@ class MatrixSums(PartSums):
     """Fields by which guesses differ."""
 
     @classmethod
-    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def claims(cls, shape: Shape, target: Target) -> bool:
         """Tell whether a tile has registers for its sums."""
         return super().claims(shape, target) and bool(_ranked(cls, shape, target))
 
     @classmethod
-    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than sums in the registers of single threads."""
         own: Any = cls.choose(shape, target).expected_seconds(shape, target)
         return bool(own < TapSums.choose(shape, target).expected_seconds(shape, target))
 
     @classmethod
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> Self:
+    def choose(cls, shape: Shape, target: Target) -> Self:
         """Choose the tile that is expected to take the least time."""
         ranked = _ranked(cls, shape, target)
         return ranked[0] if ranked else cls(*cls.least)
 
     @classmethod
-    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[Self, ...]:
+    def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
         alike = varied(_ranked(cls, shape, target), attrgetter(*cls.likeness))
         return alike or (cls.choose(shape, target),)
 
     @classmethod
     @abstractmethod
-    def tiles(cls, shape: DepthwiseConv2dShape, target: Target) -> Iterable[Self]:
+    def tiles(cls, shape: Shape, target: Target) -> Iterable[Self]:
         """List tiles worth comparing: as many blocks as fit, and parts for a few rounds of them."""
 
 
 @lru_cache(maxsize=1024)
-def _ranked(kind: Any, shape: DepthwiseConv2dShape, target: Target) -> tuple[Any, ...]:
+def _ranked(kind: Any, shape: Shape, target: Target) -> tuple[Any, ...]:
     """List the tiles that fit, the fastest first."""
     tiles = [
         tile for tile in dict.fromkeys(kind.tiles(shape, target)) if _fits(tile, shape, target)
@@ -70,7 +70,7 @@ def _ranked(kind: Any, shape: DepthwiseConv2dShape, target: Target) -> tuple[Any
     return tuple(sorted(tiles, key=lambda tile: tile.expected_seconds(shape, target)))
 
 
-def _fits(tile: MatrixSums, shape: DepthwiseConv2dShape, target: Target) -> bool:
+def _fits(tile: MatrixSums, shape: Shape, target: Target) -> bool:
     try:
         tile.check(shape, target)
     except InvalidScheduleError:

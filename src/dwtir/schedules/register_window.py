@@ -35,7 +35,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .base import get_blocks, has_steps, stage_operands, stage_output, unroll_in_source
 from .cost import Work, conversions, halo
@@ -89,7 +89,7 @@ class RegisterWindow(Window):
     window: str = "tile"
 
     @classmethod
-    def tiles(cls, shape: DepthwiseConv2dShape, window: str) -> Iterator[RegisterWindow]:
+    def tiles(cls, shape: Shape, window: str) -> Iterator[RegisterWindow]:
         """List tiles with vectors as wide as they allow.
 
         Blocks take whole rows of tiles first, then the rows below them, then channels.
@@ -114,13 +114,13 @@ class RegisterWindow(Window):
                     yield tile
 
     @classmethod
-    def least(cls, shape: DepthwiseConv2dShape) -> RegisterWindow:
+    def least(cls, shape: Shape) -> RegisterWindow:
         window = windows_of(shape)[-1]
         rows, cols = (whole_phases(shape, axis, 1, window) for axis in (0, 1))
         return cls(rows, cols, even_split(shape.result_width, 64), 1, 1, window=window)
 
     @classmethod
-    def usual_values(cls, shape: DepthwiseConv2dShape, window: str) -> dict[str, Iterable[int]]:
+    def usual_values(cls, shape: Shape, window: str) -> dict[str, Iterable[int]]:
         widths = _widths(shape, window)
         counts = [even_split(-(-shape.result_width // cols), 64) for cols in widths]
         return {
@@ -134,12 +134,12 @@ class RegisterWindow(Window):
             "store": _stores(shape),
         }
 
-    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+    def is_promising(self, shape: Shape) -> bool:
         threads = self.thread_x * self.thread_y * self.thread_z
         most = min(_MOST_REGISTERS, REGISTERS // threads)
         return self._registers(shape) <= most and super().is_promising(shape)
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         super().check(shape, target)
         lanes = _allowed_lanes(shape, self.cols, self.window)
         self._require(self.lanes in lanes, "lanes", self.lanes, f"one of {lanes}")
@@ -150,7 +150,7 @@ class RegisterWindow(Window):
     def sums(self) -> int:
         return self.rows * self.cols
 
-    def _registers(self, shape: DepthwiseConv2dShape) -> int:
+    def _registers(self, shape: Shape) -> int:
         """Count the registers that are live at once: the window's rows in use and the sums.
 
         The unrolled code works its way down the window, so that of a "tile" no more
@@ -163,10 +163,10 @@ class RegisterWindow(Window):
         rows = rows if self.window == "tile" else self.rows
         return rows * reach(shape, 1, self.cols) * inputs_of(shape) + self.rows * self.cols
 
-    def values(self, shape: DepthwiseConv2dShape) -> int:
+    def values(self, shape: Shape) -> int:
         return loads_of(shape, self.rows, self.cols, "tile") + self.sums
 
-    def counts(self, shape: DepthwiseConv2dShape) -> Work:
+    def counts(self, shape: Shape) -> Work:
         kernel_h, kernel_w = taps(shape)
         rows, cols = self.rows, self.cols
         sums, steps, width = rows * cols, 1, cols
@@ -200,7 +200,7 @@ class RegisterWindow(Window):
             ragged=shape.result_width % right != 0 or channels % self.thread_z != 0,
         )
 
-    def footprint(self, shape: DepthwiseConv2dShape) -> Footprint:
+    def footprint(self, shape: Shape) -> Footprint:
         inputs, down, right = self._inputs_apart(shape)
         height, width = shape.result_height, shape.result_width
         *_, input_height, input_width = next(iter(shape.input_shapes.values()))
@@ -223,7 +223,7 @@ class RegisterWindow(Window):
             piece=piece,
         )
 
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)
         *_, columns = sch.get_loops(pad)
         _, lanes = sch.split(columns, [None, self.lanes])
@@ -271,31 +271,31 @@ class RegisterWindow(Window):
         unroll_in_source(sch, unrolled)
 
 
-def _heights(shape: DepthwiseConv2dShape, window: str) -> list[int]:
+def _heights(shape: Shape, window: str) -> list[int]:
     """List the rows of a tile that are worth trying."""
     return sorted({*even_tiles(shape, 0, (1, 2, 4, 7, 8, 14), window)})
 
 
-def _widths(shape: DepthwiseConv2dShape, window: str) -> list[int]:
+def _widths(shape: Shape, window: str) -> list[int]:
     """List the columns of a tile that are worth trying, in whole phases."""
     sizes = (whole_phases(shape, 1, n, window) for n in (1, 2, 4, 7, 8, 12, 14, 16))
     least = whole_phases(shape, 1, 1, window)
     return sorted({n for n in sizes if n == least or n <= min(shape.result_width, MAX_SIDE)})
 
 
-def _allowed_lanes(shape: DepthwiseConv2dShape, cols: int, window: str) -> tuple[int, ...]:
+def _allowed_lanes(shape: Shape, cols: int, window: str) -> tuple[int, ...]:
     """List the vectors whose multiples a tile of `cols` begins at; a single tap's may be none."""
     apart = cols * step(shape, 1) // phases(shape, 1)
     widest = 1 if window == "tap" else shape.row_lanes
     return tuple(n for n in divisors(widest) if apart % n == 0)
 
 
-def _allowed_stores(shape: DepthwiseConv2dShape, cols: int) -> tuple[int, ...]:
+def _allowed_stores(shape: Shape, cols: int) -> tuple[int, ...]:
     """List the vectors that a tile's outputs of a row divide into."""
     return tuple(n for n in _stores(shape) if cols % n == 0)
 
 
-def _stores(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+def _stores(shape: Shape) -> tuple[int, ...]:
     """List the vectors, up to 16 bytes, that the result's rows divide into."""
     sizes = (n for n in (1, 2, 4, 8) if n * shape.itemsize <= 16)
     return tuple(n for n in sizes if shape.result_width % n == 0)

@@ -42,7 +42,7 @@ from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from ..epilogue import Epilogue
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..strips import Strip, apart, has_parts, part_sizes
 from ..target import Target
 from .base import Strategy, varied, with_guesses
@@ -118,7 +118,7 @@ class RowStream(Strategy):
     in use."""
 
     @classmethod
-    def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def _is_for(cls, shape: Shape, target: Target) -> bool:
         return (
             super()._is_for(shape, target)
             and shape.stride == (1, 1)
@@ -129,7 +129,7 @@ class RowStream(Strategy):
         )
 
     @classmethod
-    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than a window in registers.
 
         Of an image no wider than the kernel that is a single tile, without tests and
@@ -148,17 +148,17 @@ class RowStream(Strategy):
         return own.expected_seconds(shape, target) < most
 
     @classmethod
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> RowStream:
+    def choose(cls, shape: Shape, target: Target) -> RowStream:
         """Choose the tile that the model expects the least time of."""
         return cls.guesses(shape, target)[0]
 
     @classmethod
-    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[RowStream, ...]:
+    def guesses(cls, shape: Shape, target: Target) -> tuple[RowStream, ...]:
         """List the tiles that the model expects the least times of, the fastest first."""
         return _ranked(cls, shape, target)
 
     @classmethod
-    def tiles(cls, shape: DepthwiseConv2dShape) -> Iterator[RowStream]:
+    def tiles(cls, shape: Shape) -> Iterator[RowStream]:
         """List the tiles worth comparing: whose registers suffice, in whole warps."""
         least = _least_depth(shape)
         for rows, cols, vector in product(_heights(shape), _widths(shape), _vectors(shape)):
@@ -170,7 +170,7 @@ class RowStream(Strategy):
                         yield tile
 
     @classmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         least = _least_depth(shape)
         values = {
             "rows": _heights(shape),
@@ -184,7 +184,7 @@ class RowStream(Strategy):
         }
         return with_guesses(values, cls.guesses(shape, target))
 
-    def is_promising(self, shape: DepthwiseConv2dShape, others: int = 0) -> bool:
+    def is_promising(self, shape: Shape, others: int = 0) -> bool:
         threads = self.thread_x * self.thread_y * self.thread_z
         warps = -(-threads // 32) * self.min_blocks
         registers = min(255, 64 // -(-warps // 4) * 8)
@@ -193,7 +193,7 @@ class RowStream(Strategy):
             slack = _PLANES_SLACK_OF_LARGE if prod(shape.kernel) > 49 else _PLANES_SLACK
         return self._registers(shape) + others <= registers + slack
 
-    def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> RowStream:
+    def with_room_for(self, shape: Shape, epilogue: Epilogue) -> RowStream:
         """Load a row less ahead of results that wait, of halves; of float32, if it has to be.
 
         In NCHW fewer blocks of float32 run then: 7x7 took 6 % less with SiLU, 12 % with a residual;
@@ -209,7 +209,7 @@ class RowStream(Strategy):
             return replace(self, min_blocks=-(-3 * self.min_blocks // 4))
         return replace(self, depth=max(_least_depth(shape), self.depth - 1))
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         least, vectors = _least_depth(shape), _vectors(shape)
         self._require(least <= self.depth <= 4, "depth", self.depth, f"{least} to 4")
         self._require(self.vector in vectors, "vector", self.vector, f"one of {vectors}")
@@ -227,10 +227,10 @@ class RowStream(Strategy):
         self._require(self.thread_z <= 64, "thread_z", self.thread_z, "at most 64")
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
 
-    def _strip(self, shape: DepthwiseConv2dShape) -> Strip:
+    def _strip(self, shape: Shape) -> Strip:
         return Strip(shape, self.cols, self.vector)
 
-    def _registers(self, shape: DepthwiseConv2dShape) -> int:
+    def _registers(self, shape: Shape) -> int:
         """Count the registers of weights, sums and inputs, and what else a thread has."""
         kernel_h, kernel_w = shape.kernel
         strip = self._strip(shape)
@@ -240,7 +240,7 @@ class RowStream(Strategy):
         hangs = part_sizes(shape)[1] % self.cols
         return held + loaded + wide + _OTHERS + (_HANGING if hangs else 0)
 
-    def _split(self, shape: DepthwiseConv2dShape) -> tuple[tuple[int, int], ...]:
+    def _split(self, shape: Shape) -> tuple[tuple[int, int], ...]:
         """List what the threads of a block share, and how many do: along z, y and x."""
         (height, width), (down, right) = part_sizes(shape), apart(shape)
         segments = -(-height // self.rows) * down, self.thread_z
@@ -250,7 +250,7 @@ class RowStream(Strategy):
             return segments, (shape.batch * channels, self.thread_y), (strips, self.thread_x)
         return segments, (strips, self.thread_y), (channels // self.vector, self.thread_x)
 
-    def _pieces(self, shape: DepthwiseConv2dShape) -> float:
+    def _pieces(self, shape: Shape) -> float:
         """Count the pieces of memory of a warp's access: in NCHW, lines that it does not fill.
 
         Single columns fill those of the strip together, for the L1 cache keeps them as long.
@@ -263,7 +263,7 @@ class RowStream(Strategy):
         lines = touched(LINE, piece, ((x, self.cols * size), (32 / x, plane)))
         return 1 + max(0.0, lines - 32 * piece / LINE)
 
-    def _shared_bytes(self, shape: DepthwiseConv2dShape) -> float:
+    def _shared_bytes(self, shape: Shape) -> float:
         """Count bytes that take as long as the results' sectors do that warps and blocks share."""
         if shape.layout == "NCHW":
             return 0.0
@@ -271,7 +271,7 @@ class RowStream(Strategy):
         pixel = shape.result_channels * shape.itemsize
         return results * torn(self.thread_x, self.vector * shape.itemsize, pixel)
 
-    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+    def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of the kernel."""
         kernel_h, kernel_w = shape.kernel
         strip = self._strip(shape)
@@ -297,18 +297,18 @@ class RowStream(Strategy):
         expected = seconds(work, shape.layout, shape.least_bytes + self._shared_bytes(shape))
         return max(expected, self._stored_bytes(shape) / STORE_BANDWIDTH)
 
-    def _stored_bytes(self, shape: DepthwiseConv2dShape) -> float:
+    def _stored_bytes(self, shape: Shape) -> float:
         """Count the bytes of sectors that stores write, in NCHW some more than once."""
         store = self._strip(shape).store_step
         often = min(self.cols, max(store, SECTOR // shape.itemsize)) / store
         return prod(shape.result_shape) * shape.itemsize * (often if shape.layout == "NCHW" else 1)
 
-    def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import streamed_rows
 
         return streamed_rows(self._strip(shape), epilogue, self.rows, self.depth)
 
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         n, segment, strip, vector = sch.get_loops(sch.get_sblock("stream"))
         outer = [n]
         if shape.layout == "NCHW":
@@ -327,9 +327,7 @@ class RowStream(Strategy):
 
 
 @lru_cache(maxsize=256)
-def _ranked(
-    cls: type[RowStream], shape: DepthwiseConv2dShape, target: Target
-) -> tuple[RowStream, ...]:
+def _ranked(cls: type[RowStream], shape: Shape, target: Target) -> tuple[RowStream, ...]:
     """Return the tiles that are expected to be fastest, few with the same results of a thread."""
     tiles = sorted(cls.tiles(shape), key=lambda tile: tile.expected_seconds(shape, target))
     if not tiles:
@@ -339,18 +337,18 @@ def _ranked(
     return varied(tiles, lambda tile: (tile.rows, tile.cols))
 
 
-def _least_depth(shape: DepthwiseConv2dShape) -> int:
+def _least_depth(shape: Shape) -> int:
     return 2 if shape.itemsize == 4 else 1
 
 
-def _vectors(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+def _vectors(shape: Shape) -> tuple[int, ...]:
     if shape.layout == "NCHW":
         return divisors(shape.row_lanes)
     channels, one = shape.result_channels, shape.channel_multiplier == 1
     return tuple(n for n in (1, 2, 4) if n == 1 or (one and channels % n == 0))
 
 
-def _threads(shape: DepthwiseConv2dShape, cols: int, vector: int) -> Iterator[tuple[int, int]]:
+def _threads(shape: Shape, cols: int, vector: int) -> Iterator[tuple[int, int]]:
     """List threads of a block along x and y that are whole warps, or nearly."""
     width = part_sizes(shape)[1]
     strips = -(-width // cols) * apart(shape)[1]
@@ -369,13 +367,13 @@ def _threads(shape: DepthwiseConv2dShape, cols: int, vector: int) -> Iterator[tu
             yield x, y
 
 
-def _heights(shape: DepthwiseConv2dShape) -> list[int]:
+def _heights(shape: Shape) -> list[int]:
     """List the rows of a segment: all of them, and where there are many, halves and quarters."""
     height, _ = part_sizes(shape)
     return sorted({height, *(-(-height // n) for n in (2, 4) if height >= 7 * n)})
 
 
-def _widths(shape: DepthwiseConv2dShape) -> list[int]:
+def _widths(shape: Shape) -> list[int]:
     _, width = part_sizes(shape)
     widths = {even_split(width, n) for n in (2, 3, 4, 5, 7, 8, 10, 14, 16)}
     if shape.layout == "NCHW":  # whole vectors too: the last may hang over

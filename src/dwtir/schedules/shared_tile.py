@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .base import Strategy, get_blocks, share_among_threads
 from .tiles import with_value
@@ -56,18 +56,18 @@ class SharedTile(Strategy):
     with the test for padding in the inner loop."""
 
     @classmethod
-    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def claims(cls, shape: Shape, target: Target) -> bool:
         """Tell whether shared memory holds at least the window of one output."""
         smallest = cls(1, 1, 1, 1)._shared_bytes(shape)
         return super().claims(shape, target) and smallest <= target.shared_bytes_per_block
 
     @classmethod
-    def one_channel(cls, shape: DepthwiseConv2dShape, target: Target) -> SharedTile:
+    def one_channel(cls, shape: Shape, target: Target) -> SharedTile:
         """Make the article's first version: a block computes a whole channel."""
         return cls(block_h=shape.out_height, block_w=shape.out_width)
 
     @classmethod
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> SharedTile:
+    def choose(cls, shape: Shape, target: Target) -> SharedTile:
         """Take the article's best, shrunk until it is no larger than the output and fits.
 
         Threads cover 32 columns, one bank each; 8 rows of them make 4 outputs a
@@ -83,7 +83,7 @@ class SharedTile(Strategy):
             block_h, block_w = (halved_h, block_w) if block_h >= block_w else (block_h, halved_w)
 
     @classmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         chosen = cls.choose(shape, target)
         return {
             "block_h": with_value(chosen.block_h, (4, 8, 16, 32, 64)),
@@ -94,7 +94,7 @@ class SharedTile(Strategy):
             "vthread_x": (1, 2, 4),
         }
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         self._require(
             self.padding in ("staged", "inline"), "padding", self.padding, "'staged' or 'inline'"
         )
@@ -113,7 +113,7 @@ class SharedTile(Strategy):
             grid_y=rows * columns,
         )
 
-    def _shared_bytes(self, shape: DepthwiseConv2dShape) -> int:
+    def _shared_bytes(self, shape: Shape) -> int:
         """Bytes of the staged tile and filter; a tile is rounded up to whole threads."""
         kernel = shape.kernel[0] * shape.kernel[1]
         extents = []
@@ -130,7 +130,7 @@ class SharedTile(Strategy):
             extents = [shape.height, shape.width]
         return (extents[0] * extents[1] + kernel) * shape.itemsize
 
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)
 
         # 1. One block computes a tile of one channel: blockIdx.x, blockIdx.y.

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..epilogue import Epilogue
 from ..images import Images, is_small
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
@@ -97,7 +97,7 @@ class SplitImage(Strategy):
     """Blocks that an SM shall have room for at a time."""
 
     @classmethod
-    def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def _is_for(cls, shape: Shape, target: Target) -> bool:
         return (
             super()._is_for(shape, target)
             and is_small(shape, _MOST_PIXELS * _parts(shape))
@@ -111,7 +111,7 @@ class SplitImage(Strategy):
         )
 
     @classmethod
-    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than windows and streams.
 
         Tensor cores are left what they pay for. Forward with a stride it was 3 to 20 % slower. Of
@@ -132,17 +132,17 @@ class SplitImage(Strategy):
         return own < (margin if slower else 1.0) * expected
 
     @classmethod
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> SplitImage:
+    def choose(cls, shape: Shape, target: Target) -> SplitImage:
         """Choose the tile that is expected to take the least time."""
         return cls.guesses(shape, target)[0]
 
     @classmethod
-    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[SplitImage, ...]:
+    def guesses(cls, shape: Shape, target: Target) -> tuple[SplitImage, ...]:
         """List the tiles that are expected to take the least times, the fastest first."""
         return _ranked(shape, target)
 
     @classmethod
-    def tiles(cls, shape: DepthwiseConv2dShape, target: Target) -> Iterator[SplitImage]:
+    def tiles(cls, shape: Shape, target: Target) -> Iterator[SplitImage]:
         """List the tiles worth comparing, each with as many blocks as an SM has room for."""
         for x, y, bands in product(_channels(shape), _batches(shape), _bands(shape)):
             tile = cls(x, y, bands)
@@ -151,7 +151,7 @@ class SplitImage(Strategy):
                 yield tile
 
     @classmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         values = {
             "thread_x": _channels(shape),
             "thread_y": _batches(shape),
@@ -160,11 +160,11 @@ class SplitImage(Strategy):
         }
         return with_guesses(values, cls.guesses(shape, target))
 
-    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+    def is_promising(self, shape: Shape) -> bool:
         """Tell whether registers suffice."""
         return self._registers(shape) <= registers_for(self._threads, self.min_blocks)
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         rows, most = self._images(shape).band(self.bands), _most_bands(shape)
         self._require(self.bands <= most, "bands", self.bands, f"at most {most}")
         # TVM confuses the loops of a block whose threads are all of one channel.
@@ -178,7 +178,7 @@ class SplitImage(Strategy):
             target, threads=self._threads, shared_bytes=self._images(shape).shared_bytes
         )
 
-    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+    def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of the kernel, by the instructions that it issues and its bytes."""
         blocks = -(-shape.batch // self.thread_y) * -(-shape.result_channels // self.thread_x)
         on_each = blocks / target.units
@@ -191,7 +191,7 @@ class SplitImage(Strategy):
         longer = _LONGER + _TWICE * log2(at_a_time)
         return _LAUNCH + float((busy**longer + memory**longer) ** (1 / longer))
 
-    def _instructions(self, shape: DepthwiseConv2dShape) -> tuple[float, float]:
+    def _instructions(self, shape: Shape) -> tuple[float, float]:
         """Count the instructions of a warp, and passes through the banks of shared memory."""
         images, (kernel_h, kernel_w) = self._images(shape), shape.kernel
         (height, width), columns = images.result, images.source[1]
@@ -216,7 +216,7 @@ class SplitImage(Strategy):
     def _threads(self) -> int:
         return self.thread_x * self.thread_y * self.bands
 
-    def _registers(self, shape: DepthwiseConv2dShape) -> int:
+    def _registers(self, shape: Shape) -> int:
         images = self._images(shape)
         sums = images.band(self.bands) * shape.result_width
         taps, others = shape.kernel[1], _OTHERS
@@ -224,7 +224,7 @@ class SplitImage(Strategy):
             taps, others = -(-taps // shape.stride[1]), _OTHERS_STRIDED
         return sums + images.source[1] + taps + others
 
-    def _at_a_time(self, shape: DepthwiseConv2dShape) -> int:
+    def _at_a_time(self, shape: Shape) -> int:
         """Count the blocks that an SM has room for."""
         threads = -(-self._threads // 32) * 32
         counts = range(1, min(MAX_BLOCKS, MAX_THREADS // threads) + 1)
@@ -232,7 +232,7 @@ class SplitImage(Strategy):
         fitting = (n for n in counts if needed <= registers_for(threads, n))
         return min(max(fitting, default=1), _SHARED_BYTES // taken)
 
-    def _passes(self, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def _passes(self, shape: Shape, target: Target) -> bool:
         sums = self._images(shape).band(self.bands) * shape.result_width
         return (
             self.is_promising(shape)
@@ -243,15 +243,15 @@ class SplitImage(Strategy):
             and self._images(shape).shared_bytes <= target.shared_bytes_per_block
         )
 
-    def _images(self, shape: DepthwiseConv2dShape) -> Images:
+    def _images(self, shape: Shape) -> Images:
         return Images(shape, self.thread_x, self.thread_y, shape.result_height)
 
-    def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import split_images
 
         return split_images(self._images(shape), epilogue, self.bands)
 
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("images"))), "blockIdx.x")
         for name in ("gather", "filters", "depthwise_conv2d", "epilogue", "store"):
             *_, z, y, x = sch.get_loops(sch.get_sblock(name))
@@ -261,29 +261,29 @@ class SplitImage(Strategy):
 
 
 @lru_cache(maxsize=256)
-def _ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[SplitImage, ...]:
+def _ranked(shape: Shape, target: Target) -> tuple[SplitImage, ...]:
     tiles = list(SplitImage.tiles(shape, target))
     tiles.sort(key=lambda tile: tile.expected_seconds(shape, target))
     found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y))
     return found or (SplitImage(2, 1, _most_bands(shape)),)
 
 
-def _lanes(shape: DepthwiseConv2dShape, columns: int) -> int:
+def _lanes(shape: Shape, columns: int) -> int:
     """Count the elements of a row that move together."""
     return gcd(16 // shape.itemsize, columns)
 
 
-def _is_strided(shape: DepthwiseConv2dShape) -> bool:
+def _is_strided(shape: Shape) -> bool:
     """Tell whether it is a gradient, and a result sees but a part of the kernel."""
     return _parts(shape) > 1
 
 
-def _parts(shape: DepthwiseConv2dShape) -> int:
+def _parts(shape: Shape) -> int:
     """Count the parts of the kernel, of which a result sees one."""
     return 1 if shape.operation == "forward" else prod(shape.stride)
 
 
-def _channels(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+def _channels(shape: Shape) -> tuple[int, ...]:
     """List the channels of a block: those whose rows are loaded from all banks.
 
     Of a strided gradient, neighbouring bands see other rows, and fewer do.
@@ -294,23 +294,23 @@ def _channels(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
     return tuple(n for n in (8, 16, 32) if n * bytes_together >= 128) or (32,)
 
 
-def _batches(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+def _batches(shape: Shape) -> tuple[int, ...]:
     """List the images of a block: of a strided gradient one."""
     if _is_strided(shape):
         return (1,)
     return tuple(dict.fromkeys(min(shape.batch, n) for n in (1, 2)))
 
 
-def _bands(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+def _bands(shape: Shape) -> tuple[int, ...]:
     """List the bands that differ in the most rows that one has, in whole phases."""
     most = _most_bands(shape)
     return tuple(dict.fromkeys(-(-most // rows) for rows in (1, 2, 3, 4, 5, 7, 8)))
 
 
-def _least_sums(shape: DepthwiseConv2dShape) -> int:
+def _least_sums(shape: Shape) -> int:
     """Count the sums of a band that is as small as can be."""
     return Images(shape, 1, 1, 1).phases * shape.result_width
 
 
-def _most_bands(shape: DepthwiseConv2dShape) -> int:
+def _most_bands(shape: Shape) -> int:
     return -(-shape.result_height // Images(shape, 1, 1, 1).phases)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .tiles import MAX_BLOCKS, MAX_THREADS, REGISTERS
 
@@ -84,13 +84,13 @@ class Tiles(NamedTuple):
     min_blocks: Numbers
 
 
-def tiles_of_channel(tiles: Any, shape: DepthwiseConv2dShape) -> Any:
+def tiles_of_channel(tiles: Any, shape: Shape) -> Any:
     """Count the tiles of outputs of one channel."""
     across = np.ceil(shape.out_width / tiles.cols)
     return shape.batch * np.ceil(shape.out_height / tiles.rows) * across
 
 
-def other_blocks(tiles: Any, shape: DepthwiseConv2dShape) -> Any:
+def other_blocks(tiles: Any, shape: Shape) -> Any:
     """Count the blocks of a part: tiles of channels and of taps."""
     kernel_h, kernel_w = shape.kernel
     taps = kernel_h / (tiles.kernel_rows * tiles.kernel_threads) * (kernel_w / tiles.kernel_cols)
@@ -98,7 +98,7 @@ def other_blocks(tiles: Any, shape: DepthwiseConv2dShape) -> Any:
     return channels * shape.channel_multiplier * taps
 
 
-def window(tiles: Any, shape: DepthwiseConv2dShape) -> tuple[Any, Any]:
+def window(tiles: Any, shape: Shape) -> tuple[Any, Any]:
     """Count rows and columns of the input that a tile's products take."""
     (down, right), (row, col) = shape.stride, shape.dilation
     height = (tiles.rows - 1) * down + (tiles.kernel_rows - 1) * row + 1
@@ -116,7 +116,7 @@ def shared_bytes(tiles: Any) -> Any:
     return 4 * sums * tiles.channels * tiles.threads * tiles.kernel_threads
 
 
-def is_held(tiles: Any, shape: DepthwiseConv2dShape, exact: Any = None) -> Any:
+def is_held(tiles: Any, shape: Shape, exact: Any = None) -> Any:
     """Tell whether registers hold a tile: its sums, inputs and gradients.
 
     Where no thread, row, column or channel is beyond the last, the loads of a tile are under
@@ -138,7 +138,7 @@ def is_held(tiles: Any, shape: DepthwiseConv2dShape, exact: Any = None) -> Any:
     return spread | (sums + values <= _HELD * limit) | (sums == 1)
 
 
-def is_exact(tiles: Any, shape: DepthwiseConv2dShape) -> Any:
+def is_exact(tiles: Any, shape: Shape) -> Any:
     """Tell whether no thread, row, column or channel is beyond the last."""
     exact = tiles_of_channel(tiles, shape) % (tiles.threads * tiles.parts) == 0
     for count, part in (
@@ -150,7 +150,7 @@ def is_exact(tiles: Any, shape: DepthwiseConv2dShape) -> Any:
     return exact
 
 
-def loaded_registers(tiles: Any, shape: DepthwiseConv2dShape) -> Any:
+def loaded_registers(tiles: Any, shape: Shape) -> Any:
     """Count the registers that the loads of a tile fill, halves of a vector two by two."""
     height, width = window(tiles, shape)
     words = shape.itemsize / 4
@@ -159,9 +159,7 @@ def loaded_registers(tiles: Any, shape: DepthwiseConv2dShape) -> Any:
     return _vectors(tiles, height, width) * of_data + _grads(tiles) * of_grad
 
 
-def estimate(
-    tiles: Any, shape: DepthwiseConv2dShape, target: Target, registers: Any = None
-) -> Numbers:
+def estimate(tiles: Any, shape: Shape, target: Target, registers: Any = None) -> Numbers:
     """Estimate the seconds of both kernels, for comparison with other tiles of the layer.
 
     Parameters
@@ -225,7 +223,7 @@ def estimate(
     return np.asarray(LAUNCH + first + parts_seconds(shape, tiles.parts, tiles.part_threads))
 
 
-def parts_seconds(shape: DepthwiseConv2dShape, parts: Any, part_threads: Any) -> Any:
+def parts_seconds(shape: Shape, parts: Any, part_threads: Any) -> Any:
     """Estimate the time of the second kernel; `LAUNCH` is that of both launches."""
     moved = 8 * prod(shape.weight_shape) * parts
     return _PER_PART * parts / part_threads + moved / _PARTS_BANDWIDTH
@@ -249,7 +247,7 @@ def _grads(tiles: Any) -> Any:
     return tiles.rows * tiles.cols / tiles.grad_lanes
 
 
-def _lines(tiles: Any, shape: DepthwiseConv2dShape) -> tuple[Any, Any]:
+def _lines(tiles: Any, shape: Shape) -> tuple[Any, Any]:
     """Count the lines of the L1 cache that a warp touches in a load, of inputs and of gradients.
 
     Threads over kernel rows load the same gradients, and rows of the input that one another's
@@ -271,7 +269,7 @@ def _lines(tiles: Any, shape: DepthwiseConv2dShape) -> tuple[Any, Any]:
     return distinct * data, rows * grads
 
 
-def _memory_seconds(tiles: Any, shape: DepthwiseConv2dShape) -> Any:
+def _memory_seconds(tiles: Any, shape: Shape) -> Any:
     """Estimate the time of the tensors, and that of rows which two tiles load."""
     kernel_h, kernel_w = shape.kernel
     kernel_rows = tiles.kernel_rows * tiles.kernel_threads

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .base import get_blocks, unroll_in_source
 from .part_sums import PartSums, sum_parts
@@ -75,13 +75,13 @@ class TapSums(PartSums):
     registers has a thread, and the more loads under way."""
 
     @classmethod
-    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def claims(cls, shape: Shape, target: Target) -> bool:
         """Tell whether the second kernel has a thread for each tap of a row (NCHW)."""
         wide = shape.layout == "NCHW" and shape.kernel[1] > target.max_threads_per_block
         return super().claims(shape, target) and not wide
 
     @classmethod
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> TapSums:
+    def choose(cls, shape: Shape, target: Target) -> TapSums:
         """Choose the tile that the model of `tap_cost` expects the least time of."""
         for numbers in ranked(shape, target):
             tile = cls(*numbers)
@@ -90,7 +90,7 @@ class TapSums(PartSums):
         return cls(1, 1, 1, 1, 1, 1, 1, 1, 1)
 
     @classmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         chosen = cls.choose(shape, target)
         heights = [even_split(shape.out_height, most) for most in (1, 2, 4, 8)]
         widths = [even_split(shape.out_width, most) for most in (1, 2, 4, 8)]
@@ -111,7 +111,7 @@ class TapSums(PartSums):
             "min_blocks": with_value(chosen.min_blocks, BLOCK_COUNTS),
         }
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         for name, part, whole in (
             ("kernel_rows", self.kernel_rows * self.kernel_threads, shape.kernel[0]),
             ("kernel_cols", self.kernel_cols, shape.kernel[1]),
@@ -157,11 +157,11 @@ class TapSums(PartSums):
         threads = self.channels * self.threads * self.kernel_threads
         self._require_launch(target, threads=threads, shared_bytes=4 * self._sums * threads)
 
-    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+    def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of both kernels."""
         return float(estimate(Tiles(*map(np.float64, self.parameters.values())), shape, target))
 
-    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+    def is_promising(self, shape: Shape) -> bool:
         """Tell whether registers hold the sums and all inputs, and the code stays short."""
         short = self._sums * self.rows * self.cols <= MAX_UNROLLED
         return bool(is_held(self, shape)) and (short or self._sums == 1)
@@ -170,12 +170,12 @@ class TapSums(PartSums):
     def _sums(self) -> int:
         return self.kernel_rows * self.kernel_cols * self.vector
 
-    def _tiles(self, shape: DepthwiseConv2dShape) -> int:
+    def _tiles(self, shape: Shape) -> int:
         """Count the tiles of outputs of one channel."""
         rows, cols = -(-shape.out_height // self.rows), -(-shape.out_width // self.cols)
         return shape.batch * rows * cols
 
-    def _is_mixed_up(self, shape: DepthwiseConv2dShape) -> bool:
+    def _is_mixed_up(self, shape: Shape) -> bool:
         """Tell whether TVM may fail to count the columns or the rows of the window.
 
         Where neither a thread, or turn, nor a tile of taps moves the window farther than the
@@ -206,11 +206,11 @@ class TapSums(PartSums):
         )
         return in_a_row or in_an_image
 
-    def _loads(self, shape: DepthwiseConv2dShape) -> int:
+    def _loads(self, shape: Shape) -> int:
         height, width = window(self, shape)
         return int(height * width) + self.rows * self.cols
 
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, _ = get_blocks(sch)
         nchw = shape.layout == "NCHW"
         lanes = sch.get_loops(pad)[-1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .tap_cost import (
     SHARED,
@@ -61,7 +61,7 @@ _FINE = (
 _REFINED, _RANKED = 16, 50  # the best tiles that more is tried of, and those that are listed
 
 
-def vectors_of(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+def vectors_of(shape: Shape) -> tuple[int, ...]:
     """List the vectors of channels: powers of two up to 16 bytes, where they are contiguous."""
     if shape.layout == "NCHW" or shape.channel_multiplier > 1:
         return (1,)
@@ -72,7 +72,7 @@ def vectors_of(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
     )
 
 
-def lanes_of(shape: DepthwiseConv2dShape, cols: int, kernel_cols: int) -> tuple[int, ...]:
+def lanes_of(shape: Shape, cols: int, kernel_cols: int) -> tuple[int, ...]:
     """List the vectors whose multiples all windows begin at, of outputs and of taps."""
     if shape.layout == "NHWC":
         return (1,)
@@ -86,7 +86,7 @@ def lanes_of(shape: DepthwiseConv2dShape, cols: int, kernel_cols: int) -> tuple[
     return tuple(n for n in divisors(gcd(apart, shape.row_lanes)) if n == 1 or n < width)
 
 
-def grad_lanes_of(shape: DepthwiseConv2dShape, cols: int) -> tuple[int, ...]:
+def grad_lanes_of(shape: Shape, cols: int) -> tuple[int, ...]:
     """List the vectors, up to 16 bytes, that a tile's outputs of a row divide into."""
     if shape.layout == "NHWC":
         return (1,)
@@ -94,7 +94,7 @@ def grad_lanes_of(shape: DepthwiseConv2dShape, cols: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=256)
-def ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[tuple[int, ...], ...]:
+def ranked(shape: Shape, target: Target) -> tuple[tuple[int, ...], ...]:
     """List the fields of the tiles with the least estimates, the least first."""
     tiles = _tiles(shape)
     tiles = _take(tiles, _fitting(tiles, shape))
@@ -112,7 +112,7 @@ def ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[tuple[int, ...]
     return tuple(dict.fromkeys(map(tuple, rows)))
 
 
-def _tiles(shape: DepthwiseConv2dShape) -> Tiles:
+def _tiles(shape: Shape) -> Tiles:
     """List the tiles of threads, in blocks of one thread."""
     taps = _taps(shape)
     found = [
@@ -127,7 +127,7 @@ def _tiles(shape: DepthwiseConv2dShape) -> Tiles:
     return Tiles(*np.array(found, dtype=np.float64).T)
 
 
-def _taps(shape: DepthwiseConv2dShape) -> list[tuple[int, int, int]]:
+def _taps(shape: Shape) -> list[tuple[int, int, int]]:
     """List taps of a thread, rows and columns, and threads over kernel rows."""
     kernel_h, kernel_w = shape.kernel
     widths = [n for n in divisors(kernel_w) if n <= _MOST_KERNEL_COLS][-2:]
@@ -147,7 +147,7 @@ def _sides(outputs: int, most: int) -> list[int]:
     return sorted(even.union(n for n in divisors(outputs) if n <= most))
 
 
-def _fitting(tiles: Tiles, shape: DepthwiseConv2dShape) -> Any:
+def _fitting(tiles: Tiles, shape: Shape) -> Any:
     """Tell which tiles registers can hold at all, and whose code is short."""
     height, width = window(tiles, shape)
     outputs = tiles.rows * tiles.cols
@@ -158,7 +158,7 @@ def _fitting(tiles: Tiles, shape: DepthwiseConv2dShape) -> Any:
 
 def _in_blocks(
     tiles: Tiles,
-    shape: DepthwiseConv2dShape,
+    shape: Shape,
     target: Target,
     channels: Iterable[int],
     threads: Sequence[int],
@@ -216,7 +216,7 @@ def _in_blocks(
     return _take(found, held), origin[index][held]
 
 
-def _channel_table(tiles: Tiles, shape: DepthwiseConv2dShape, channels: Iterable[int]) -> Numbers:
+def _channel_table(tiles: Tiles, shape: Shape, channels: Iterable[int]) -> Numbers:
     """List the threads over channels for each tile; those listed before are 0."""
     sizes = list(channels)
     rows = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 
 MAX_UNROLLED = 4096
 """Multiply-adds of one thread in straight line: a second of compilation, and what the
@@ -36,17 +36,17 @@ WINDOWS = ("tile", "row", "tap")
 or of one tap; from the most reuse to the least code."""
 
 
-def step(shape: DepthwiseConv2dShape, axis: int) -> int:
+def step(shape: Shape, axis: int) -> int:
     """Count the inputs from one result to the next, along rows (axis 0) or columns (axis 1)."""
     return shape.stride[axis] if shape.operation == "forward" else 1
 
 
-def phases(shape: DepthwiseConv2dShape, axis: int) -> int:
+def phases(shape: Shape, axis: int) -> int:
     """Count the results that start at the same input, each with taps of its own."""
     return 1 if shape.operation == "forward" else shape.stride[axis]
 
 
-def windows_of(shape: DepthwiseConv2dShape) -> tuple[str, ...]:
+def windows_of(shape: Shape) -> tuple[str, ...]:
     """List the windows that the shape can have, from the most reuse to the least code.
 
     With phases, the rows that a tap meets depend on the tap, and a kernel row alone
@@ -55,7 +55,7 @@ def windows_of(shape: DepthwiseConv2dShape) -> tuple[str, ...]:
     return ("tile", "tap") if max(phases(shape, 0), phases(shape, 1)) > 1 else WINDOWS
 
 
-def whole_phases(shape: DepthwiseConv2dShape, axis: int, results: int, window: str = "tile") -> int:
+def whole_phases(shape: Shape, axis: int, results: int, window: str = "tile") -> int:
     """Fit the rows (axis 0) or columns (axis 1) of a tile to the phases.
 
     A tile is a multiple of them, for then all tiles have the same taps; where each tap
@@ -67,25 +67,25 @@ def whole_phases(shape: DepthwiseConv2dShape, axis: int, results: int, window: s
     return -(-results // count) * count
 
 
-def taps(shape: DepthwiseConv2dShape) -> tuple[int, int]:
+def taps(shape: Shape) -> tuple[int, int]:
     """Count the taps of a result, the channels of a multiplier among the columns' of a gradient."""
     kernel_h, kernel_w = (-(-shape.kernel[axis] // phases(shape, axis)) for axis in (0, 1))
     gradient = shape.operation != "forward"
     return kernel_h, kernel_w * (shape.channel_multiplier if gradient else 1)
 
 
-def reach(shape: DepthwiseConv2dShape, axis: int, results: int) -> int:
+def reach(shape: Shape, axis: int, results: int) -> int:
     """Count the input rows (axis 0) or columns (axis 1) that neighbouring results touch."""
     span = (results - 1) * step(shape, axis) + (shape.kernel[axis] - 1) * shape.dilation[axis]
     return -(-span // phases(shape, axis)) + 1
 
 
-def inputs_of(shape: DepthwiseConv2dShape) -> int:
+def inputs_of(shape: Shape) -> int:
     """Count the input channels that one channel of the result reads."""
     return 1 if shape.operation == "forward" else shape.channel_multiplier
 
 
-def loads_of(shape: DepthwiseConv2dShape, rows: int, cols: int, window: str) -> int:
+def loads_of(shape: Shape, rows: int, cols: int, window: str) -> int:
     """Count the inputs that are loaded at a time, for one channel of a tile."""
     if window == "tap":
         return rows * cols
@@ -93,7 +93,7 @@ def loads_of(shape: DepthwiseConv2dShape, rows: int, cols: int, window: str) -> 
     return height * reach(shape, 1, cols) * inputs_of(shape)
 
 
-def unrolled_of(shape: DepthwiseConv2dShape, sums: int, window: str) -> int:
+def unrolled_of(shape: Shape, sums: int, window: str) -> int:
     """Count the multiply-adds in straight line for a tile of so many sums."""
     height, width = taps(shape)
     return sums * {"tile": height * width, "row": width, "tap": 1}[window]
@@ -105,15 +105,13 @@ def even_split(count: int, most: int) -> int:
     return -(-count // parts)
 
 
-def even_tile(shape: DepthwiseConv2dShape, axis: int, most: int, window: str = "tile") -> int:
+def even_tile(shape: Shape, axis: int, most: int, window: str = "tile") -> int:
     """Split the rows (axis 0) or columns (axis 1) of the result evenly, in whole phases."""
     extent = (shape.result_height, shape.result_width)[axis]
     return whole_phases(shape, axis, even_split(extent, most), window)
 
 
-def even_tiles(
-    shape: DepthwiseConv2dShape, axis: int, sizes: Iterable[int], window: str = "tile"
-) -> list[int]:
+def even_tiles(shape: Shape, axis: int, sizes: Iterable[int], window: str = "tile") -> list[int]:
     """Split evenly into parts of at most each of `sizes`."""
     return [even_tile(shape, axis, most, window) for most in sizes]
 

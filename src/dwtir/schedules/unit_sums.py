@@ -33,7 +33,7 @@ from math import ceil, lcm
 from typing import TYPE_CHECKING, ClassVar
 
 from ..epilogue import Epilogue
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from ..units import LANES, Units
 from .base import unroll_all, with_guesses
@@ -87,7 +87,7 @@ class UnitSums(MatrixSums):
     """Blocks that an SM shall have room for at a time."""
 
     @classmethod
-    def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def _is_for(cls, shape: Shape, target: Target) -> bool:
         return (
             super()._is_for(shape, target)
             and shape.channel_multiplier == 1
@@ -95,7 +95,7 @@ class UnitSums(MatrixSums):
         )
 
     @classmethod
-    def tiles(cls, shape: DepthwiseConv2dShape, target: Target) -> Iterator[UnitSums]:
+    def tiles(cls, shape: Shape, target: Target) -> Iterator[UnitSums]:
         channels = [n for n in _CHANNELS if shape.in_channels % n == 0]
         for block, together, images, warps in product(
             *(channels, _TOGETHER[:3], (2, 4, 8), (2, 4, 8))
@@ -111,7 +111,7 @@ class UnitSums(MatrixSums):
                 yield replace(tile, parts=parts, part_threads=threads, min_blocks=fitting[-1])
 
     @classmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         parts = cls.choose(shape, target).parts
         values = {
             "channels": [n for n in _CHANNELS if shape.in_channels % n == 0],
@@ -125,7 +125,7 @@ class UnitSums(MatrixSums):
         }
         return with_guesses(values, cls.guesses(shape, target))
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         self._require(self.together in _TOGETHER, "together", self.together, f"in {_TOGETHER}")
         for name, value, factor in (
             ("channels", self.channels, lcm(LANES, self.together * self.warps)),
@@ -147,7 +147,7 @@ class UnitSums(MatrixSums):
         self._require_parts(target, self.channels)
         self._require_launch(target, threads=32 * self.warps, shared_bytes=sizes.shared_bytes)
 
-    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+    def is_promising(self, shape: Shape) -> bool:
         """Tell whether registers and shared memory have room for so many blocks."""
         sizes = self.sizes(shape)
         held = self._sums(shape) + 2 * sizes.own * sizes.groups * sizes.ring
@@ -156,20 +156,20 @@ class UnitSums(MatrixSums):
         needed = _REGISTERS * held + _PER_GROUP * (sizes.groups - 1)
         return has_room and needed <= registers_for(32 * self.warps, self.min_blocks)
 
-    def _sums(self, shape: DepthwiseConv2dShape) -> int:
+    def _sums(self, shape: Shape) -> int:
         sizes = self.sizes(shape)
         return 4 * sizes.own * shape.kernel[0] * sizes.spans
 
-    def _loads(self, shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+    def _loads(self, shape: Shape) -> tuple[int, ...]:
         """Count the pairs of vectors that a thread loads in a step."""
         return tuple(-(-loads // (32 * self.warps)) for loads in self.sizes(shape).loads)
 
-    def _products(self, shape: DepthwiseConv2dShape) -> int:
+    def _products(self, shape: Shape) -> int:
         """Count the products of a warp in a step."""
         sizes = self.sizes(shape)
         return sizes.own * sizes.groups * shape.kernel[0] * sizes.spans
 
-    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+    def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of both kernels."""
         sizes = self.sizes(shape)
         fragments = sizes.own * sizes.groups * (2 + 4 * shape.stride[0] * sizes.spans)
@@ -185,18 +185,18 @@ class UnitSums(MatrixSums):
         first = max(rounds * block / _CLOCK, shape.least_bytes / _BANDWIDTH)
         return LAUNCH + first + float(parts_seconds(shape, self.parts, self.part_threads))
 
-    def sizes(self, shape: DepthwiseConv2dShape) -> Units:
+    def sizes(self, shape: Shape) -> Units:
         return Units(
             *(shape, self.channels, self.together, self.images),
             *(self.warps, self.parts, self.ahead),
         )
 
-    def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import unit_sums
 
         return unit_sums(self.sizes(shape))
 
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         from ..compute.mma import intrinsic
 
         for name in ("zero", "first", "stage", "pad", "leave", "taps"):

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..epilogue import Epilogue
 from ..images import Images, is_small
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .base import Strategy, varied, with_guesses
 from .channel_vector import ChannelVector
@@ -111,7 +111,7 @@ class WholeImage(Strategy):
     """Threads of an image in NHWC: one, or one for each `rows`. Those of a block are `thread_y`."""
 
     @classmethod
-    def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def _is_for(cls, shape: Shape, target: Target) -> bool:
         return (
             super()._is_for(shape, target)
             and is_small(shape, _MOST_PIXELS)
@@ -120,7 +120,7 @@ class WholeImage(Strategy):
         )
 
     @classmethod
-    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than windows and streams.
 
         It is faster than tensor cores, which multiply padding too.
@@ -133,17 +133,17 @@ class WholeImage(Strategy):
         return other is None or own.expected_seconds(shape, target) < margin * other
 
     @classmethod
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> WholeImage:
+    def choose(cls, shape: Shape, target: Target) -> WholeImage:
         """Choose the tile that is expected to take the least time."""
         return cls.guesses(shape, target)[0]
 
     @classmethod
-    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[WholeImage, ...]:
+    def guesses(cls, shape: Shape, target: Target) -> tuple[WholeImage, ...]:
         """List the tiles that are expected to take the least times, the fastest first."""
         return _ranked(shape, target)
 
     @classmethod
-    def tiles(cls, shape: DepthwiseConv2dShape) -> Iterator[WholeImage]:
+    def tiles(cls, shape: Shape) -> Iterator[WholeImage]:
         """List the tiles worth comparing: a few warps, whose registers suffice."""
         sizes = _WARPS, _channels(shape), _batches(shape), _heights(shape), _turns(shape)
         for together, x, y, rows, turns in product(*sizes):
@@ -155,7 +155,7 @@ class WholeImage(Strategy):
                     yield tile
 
     @classmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         values = {
             "thread_x": _channels(shape),
             "thread_y": _batches(shape),
@@ -166,7 +166,7 @@ class WholeImage(Strategy):
         }
         return with_guesses(values, cls.guesses(shape, target))
 
-    def is_promising(self, shape: DepthwiseConv2dShape, others: int = 0) -> bool:
+    def is_promising(self, shape: Shape, others: int = 0) -> bool:
         """Tell whether registers suffice; weights are held if they are used again.
 
         A thread of a band shall have all of its loads under way at a time.
@@ -181,12 +181,12 @@ class WholeImage(Strategy):
         needed = rows * cols + self.rows * shape.result_width + held + _OTHERS + others
         return needed <= registers_for(self.thread_x * self.thread_y, self.min_blocks)
 
-    def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> WholeImage:
+    def with_room_for(self, shape: Shape, epilogue: Epilogue) -> WholeImage:
         """Take one image a thread, where the next leaves no registers for a residual on its way."""
         adds = "residual" in epilogue.steps and shape.layout == "NCHW"
         return replace(self, turns=1) if adds and not self.is_promising(shape, _VECTOR) else self
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         height = shape.result_height
         self._require(self.rows <= height, "rows", self.rows, f"at most {height}")
         self._require(self.turns <= shape.batch, "turns", self.turns, f"at most {shape.batch}")
@@ -201,7 +201,7 @@ class WholeImage(Strategy):
             shared_bytes=self._images(shape).shared_bytes,
         )
 
-    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+    def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of the kernel, by the instructions that it issues and its bytes.
 
         An image that is loaded ahead is worth as much as another block.
@@ -219,7 +219,7 @@ class WholeImage(Strategy):
         longer = one + twice * log2(together)
         return _LAUNCH + float((busy**longer + memory**longer) ** (1 / longer))
 
-    def _instructions(self, shape: DepthwiseConv2dShape) -> float:
+    def _instructions(self, shape: Shape) -> float:
         """Count the instructions of a thread."""
         images, taps, is_half = self._images(shape), prod(shape.kernel), shape.itemsize == 2
         read, written = prod(images.source), prod(images.result)
@@ -235,20 +235,20 @@ class WholeImage(Strategy):
             count += pixels / images.vector(pixels) + 2 * pixels / images.lanes(pixels)
         return self.turns * (count + taps) + 2 * taps / self.thread_y
 
-    def _sums_all(self, shape: DepthwiseConv2dShape) -> bool:
+    def _sums_all(self, shape: Shape) -> bool:
         """Tell whether all rows are summed together, where they have to be."""
         is_free = self.turns == 1 or shape.layout == "NCHW"
         return is_free or self.rows == shape.result_height
 
-    def _images(self, shape: DepthwiseConv2dShape) -> Images:
+    def _images(self, shape: Shape) -> Images:
         return Images(shape, self.thread_x, self.thread_y, self.rows, self.turns, self.bands)
 
-    def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import whole_images
 
         return whole_images(self._images(shape), epilogue)
 
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         if shape.layout == "NHWC":
             n, c = sch.get_loops(sch.get_sblock("depthwise_conv2d"))
             bn, tn = sch.split(n, [None, self.thread_y])
@@ -266,7 +266,7 @@ class WholeImage(Strategy):
 
 
 @lru_cache(maxsize=256)
-def _ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[WholeImage, ...]:
+def _ranked(shape: Shape, target: Target) -> tuple[WholeImage, ...]:
     most = target.shared_bytes_per_block
     tiles = [tile for tile in WholeImage.tiles(shape) if tile._images(shape).shared_bytes <= most]
     tiles.sort(
@@ -276,7 +276,7 @@ def _ranked(shape: DepthwiseConv2dShape, target: Target) -> tuple[WholeImage, ..
     return found or (WholeImage(2, 1, shape.result_height),)
 
 
-def _channels(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+def _channels(shape: Shape) -> tuple[int, ...]:
     """List the channels of a block: divisors, where there are some, the nearest to a warp first.
 
     In NHWC they are what a warp reads side by side.
@@ -286,24 +286,24 @@ def _channels(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
     return tuple(n for n in found if least <= n <= 64) or (max(2, even_split(channels, 32)),)
 
 
-def _batches(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+def _batches(shape: Shape) -> tuple[int, ...]:
     """List the images of a block, or bands of them."""
     most = shape.batch * (shape.result_height if shape.layout == "NHWC" else 1)
     return tuple(dict.fromkeys(min(most, n) for n in (4, 2, 8, 1, 3, 6)))
 
 
-def _heights(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+def _heights(shape: Shape) -> tuple[int, ...]:
     """List the rows of a result that are summed together."""
     return tuple(dict.fromkeys(even_split(shape.result_height, n) for n in (8, 4, 2, 1)))
 
 
-def _turns(shape: DepthwiseConv2dShape) -> tuple[int, ...]:
+def _turns(shape: Shape) -> tuple[int, ...]:
     """List the images of a thread: one, if the kernel is large."""
     most = shape.batch if prod(shape.kernel) <= _MOST_TURNING else 1
     return tuple(n for n in (1, 2, 3, 4) if n <= most)
 
 
-def _bands(shape: DepthwiseConv2dShape, rows: int, turns: int) -> set[int]:
+def _bands(shape: Shape, rows: int, turns: int) -> set[int]:
     """List how many threads an image may have.
 
     TVM rounds the division of what a band's row is taken from, by a dilation, to the wrong tap.

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
 from ..epilogue import Epilogue
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .base import Strategy, varied, with_guesses
 from .cost import (
@@ -99,16 +99,16 @@ class Window(Strategy):
     kernel row or of one tap."""
 
     @classmethod
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> Self:
+    def choose(cls, shape: Shape, target: Target) -> Self:
         """Choose the tile that the model expects the least time of, of the two best windows."""
         return cls.guesses(shape, target)[0]
 
     @classmethod
-    def guesses(cls, shape: DepthwiseConv2dShape, target: Target) -> tuple[Self, ...]:
+    def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
         """List the tiles that the model expects the least times of, the fastest first."""
         return cast("tuple[Self, ...]", _ranked(cls, shape, target))
 
-    def with_room_for(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Self:
+    def with_room_for(self, shape: Shape, epilogue: Epilogue) -> Self:
         """Let as many blocks run at a time as without the epilogue, or the next count above.
 
         Left more registers, ptxas fills them with the epilogue of many results at once.
@@ -121,24 +121,24 @@ class Window(Strategy):
         return replace(self, min_blocks=next(more, count))  # type: ignore[type-var]
 
     @classmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         first, *others = cls.guesses(shape, target)
         alike = [first, *(tile for tile in others if tile.window == first.window)]
         return with_guesses(cls.usual_values(shape, first.window), alike)
 
     @classmethod
     @abstractmethod
-    def usual_values(cls, shape: DepthwiseConv2dShape, window: str) -> dict[str, Iterable[int]]:
+    def usual_values(cls, shape: Shape, window: str) -> dict[str, Iterable[int]]:
         """List the values of each field that are worth trying whatever the guesses are."""
 
     @classmethod
     @abstractmethod
-    def tiles(cls, shape: DepthwiseConv2dShape, window: str) -> Iterator[Self]:
+    def tiles(cls, shape: Shape, window: str) -> Iterator[Self]:
         """List the tiles worth comparing, all of which are promising."""
 
     @classmethod
     @abstractmethod
-    def least(cls, shape: DepthwiseConv2dShape) -> Self:
+    def least(cls, shape: Shape) -> Self:
         """Return a tile for shapes of which no larger one fits."""
 
     @property
@@ -147,10 +147,10 @@ class Window(Strategy):
         """Results of a thread."""
 
     @abstractmethod
-    def values(self, shape: DepthwiseConv2dShape) -> int:
+    def values(self, shape: Shape) -> int:
         """Count inputs and sums of a tile."""
 
-    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+    def is_promising(self, shape: Shape) -> bool:
         return (
             self.sums <= MAX_SUMS
             and (self.window != "tile" or self.values(shape) <= self.most_values)
@@ -159,7 +159,7 @@ class Window(Strategy):
             and self._has_registers(shape)
         )
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         self._require_window(shape, self.window)
         self._require_whole_phases(shape, self.rows, self.cols, self.window)
         side = max(self.rows, self.cols)
@@ -174,21 +174,21 @@ class Window(Strategy):
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
 
     @abstractmethod
-    def counts(self, shape: DepthwiseConv2dShape) -> Work:
+    def counts(self, shape: Shape) -> Work:
         """Count what a thread does."""
 
     @abstractmethod
-    def footprint(self, shape: DepthwiseConv2dShape) -> Footprint:
+    def footprint(self, shape: Shape) -> Footprint:
         """Tell where the threads of a block have their inputs, results and weights."""
 
     @staticmethod
-    def _inputs_apart(shape: DepthwiseConv2dShape) -> tuple[float, float, float]:
+    def _inputs_apart(shape: Shape) -> tuple[float, float, float]:
         """Count the inputs from one result to the next along channels, rows and columns."""
         multiplier = float(shape.channel_multiplier)
         down, right = (step(shape, axis) / phases(shape, axis) for axis in (0, 1))
         return 1 / multiplier if shape.operation == "forward" else multiplier, down, right
 
-    def work(self, shape: DepthwiseConv2dShape) -> Work:
+    def work(self, shape: Shape) -> Work:
         """Count what a thread does, and what its warp and its block touch of the tensors."""
         size = shape.itemsize
         inputs, results, weights, piece = self.footprint(shape)
@@ -205,11 +205,11 @@ class Window(Strategy):
             shared=SECTOR * touched(SECTOR, piece * size, ()) / (piece * size) - 1 if piece else 0,
         )
 
-    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+    def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of the kernel, for comparison with other strategies."""
         return Model(shape, target).absolute(self.work(shape), self.min_blocks)
 
-    def _has_registers(self, shape: DepthwiseConv2dShape) -> bool:
+    def _has_registers(self, shape: Shape) -> bool:
         """Tell whether `min_blocks` leaves a thread the registers that it needs, or nearly."""
         if self.min_blocks == 1:
             return True
@@ -217,7 +217,7 @@ class Window(Strategy):
         has = registers_for(work.threads, self.min_blocks)
         return has >= _LEAST_REGISTERS * registers_needed(work)
 
-    def _in_use(self, shape: DepthwiseConv2dShape) -> int:
+    def _in_use(self, shape: Shape) -> int:
         """Count the inputs of a channel that are multiplied together: of the rows under one tap."""
         if self.window == "tap":
             return self.rows * self.cols
@@ -228,7 +228,7 @@ class Window(Strategy):
 
 
 @lru_cache(maxsize=256)
-def _ranked(cls: type[Window], shape: DepthwiseConv2dShape, target: Target) -> tuple[Window, ...]:
+def _ranked(cls: type[Window], shape: Shape, target: Target) -> tuple[Window, ...]:
     """Return the tiles that are expected to be fastest, few with the same results of a thread."""
     tiles = [tile for window in windows_of(shape)[:2] for tile in cls.tiles(shape, window)]
     tiles = tiles or [cls.least(shape)]
