@@ -65,41 +65,41 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     declare, finish = epilogue_parts(shape, epilogue)
     has_residual = "residual" in epilogue.operands(shape)
 
-    def tile(group: Any, half: Any, lane: Any) -> tuple[Any, Any, Any]:
+    def tile(group, half, lane) -> tuple[Any, Any, Any]:
         if ACROSS == 2:  # its halves are the parts
             return bands.place(group * (TILES // 2) + lane // 4)
         return bands.place(group * TILES + half * 8 + lane // 4)
 
-    def turn(*place: Any) -> tuple[Any, ...]:
+    def turn(*place) -> tuple[Any, ...]:
         """Exchange half and place in a pair where two that lie side by side are of other halves."""
         *others, half, one = place
         return (*others, one, half) if ACROSS == 2 else place
 
-    def line(y: Any, row: Any, step: int = 1) -> Any:
+    def line(y, row, step: int = 1) -> Any:
         """Find a row of a tile in an image."""
         return (y // DOWN * (R * step) + row) * DOWN + y % DOWN
 
-    def side(column: Any, half: Any, one: Any) -> Any:
+    def side(column, half, one) -> Any:
         """Find a column of a part in an image."""
         return (column + one) * 2 + half if ACROSS == 2 else column + one
 
-    def is_inside(group: Any, row: Any, lane: Any, *pair: Any) -> tirx.PrimExpr:
+    def is_inside(group, row, lane, *pair) -> tirx.PrimExpr:
         half, one = turn(pair[0], 0 if OW % 2 == 0 else pair[1])
         n, y, x = tile(group, half, lane)
         return tirx.all(n < N, line(y, row) < OH, side(x * COLUMNS + lane % 4 * 2, half, one) < OW)
 
-    def place(n: Any, channel: Any, row: Any, column: Any) -> tuple[Any, Any, Any, Any]:
+    def place(n, channel, row, column) -> tuple[Any, Any, Any, Any]:
         return (n, row, column, channel) if NHWC else (n, channel, row, column)
 
-    def element(group: Any, channel: Any, row: Any, lane: Any, *pair: Any) -> Any:
+    def element(group, channel, row, lane, *pair) -> Any:
         half, one = turn(*pair)
         n, y, x = tile(group, half, lane)
         return place(n, channel, line(y, row), side(x * COLUMNS + lane % 4 * 2, half, one))
 
-    def own(channel: Any, *others: Any) -> tuple[Any, ...]:
+    def own(channel, *others) -> tuple[Any, ...]:
         return (*others, channel) if NHWC else (channel, *others)  # what is stored as a vector
 
-    def copied(image: tirx.Buffer, weight: tirx.Buffer, position: Any, channel: Any) -> Any:
+    def copied(image: tirx.Buffer, weight: tirx.Buffer, position, channel) -> Any:
         n, row, column = copies.place(position)
         value = T.if_then_else(
             tirx.all(position < WEIGHTS, column < W),
@@ -117,11 +117,11 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             value,
         )
 
-    def later(channel: Any, row: Any) -> Any:
+    def later(channel, row) -> Any:
         """Tell how many columns further the pairs of a row of a window begin than they could."""
         return (channel * (H % 2) + row + TOP + LEFT) % 2
 
-    def pad(image: tirx.Buffer, channel: Any, group: Any, row: Any, step: Any, *place: Any) -> Any:
+    def pad(image: tirx.Buffer, channel, group, row, step, *place) -> Any:
         lane, further, half, one = turn(*place)
         n, y, x = tile(group, half, lane)
         row = line(y, row, SH)
@@ -139,10 +139,10 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             T.cast(0, dtype),
         )
 
-    def at_once(one: Any) -> Any:
+    def at_once(one) -> Any:
         return T.Ramp(one * 2, 1, 2) if ALTERNATES else one
 
-    def alternating(image: tirx.Buffer, channel: Any, group: Any, row: Any, *place: Any) -> Any:
+    def alternating(image: tirx.Buffer, channel, group, row, *place) -> Any:
         """Load two inputs of a row of an odd width, of which one may lie beside the image."""
         step, lane, further, half, _ = place
         n, y, x = tile(group, half, lane)
@@ -163,7 +163,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
 
     load = alternating if ALTERNATES else pad
 
-    def tap(weight: tirx.Buffer, channel: Any, row: Any, step: Any, *place: Any) -> Any:
+    def tap(weight: tirx.Buffer, channel, row, step, *place) -> Any:
         lane, further, one = place
         row, kind = row // KINDS, row % KINDS
         apart = step * DEPTH + further * 8 + lane % 4 * 2 + one - SHIFT - lane // 4 * SW
@@ -179,7 +179,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             T.cast(0, dtype),
         )
 
-    def band_row(row: Any, kernel_row: Any) -> Any:
+    def band_row(row, kernel_row) -> Any:
         if BY_IMAGE:
             return (kernel_row + (R - 1 - row) * SH) * KINDS + kernel_row % KINDS
         return kernel_row * KINDS + (row * SH + kernel_row * DH) % KINDS

@@ -52,12 +52,10 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
     GROUPS = PARTS * WARPS * TURNS
     dtype = shape.dtype
 
-    def tile(group: Any, lane: Any, half: Any, one: Any) -> tuple[Any, Any, Any]:
+    def tile(group, lane, half, one) -> tuple[Any, Any, Any]:
         return sizes.place(group * TILES + half * 8 + one * 4 + lane % 4)
 
-    def inputs(
-        data: tirx.Buffer, channel: Any, group: Any, row: Any, step: Any, lane: Any, *others: Any
-    ) -> Any:
+    def inputs(data: tirx.Buffer, channel, group, row, step, lane, *others) -> Any:
         half, one, odd = others
         n, y, x = tile(group, lane, half, one)
         row = y * (R * SH) + row
@@ -72,7 +70,7 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
             T.cast(0, dtype),
         )
 
-    def gradients(grad: tirx.Buffer, channel: Any, group: Any, row: Any, *place: Any) -> Any:
+    def gradients(grad: tirx.Buffer, channel, group, row, *place) -> Any:
         n, y, x = tile(group, *place)
         row, column = y * R + row, x * COLUMNS + place[0] // 4
         return T.if_then_else(
@@ -81,10 +79,10 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
             T.cast(0, dtype),
         )
 
-    def group(turn: Any, part: Any, warp: Any) -> Any:
+    def group(turn, part, warp) -> Any:
         return (turn * PARTS + part) * WARPS + warp
 
-    def held(*others: Any) -> tuple[Any, ...]:
+    def held(*others) -> tuple[Any, ...]:
         """Find a sum on a diagonal: its product, lane, and place there."""
         *first, kernel_column, column = others
         i = SHIFT + column * SW + kernel_column * DW

@@ -38,8 +38,8 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     declare, finish = epilogue_parts(shape, epilogue)
     adds = "residual" in epilogue.steps  # which comes by way of what the results then lie in
 
-    def loading(planes: tirx.Buffer, window: tirx.Buffer, y: Any, x: Any) -> Callable[[Any], None]:
-        def load(row: Any) -> None:
+    def loading(planes: tirx.Buffer, window: tirx.Buffer, y, x) -> Callable[[Any], None]:
+        def load(row) -> None:
             with T.serial(SW // LANES_IN, annotations=UNROLLED) as w, T.vectorized(LANES_IN) as v:
                 place = w * LANES_IN + v
                 value = T.cast(planes[y, x * FROM + row * SW + place], "float32")

@@ -70,43 +70,41 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     UNTESTED = bool(epilogue.steps) and RH % DOWN == 0 and is_float
     FIRST = 1 if epilogue.steps and not is_float and not planes else KH
 
-    def hold(channels: tirx.Buffer, added: tirx.Buffer, row: Any) -> dict[str, Any]:
+    def hold(channels: tirx.Buffer, added: tirx.Buffer, row) -> dict[str, Any]:
         """Find the operands of the epilogue where a thread has them."""
         held: dict[str, Any] = {name: Row(channels, place) for place, name in enumerate(names)}
         return held | {"residual": Row(added, row)}
 
-    def tap(row: Any, column: Any, channel: Any) -> tuple[Any, ...]:
+    def tap(row, column, channel) -> tuple[Any, ...]:
         if TURNED:
             row, column = KH - 1 - row, KW - 1 - column
         own, result = T.floordiv(channel, M), T.floormod(channel, M)
         return (own, result, row, column) if planes else (row, column, own, result)
 
-    def first_row(segment: Any) -> Any:
+    def first_row(segment) -> Any:
         """Find the first row of a segment in its part of the image."""
         return T.floordiv(segment, DOWN) * rows
 
-    def line(segment: Any, row: Any) -> Any:
+    def line(segment, row) -> Any:
         """Find a row in the image, by its place in a segment."""
         return (first_row(segment) + row) * DOWN + T.floormod(segment, DOWN)
 
-    def last_row(segment: Any, height: int) -> Any:
+    def last_row(segment, height: int) -> Any:
         """Count the rows from a segment's first to the end of its part of an image."""
         return T.floordiv(height - 1 - T.floormod(segment, DOWN), DOWN) + 1 - first_row(segment)
 
-    def spot(
-        n: Any, row: Any, strip: Any, place: Any, vector: Any, lane: Any, results: int = 1
-    ) -> tuple[Any, ...]:
+    def spot(n, row, strip, place, vector, lane, results: int = 1) -> tuple[Any, ...]:
         """Find an element of a vector in an image, by its place in a strip."""
         column = (T.floordiv(strip, RIGHT) * cols + place) * RIGHT + T.floormod(strip, RIGHT)
         if planes:
             return n, T.floordiv(vector, results), row, column + lane
         return n, row, column, T.floordiv(vector * V + lane, results)
 
-    def place(column: Any, lane: Any, *of: Any) -> tuple[Any, ...]:
+    def place(column, lane, *of) -> tuple[Any, ...]:
         """Find it among a thread's columns and channels."""
         return (*of, column + lane, 0) if planes else (*of, column, lane)
 
-    def area(n: Any, segment: Any, strip: Any, vector: Any) -> tuple[Any, ...]:
+    def area(n, segment, strip, vector) -> tuple[Any, ...]:
         """Find all results of a thread, and those of other parts between them."""
         sizes = (
             (T.floordiv(segment, DOWN), rows * DOWN),
@@ -116,18 +114,18 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
         down, right, channels = (slice(at * size, at * size + size) for at, size in sizes)
         return (n, channels, down, right) if planes else (n, down, right, channels)
 
-    def is_before(strip: Any, column: Any, width: int) -> Any:
+    def is_before(strip, column, width: int) -> Any:
         """Tell whether a column of a strip is left of the end of an image."""
         if width % RIGHT == 0:  # by the strip's number
             return T.floordiv(strip, RIGHT) < T.floordiv(width // RIGHT - column + cols - 1, cols)
         return (T.floordiv(strip, RIGHT) * cols + column) * RIGHT + T.floormod(strip, RIGHT) < width
 
-    def is_input(strip: Any, column: Any) -> Any:
+    def is_input(strip, column) -> Any:
         """Tell whether a column of a strip's window is in the image."""
         first = T.floordiv(LEFT - column + cols - 1, cols)
         return tirx.all(first <= T.floordiv(strip, RIGHT), is_before(strip, column - LEFT, W))
 
-    def is_output(strip: Any, column: Any) -> Any:
+    def is_output(strip, column) -> Any:
         return is_before(strip, column, RW)
 
     unrolled = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}

@@ -54,19 +54,17 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
     TAPS = KH * KW * CHANNELS
     dtype = shape.dtype
 
-    def split(task: Any, width: int) -> tuple[Any, Any, Any]:
+    def split(task, width: int) -> tuple[Any, Any, Any]:
         """Find the row (of inputs, and of a pair of images), column and vector of a load."""
         return task // VECTORS // width, task // VECTORS % width, task % VECTORS
 
-    def image_and_row(part: Any, step: Any) -> tuple[Any, Any, Any]:
+    def image_and_row(part, step) -> tuple[Any, Any, Any]:
         """Find a step among all, and its images and row."""
         at = part * sizes.part_steps + step - (RING - 1)
         later = at + sizes.steps
         return at, later // sizes.steps - 1, later % sizes.steps
 
-    def input_of(
-        data: tirx.Buffer, part: Any, chunk: Any, step: Any, task: Any, one: Any, lane: Any
-    ) -> Any:
+    def input_of(data: tirx.Buffer, part, chunk, step, task, one, lane) -> Any:
         _, image, row = image_and_row(part, step)
         above, column, vector = split(task, W)
         n = (image * sizes.pairs + above % sizes.pairs) * 2 + one
@@ -80,9 +78,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
             T.cast(0, dtype),
         )
 
-    def grad_of(
-        grad: tirx.Buffer, part: Any, chunk: Any, step: Any, task: Any, one: Any, lane: Any
-    ) -> Any:
+    def grad_of(grad: tirx.Buffer, part, chunk, step, task, one, lane) -> Any:
         at, image, row = image_and_row(part, step)
         pair, column, vector = split(task, OW)
         n = (image * sizes.pairs + pair) * 2 + one
@@ -92,35 +88,35 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
             T.cast(0, dtype),
         )
 
-    def input_to(task: Any) -> Any:
+    def input_to(task) -> Any:
         """Find in shared memory what a load brings."""
         above, column, vector = split(task, W)
         row, pair = above // sizes.pairs, above % sizes.pairs
         column += row * sizes.input_columns + pair * sizes.pitch + LEFT
         return column * ROW + vector * (2 * LANES)
 
-    def grad_to(task: Any) -> Any:
+    def grad_to(task) -> Any:
         pair, column, vector = split(task, OW)
         column += GRADS_AT + pair * sizes.across * COLUMNS
         return column * ROW + vector * (2 * LANES)
 
-    def unit(group: Any, half: Any, lane: Any) -> Any:
+    def unit(group, half, lane) -> Any:
         return group * LANES + half * 4 + lane % 4
 
-    def channel(warp: Any, own: Any, lane: Any) -> Any:
+    def channel(warp, own, lane) -> Any:
         return (warp * OWN + own) * TOGETHER + lane // 4 % TOGETHER
 
-    def input_at(warp: Any, own: Any, group: Any, row: Any, span: Any, *of: Any) -> Any:
+    def input_at(warp, own, group, row, span, *of) -> Any:
         lane, half, more = of
         i = (span * 2 + more) * COLUMNS + lane // 4 // TOGETHER
         column = row * sizes.input_columns + sizes.place(unit(group, half, lane)) + i
         return column * ROW + channel(warp, own, lane) * 2
 
-    def grad_at(warp: Any, own: Any, group: Any, lane: Any, half: Any) -> Any:
+    def grad_at(warp, own, group, lane, half) -> Any:
         column = GRADS_AT + unit(group, half, lane) * COLUMNS + lane // 4 // TOGETHER
         return column * ROW + channel(warp, own, lane) * 2
 
-    def held(tap: Any, column: Any) -> tuple[Any, ...]:
+    def held(tap, column) -> tuple[Any, ...]:
         """Find a sum on a diagonal: its unit's channels, product, lane, and place there."""
         kw, channel = tap // CHANNELS, tap % CHANNELS
         i, c = column * SW + kw * DW, channel % TOGETHER
@@ -128,7 +124,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         half = i // COLUMNS % 2
         return channel // TOGETHER, i // (2 * COLUMNS), down * 4 + right // 2, half, right % 2
 
-    def task_of(k: Any, warp: Any, lane: Any) -> Any:
+    def task_of(k, warp, lane) -> Any:
         return k * THREADS + warp * 32 + lane
 
     @script.inline

@@ -159,26 +159,24 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     dtype = shape.dtype
     declare, finish = epilogue_parts(shape, epilogue)
 
-    def going(band: Any) -> Callable[..., None]:
+    def going(band) -> Callable[..., None]:
         if bands > 1:
             return partial(_sum_band, first=band * images.rows)
         return _sum if turns == 1 else _sum_in_turn
 
-    def loading(data: tirx.Buffer, window: tirx.Buffer, n: Any, c: Any) -> Callable[..., None]:
-        def load(row: int, turn: Any = 0) -> None:
+    def loading(data: tirx.Buffer, window: tirx.Buffer, n, c) -> Callable[..., None]:
+        def load(row: int, turn=0) -> None:
             image = tirx.min(n * turns + turn, N - 1)
             with T.serial(W, annotations=UNROLLED) as w:
                 T.buffer_store(window, T.cast(data[image, row, w, c], "float32"), [row * W + w])
 
         return load
 
-    def weighing(weight: tirx.Buffer, c: Any) -> Callable[[int], Any]:
+    def weighing(weight: tirx.Buffer, c) -> Callable[[int], Any]:
         return lambda tap: T.cast(weight[tap // KW, tap % KW, c, 0], "float32")
 
-    def storing(
-        acc: tirx.Buffer, operands: Any, out: tirx.Buffer, n: Any, c: Any
-    ) -> Callable[..., None]:
-        def store(row: int, turn: Any = 0, first: Any = 0) -> None:
+    def storing(acc: tirx.Buffer, operands, out: tirx.Buffer, n, c) -> Callable[..., None]:
+        def store(row: int, turn=0, first=0) -> None:
             image, at = n * turns + turn, first + row
             is_there = tirx.all(image < N, at < RH)
             with T.If(is_there), T.Then(), T.serial(RW, annotations=UNROLLED) as w:
