@@ -41,6 +41,7 @@ def all_records():
         "1x32x14x14_k7_psame_bfloat16",
         "1x32x14x14_k13_psame_float16_nhwc",
         "1x32x14x14_k7_psame_float16_wgrad",
+        "1x32x14x14_k7_psame_float16_nhwc_wgrad",
         "2x6x9x11_k3_s2_psame_dgrad",
         "2x6x9x11_k3_s2_psame_wgrad",
         "2x6x7x7_k3_psame",
