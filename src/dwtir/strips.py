@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from math import gcd
 
-from .shape import DepthwiseConv2dShape
+from .shape import DepthwiseConv2dShape as Shape
 
 _RESIDUAL = 8
 """Registers that more than one row of a residual may take."""
 
 
-def apart(shape: DepthwiseConv2dShape) -> tuple[int, int]:
+def apart(shape: Shape) -> tuple[int, int]:
     """Count the rows and columns from a result of a thread to its next.
 
     With a dilation, results that are as far apart read inputs that are as far apart: the image
@@ -23,7 +23,7 @@ def apart(shape: DepthwiseConv2dShape) -> tuple[int, int]:
     return down, 1 if shape.layout == "NCHW" else right
 
 
-def has_parts(shape: DepthwiseConv2dShape) -> bool:
+def has_parts(shape: Shape) -> bool:
     """Tell whether the parts of an image are convolutions: none empty, all padded alike."""
     sizes = min(shape.height, shape.out_height), min(shape.width, shape.out_width)
     return all(
@@ -32,7 +32,7 @@ def has_parts(shape: DepthwiseConv2dShape) -> bool:
     )
 
 
-def part_sizes(shape: DepthwiseConv2dShape) -> tuple[int, int]:
+def part_sizes(shape: Shape) -> tuple[int, int]:
     """Count the rows and columns of the result's first part, which no other has more of."""
     down, right = apart(shape)
     return -(-shape.result_height // down), -(-shape.result_width // right)
@@ -46,7 +46,7 @@ class Strip:
     holds the first input, so that each lies wholly in the image or beside it.
     """
 
-    shape: DepthwiseConv2dShape
+    shape: Shape
     cols: int
     vector: int
     """Columns of the result, and elements of a load."""

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from .errors import InvalidShapeError
-from .shape import DepthwiseConv2dShape
+from .shape import DepthwiseConv2dShape as Shape
 
 BATCHES = (1, 8, 32, 128)
 """Batch sizes that each layer of a network is measured with."""
@@ -26,7 +26,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 class Layer:
     """One distinct layer of a network, and how often the network runs it."""
 
-    shape: DepthwiseConv2dShape
+    shape: Shape
     count: int = 1
 
 
@@ -65,15 +65,15 @@ def network(
         )
     common: dict[str, Any] = {"batch": batch, "dtype": dtype, "layout": layout}
     return tuple(
-        Layer(replace(DepthwiseConv2dShape.parse(text), **common), count)
+        Layer(replace(Shape.parse(text), **common), count)
         for text, count in _data()["networks"][found[0]].items()
     )
 
 
-def seed_rows() -> tuple[tuple[DepthwiseConv2dShape, dict[str, float], str], ...]:
+def seed_rows() -> tuple[tuple[Shape, dict[str, float], str], ...]:
     """Return the articles' rows: the layer, its published times in microseconds, the source."""
     return tuple(
-        (DepthwiseConv2dShape.parse(text), published, source)
+        (Shape.parse(text), published, source)
         for source, rows in _data()["seed_rows"].items()
         for text, published in rows.items()
     )

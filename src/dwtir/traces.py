@@ -17,7 +17,7 @@ from . import files
 from .epilogue import Epilogue
 from .errors import DwtirError, InvalidScheduleError, RecordError
 from .schedules import STRATEGIES, WEIGHT, Strategy
-from .shape import DepthwiseConv2dShape
+from .shape import DepthwiseConv2dShape as Shape
 from .target import Target
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ TraceJson: TypeAlias = list[Any]
 
 def space_trace(
     strategy: Strategy,
-    shape: DepthwiseConv2dShape,
+    shape: Shape,
     target: Target,
     epilogue: Epilogue | None = None,
 ) -> tuple[Schedule, TraceJson]:
@@ -46,9 +46,7 @@ def space_trace(
     return sch, plain(sch.trace.as_json())
 
 
-def decided(
-    strategy: Strategy, shape: DepthwiseConv2dShape, epilogue: Epilogue | None = None
-) -> Schedule:
+def decided(strategy: Strategy, shape: Shape, epilogue: Epilogue | None = None) -> Schedule:
     """Schedule the convolution with each number of the tile drawn from itself alone.
 
     Its trace is what a record keeps: it says the parameters, and depends on
@@ -64,7 +62,7 @@ def _numbers(strategy: Strategy) -> list[tuple[str, int]]:
 
 def _drawn(
     strategy: Strategy,
-    shape: DepthwiseConv2dShape,
+    shape: Shape,
     epilogue: Epilogue | None,
     candidates: Mapping[str, Sequence[int]],
 ) -> Schedule:
@@ -88,14 +86,12 @@ def _drawn(
 
 
 @lru_cache(maxsize=256)
-def expected_trace(strategy: Strategy, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> str:
+def expected_trace(strategy: Strategy, shape: Shape, epilogue: Epilogue) -> str:
     """Return the JSON text of the trace of `decided`."""
     return dump(plain(decided(strategy, shape, epilogue).trace.as_json()))
 
 
-def recognise(
-    trace: TraceJson, shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue
-) -> Strategy:
+def recognise(trace: TraceJson, shape: Shape, target: Target, epilogue: Epilogue) -> Strategy:
     """Find the strategy and parameters that make a trace; a `RecordError` if none does."""
     text, drawn = dump(plain(trace)), _draws(trace)
     for strategy in STRATEGIES.values():
@@ -131,7 +127,7 @@ def _draws(trace: Any) -> list[tuple[list[Any], Any]]:
 def _readings(
     strategy: type[Strategy],
     drawn: Sequence[tuple[list[Any], Any]],
-    shape: DepthwiseConv2dShape,
+    shape: Shape,
     target: Target,
 ) -> Iterator[tuple[Strategy, dict[str, Any]]]:
     """Yield what draws mean if they are of `strategy`, of its space or decided: a tile's fields."""

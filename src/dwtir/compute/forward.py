@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
 from ..epilogue import Epilogue
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from . import script
 from .sizes import aligned, image, padded_sizes
 
@@ -18,7 +18,7 @@ from .sizes import aligned, image, padded_sizes
 # TVMScript evaluates both, and the script that it prints shows the results.
 
 
-def nchw(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+def nchw(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution on NCHW images."""
     N, C, M, H, W = image(shape)
     OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
@@ -66,7 +66,7 @@ def nchw(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
     return depthwise_conv2d_nchw
 
 
-def nhwc(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+def nhwc(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution on NHWC images."""
     N, C, M, H, W = image(shape)
     OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
@@ -113,7 +113,7 @@ def nhwc(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
 
 
 def epilogue_parts(
-    shape: DepthwiseConv2dShape, epilogue: Epilogue
+    shape: Shape, epilogue: Epilogue
 ) -> tuple[Callable[[], dict[str, Any]], Callable[..., tirx.PrimExpr]]:
     """Give the two ends of an epilogue: its parameters, and its result for one element."""
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 
 SLACK = 63
 """Rows and columns that a tile may hang over the edge without costing predicates."""
 
 
-def image(shape: DepthwiseConv2dShape) -> tuple[int, int, int, int, int]:
+def image(shape: Shape) -> tuple[int, int, int, int, int]:
     """Return N, C, M, H and W."""
     return (shape.batch, shape.in_channels, shape.channel_multiplier, shape.height, shape.width)
 
 
-def padded_sizes(shape: DepthwiseConv2dShape, slack: int = SLACK) -> tuple[int, int, int, int]:
+def padded_sizes(shape: Shape, slack: int = SLACK) -> tuple[int, int, int, int]:
     """Count rows and columns of the outputs with slack, and of the padded input they read."""
     rows, columns = shape.out_height + slack, shape.out_width + slack
     return (
@@ -24,7 +24,7 @@ def padded_sizes(shape: DepthwiseConv2dShape, slack: int = SLACK) -> tuple[int, 
     )
 
 
-def aligned(shape: DepthwiseConv2dShape, left: int, columns: int) -> tuple[int, int, int]:
+def aligned(shape: Shape, left: int, columns: int) -> tuple[int, int, int]:
     """Widen a padded input of NCHW for loads of vectors, `DepthwiseConv2dShape.row_lanes` long.
 
     Parameters

@@ -21,7 +21,7 @@ from ..errors import (
     ToolchainError,
 )
 from ..files import read_json
-from ..shape import DepthwiseConv2dShape
+from ..shape import DepthwiseConv2dShape as Shape
 from .outcome import Task
 
 _MAX_FILE_BYTES = 1 << 20
@@ -50,7 +50,7 @@ def for_operations(tasks: Iterable[Task], operations: Iterable[str]) -> list[Tas
 def from_shapes(texts: Iterable[str], epilogue: EpilogueLike = None) -> list[Task]:
     """Return the tasks of layers given in the text form of `DepthwiseConv2dShape`."""
     steps = Epilogue.of(epilogue)
-    return _distinct(Task(DepthwiseConv2dShape.parse(text), steps) for text in texts)
+    return _distinct(Task(Shape.parse(text), steps) for text in texts)
 
 
 def from_file(path: str | Path, epilogue: EpilogueLike = None) -> list[Task]:
@@ -90,7 +90,7 @@ def from_file(path: str | Path, epilogue: EpilogueLike = None) -> list[Task]:
 
 def _entry(entry: Any, epilogue: Epilogue) -> Task:
     if not isinstance(entry, dict):
-        return Task(DepthwiseConv2dShape.of(entry), epilogue)
+        return Task(Shape.of(entry), epilogue)
     parameters = dict(entry)
     count = parameters.pop("layers", 1)
     steps = parameters.pop("epilogue", epilogue)
@@ -98,7 +98,7 @@ def _entry(entry: Any, epilogue: Epilogue) -> Task:
         raise InvalidShapeError(f"layers must be an integer >= 1, got {count!r}")
     if isinstance(steps, dict):
         raise InvalidEpilogueError(f"epilogue must be a text or a list of steps, got {steps!r}")
-    return Task(DepthwiseConv2dShape.of(parameters), Epilogue.of(steps), count)
+    return Task(Shape.of(parameters), Epilogue.of(steps), count)
 
 
 def from_suite(
@@ -209,7 +209,7 @@ def depthwise_parameters(conv: Any, height: int, width: int) -> dict[str, Any] |
 
 
 def _distinct(tasks: Iterable[Task]) -> list[Task]:
-    counts: Counter[tuple[DepthwiseConv2dShape, Epilogue]] = Counter()
+    counts: Counter[tuple[Shape, Epilogue]] = Counter()
     for task in tasks:
         counts[task.shape, task.epilogue] += task.count
     return [Task(shape, epilogue, count) for (shape, epilogue), count in counts.items()]
@@ -219,7 +219,7 @@ def _tasks(
     layers: Iterable[dict[str, Any]], forms: Iterable[tuple[int, str, str]], epilogue: Epilogue
 ) -> list[Task]:
     return _distinct(
-        Task(DepthwiseConv2dShape(**layer, batch=batch, dtype=dtype, layout=layout), epilogue)
+        Task(Shape(**layer, batch=batch, dtype=dtype, layout=layout), epilogue)
         for batch, dtype, layout in forms
         for layer in layers
     )
