@@ -59,6 +59,17 @@ def test_each_product_is_one_instruction(about, dtype):
     assert tile.min_blocks * resources.threads * resources.registers <= 65536
 
 
+@pytest.mark.parametrize("about", ["2x8x13x17_k3_p1", "32x96x28x28_k7_p3"])
+def test_barriers_stand_between_zeros_inputs_and_products(about):
+    shape = Shape.parse(f"{about}_float16_nhwc_wgrad")
+    tile = UnitSums.choose(shape, H200)
+    source = dwtir.build(shape, tile, target="nvidia-h200").source()
+    before = source[: source.index("mma.sync")]
+    zeros, inputs, _ = before.split("__syncthreads();")
+    assert "(staged_ptr" in zeros
+    assert "(staged_ptr" in inputs
+
+
 @pytest.mark.parametrize(
     ("about", "target", "is_for_them"),
     [

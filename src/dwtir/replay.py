@@ -23,6 +23,19 @@ def replay_on_cpu(sch: Schedule, func: tvm.tirx.PrimFunc) -> tvm.IRModule:
     trace = sch.trace
     kept = [inst for inst in trace.insts if inst.kind.name not in _GPU_ONLY]
     decisions = {inst: trace.decisions[inst] for inst in kept if inst in trace.decisions}
-    replayed = Schedule(func)
+    replayed = Schedule(_without_barriers(func))
     Trace(kept, decisions).apply_to_schedule(replayed, remove_postproc=False)
     return replayed.mod
+
+
+def _without_barriers(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
+    """Leave out the barriers that a function has itself."""
+    import tvm_ffi
+    from tvm import ir, tirx
+
+    barrier = ir.Op.get("tirx.tvm_storage_sync")
+
+    def skip(call: ir.Call) -> tirx.PrimExpr:
+        return tirx.const(0, "int32") if call.op.same_as(barrier) else call
+
+    return tvm_ffi.structural_map(func, [(ir.Call, skip)])

@@ -238,6 +238,8 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                                 acc[vw, o, r, s, vl, h, e] = T.float32(0)
                             for g, r, h, e in T.grid(GROUPS, RING, 2, 2):
                                 grads[vw, o, g, r, vl, h, e] = T.cast(0, dtype)
+                if TURNS == 1:  # in a loop TVM puts one at its begin, but none between two writes
+                    T.evaluate(T.tvm_storage_sync("shared"))
                 for first in T.unroll(AHEAD):
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("first"):
