@@ -16,6 +16,7 @@ between images as keep the gradients of one from the inputs of the next; `parts`
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import lcm
 from typing import Any
 
@@ -46,7 +47,7 @@ class Units:
         """Columns of a unit."""
         return LANES // self.together
 
-    @property
+    @cached_property
     def spans(self) -> int:
         """Products that the window of a unit takes."""
         shape = self.shape
@@ -58,17 +59,17 @@ class Units:
         """Pairs of images that a block takes at a time."""
         return self.images // 2
 
-    @property
+    @cached_property
     def across(self) -> int:
         """Units of a row."""
         return -(-self.shape.out_width // self.columns)
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """Products in depth, of 8 units each of a pair of images."""
         return -(-self.pairs * self.across // LANES)
 
-    @property
+    @cached_property
     def pitch(self) -> int:
         """Columns of inputs in shared memory from a pair of images to the next.
 
@@ -102,13 +103,13 @@ class Units:
     def shared_halves(self) -> int:
         return 2 * self.stride * (self.shape.stride[0] * self.input_columns + self.grad_columns)
 
-    @property
+    @cached_property
     def shared_bytes(self) -> int:
         """Bytes of shared memory; sums take the place of the operands, if those are larger."""
         staged, sums = 2 * self.shared_halves, 512 * self.warps * self.own * self.spans
         return staged if staged >= sums else staged + sums + 32
 
-    @property
+    @cached_property
     def own(self) -> int:
         """Channels of a warp, by units."""
         return self.channels // (self.together * self.warps)
@@ -119,7 +120,7 @@ class Units:
         shape = self.shape
         return (shape.kernel[0] - 1) * shape.dilation[0] // shape.stride[0] + 1
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Steps from an image's first to the next one's."""
         shape = self.shape
@@ -135,7 +136,7 @@ class Units:
     def part_steps(self) -> int:
         return -(-self.all_steps // self.parts)
 
-    @property
+    @cached_property
     def unrolled(self) -> int:
         """Steps in straight line."""
         return lcm(self.ring, self.ahead)
@@ -150,12 +151,27 @@ class Units:
         turns = replace(self, parts=min(most, self.all_steps)).turns
         return -(-self.all_steps // (turns * self.unrolled - self.ring + 1))
 
-    @property
+    @cached_property
     def loads(self) -> tuple[int, int]:
         """Vectors of inputs and of gradients of a step, each of a pair of images."""
         shape = self.shape
         vectors = self.pairs * self.channels // LANES
         return shape.stride[0] * vectors * shape.width, vectors * shape.out_width
+
+    @cached_property
+    def thread_loads(self) -> tuple[int, ...]:
+        """Those of a thread."""
+        return tuple(-(-loads // (32 * self.warps)) for loads in self.loads)
+
+    @property
+    def sums(self) -> int:
+        """Sums of a thread."""
+        return 4 * self.own * self.shape.kernel[0] * self.spans
+
+    @property
+    def products(self) -> int:
+        """Products of a warp in a step."""
+        return self.own * self.groups * self.shape.kernel[0] * self.spans
 
     def place(self, unit: Any) -> Any:
         """Find the first column of a unit's window in shared memory."""

@@ -47,7 +47,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
     PARTS, CHUNKS = sizes.parts, C // CHANNELS
     INPUTS, GRADS = sizes.loads
     THREADS, VECTORS = 32 * WARPS, CHANNELS // LANES
-    INPUT_LOADS, GRAD_LOADS = (-(-loads // THREADS) for loads in sizes.loads)
+    INPUT_LOADS, GRAD_LOADS = sizes.thread_loads
     GRADS_AT = SH * sizes.input_columns
     HALVES, ROW = sizes.shared_halves, 2 * sizes.stride
     SUMS = -(-CHANNELS * KW // THREADS)
@@ -128,19 +128,13 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         return k * THREADS + warp * 32 + lane
 
     @script.inline
-    def load(data, grad_out, inputs, grads, part, chunk, step, d, warp, lane):
-        """Load what a thread has of a step."""
-        for k in T.unroll(INPUT_LOADS):
+    def load(source, raw, count, value_of, part, chunk, step, d, warp, lane):
+        """Load what a thread has of a step, of inputs or gradients."""
+        for k in T.unroll(count):
             for e in T.unroll(2):
                 for v in T.vectorized(LANES):
-                    inputs[d, warp, lane, k, e, v] = input_of(
-                        data, part, chunk, step, task_of(k, warp, lane), e, v
-                    )
-        for k in T.unroll(GRAD_LOADS):
-            for e in T.unroll(2):
-                for v in T.vectorized(LANES):
-                    grads[d, warp, lane, k, e, v] = grad_of(
-                        grad_out, part, chunk, step, task_of(k, warp, lane), e, v
+                    raw[d, warp, lane, k, e, v] = value_of(
+                        source, part, chunk, step, task_of(k, warp, lane), e, v
                     )
 
     @script.inline
@@ -246,7 +240,14 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                             vd, vw, vl = T.axis.remap("SSS", [first, w, lane])
                             T.reads()
                             T.writes()
-                            load(data, grad_out, raw_inputs, raw_grads, vp, vb, vd, vd, vw, vl)
+                            load(
+                                *(data, raw_inputs, INPUT_LOADS, input_of),
+                                *(vp, vb, vd, vd, vw, vl),
+                            )
+                            load(
+                                *(grad_out, raw_grads, GRAD_LOADS, grad_of),
+                                *(vp, vb, vd, vd, vw, vl),
+                            )
                 for turn in T.serial(TURNS):
                     for d in T.unroll(STEPS):
                         for w, lane in T.grid(WARPS, 32):
@@ -269,7 +270,11 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                                 T.reads()
                                 T.writes()
                                 load(
-                                    *(data, grad_out, raw_inputs, raw_grads, vp, vb),
+                                    *(data, raw_inputs, INPUT_LOADS, input_of, vp, vb),
+                                    *(vt * STEPS + vd + AHEAD, vd % AHEAD, vw, vl),
+                                )
+                                load(
+                                    *(grad_out, raw_grads, GRAD_LOADS, grad_of, vp, vb),
                                     *(vt * STEPS + vd + AHEAD, vd % AHEAD, vw, vl),
                                 )
                         for w in range(WARPS):

@@ -103,10 +103,11 @@ class UnitSums(MatrixSums):
             if block % (together * warps) or images - 2 >= shape.batch:
                 continue
             tile = cls(block, together, images, warps, 1, 1)
-            fitting = [n for n in BLOCK_COUNTS if replace(tile, min_blocks=n).is_promising(shape)]
+            sizes = tile.sizes(shape)
+            fitting = [n for n in BLOCK_COUNTS if tile._has_room(sizes, n)]
             for rounds in (1, 2) if fitting else ():
                 parts = target.units * fitting[-1] * rounds // (shape.in_channels // block)
-                parts = tile.sizes(shape).even_parts(max(1, parts))
+                parts = sizes.even_parts(max(1, parts))
                 threads = part_threads_for(parts, block, target)
                 yield replace(tile, parts=parts, part_threads=threads, min_blocks=fitting[-1])
 
@@ -139,49 +140,38 @@ class UnitSums(MatrixSums):
         sizes = self.sizes(shape)
         for name, value, most in (
             ("parts", self.parts, sizes.all_steps),
-            ("unrolled loads", 2 * sizes.unrolled * sum(self._loads(shape)), MAX_LOADS),
-            ("unrolled products", sizes.unrolled * self._products(shape), MAX_PRODUCTS),
-            ("sums of a thread", self._sums(shape), MAX_SUMS),
+            ("unrolled loads", 2 * sizes.unrolled * sum(sizes.thread_loads), MAX_LOADS),
+            ("unrolled products", sizes.unrolled * sizes.products, MAX_PRODUCTS),
+            ("sums of a thread", sizes.sums, MAX_SUMS),
         ):
             self._require(value <= most, name, value, f"at most {most}")
         self._require_parts(target, self.channels)
         self._require_launch(target, threads=32 * self.warps, shared_bytes=sizes.shared_bytes)
 
     def is_promising(self, shape: Shape) -> bool:
+        return self._has_room(self.sizes(shape), self.min_blocks)
+
+    def _has_room(self, sizes: Units, blocks: int) -> bool:
         """Tell whether registers and shared memory have room for so many blocks."""
-        sizes = self.sizes(shape)
-        held = self._sums(shape) + 2 * sizes.own * sizes.groups * sizes.ring
-        held += LANES * self.ahead * sum(self._loads(shape))
-        has_room = self.min_blocks * (sizes.shared_bytes + 1024) <= SHARED
+        held = sizes.sums + 2 * sizes.own * sizes.groups * sizes.ring
+        held += LANES * self.ahead * sum(sizes.thread_loads)
+        has_room = blocks * (sizes.shared_bytes + 1024) <= SHARED
         needed = _REGISTERS * held + _PER_GROUP * (sizes.groups - 1)
-        return has_room and needed <= registers_for(32 * self.warps, self.min_blocks)
-
-    def _sums(self, shape: Shape) -> int:
-        sizes = self.sizes(shape)
-        return 4 * sizes.own * shape.kernel[0] * sizes.spans
-
-    def _loads(self, shape: Shape) -> tuple[int, ...]:
-        """Count the pairs of vectors that a thread loads in a step."""
-        return tuple(-(-loads // (32 * self.warps)) for loads in self.sizes(shape).loads)
-
-    def _products(self, shape: Shape) -> int:
-        """Count the products of a warp in a step."""
-        sizes = self.sizes(shape)
-        return sizes.own * sizes.groups * shape.kernel[0] * sizes.spans
+        return has_room and needed <= registers_for(32 * self.warps, blocks)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of both kernels."""
         sizes = self.sizes(shape)
         fragments = sizes.own * sizes.groups * (2 + 4 * shape.stride[0] * sizes.spans)
         lines = _LOAD + _LINE * max(4, 256 / self.channels)
-        work = _FRAGMENT * fragments + _PRODUCT * self._products(shape)
+        work = _FRAGMENT * fragments + _PRODUCT * sizes.products
         work = lines * sum(sizes.loads) / 32 + work * self.warps
         blocks = self.parts * shape.in_channels / (self.channels * target.units)
         at_a_time = min(self.min_blocks, ceil(blocks))
         step = _WAIT + _WARP * self.warps + at_a_time * work
         rounds = max(1.0, blocks / self.min_blocks)
         rounds += _LAST_ROUND * (ceil(rounds) - rounds)
-        block = sizes.turns * sizes.unrolled * step + _END + _END_SUM * self._sums(shape)
+        block = sizes.turns * sizes.unrolled * step + _END + _END_SUM * sizes.sums
         first = max(rounds * block / _CLOCK, shape.least_bytes / _BANDWIDTH)
         return LAUNCH + first + float(parts_seconds(shape, self.parts, self.part_threads))
 
