@@ -43,15 +43,11 @@ def main(target: str) -> int:
                     for schedule in schedules(shape, device):
                         right = is_right(shape, schedule, device)
                         wrong += not right
-                        print(
-                            f"{'ok   ' if right else 'WRONG'} {schedule!s:16} {shape}", flush=True
-                        )
+                        print(f"{'ok   ' if right else 'WRONG'} {schedule!s:16} {shape}", flush=True)
     return 1 if wrong else 0
 
 
-def schedules(
-    shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target
-) -> Iterator[str | dwtir.Strategy]:
+def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterator[str | dwtir.Strategy]:
     """Name the strategies for the shape, and the articles' steps where they are for it."""
     whole = dwtir.STRATEGIES["whole_image"]
     if whole.claims(shape, device) and shape.batch > 1:
@@ -65,18 +61,13 @@ def schedules(
                 yield name
 
 
-def is_right(
-    shape: dwtir.DepthwiseConv2dShape, schedule: str | dwtir.Strategy, device: dwtir.Target
-) -> bool:
+def is_right(shape: dwtir.DepthwiseConv2dShape, schedule: str | dwtir.Strategy, device: dwtir.Target) -> bool:
     """Build the kernel, run it, and compare with the oracle."""
     epilogue = EPILOGUE if shape.operation == "forward" else None
     kernel = dwtir.build(shape, schedule, epilogue=epilogue, target=device)
     rng = np.random.default_rng(0)
     extents = shape.input_shapes | kernel.epilogue.operands(shape)
-    arrays = {
-        name: rng.standard_normal(extent, np.float32).astype(shape.dtype)
-        for name, extent in extents.items()
-    }
+    arrays = {name: rng.standard_normal(extent, np.float32).astype(shape.dtype) for name, extent in extents.items()}
     out = np.full(shape.result_shape, np.nan, shape.dtype)
     if device.kind == "cuda":
         gpu = tvm.cuda(0)

@@ -137,10 +137,7 @@ def _cuda(strategy, shape, epilogue):
     kernel = dwtir.build(shape, strategy, epilogue=epilogue, target="cuda")
 
     def run(tensors):
-        memories = [
-            torch.empty(tensor.memory.size + ALIGNMENT, dtype=torch.uint8, device="cuda")
-            for tensor in tensors
-        ]
+        memories = [torch.empty(tensor.memory.size + ALIGNMENT, dtype=torch.uint8, device="cuda") for tensor in tensors]
         moved = []
         for tensor, memory in zip(tensors, memories, strict=True):
             # torch aligns to 512 bytes; a kernel may count on ALIGNMENT only.

@@ -119,9 +119,7 @@ def _traces(record):
     yield trace("reversed", instructions[::-1], decisions)
     yield trace("long", [["GetLoops", [], [], []]] * 600, [])
     for number, instruction in enumerate(instructions[:12]):
-        yield trace(
-            f"without {number}", instructions[:number] + instructions[number + 1 :], decisions
-        )
+        yield trace(f"without {number}", instructions[:number] + instructions[number + 1 :], decisions)
         short = [*instructions[:number], instruction[:3], *instructions[number + 1 :]]
         yield trace(f"short {number}", short, decisions)
     for block in ("root", "other", 3, None):

@@ -127,13 +127,7 @@ def shapes(
     filters = draw(st.integers(1, min(multiplier, affordable)))
     inputs = draw(st.integers(1, min(channels, max(1, affordable // filters))))
     items = draw(st.integers(1, min(batch, max(1, affordable // (filters * inputs)))))
-    return make(
-        items,
-        inputs,
-        filters,
-        dtype=draw(st.sampled_from(dtypes)),
-        layout=draw(st.sampled_from(layouts)),
-    )
+    return make(items, inputs, filters, dtype=draw(st.sampled_from(dtypes)), layout=draw(st.sampled_from(layouts)))
 
 
 def _total(padding, axis):
@@ -167,9 +161,7 @@ def invalid_shapes(draw):
     kind = draw(st.sampled_from(["size", "pair", "padding", "choice", "empty", "large"]))
     wrong: dict[str, Any]
     if kind == "size":
-        name = draw(
-            st.sampled_from(["batch", "in_channels", "height", "width", "channel_multiplier"])
-        )
+        name = draw(st.sampled_from(["batch", "in_channels", "height", "width", "channel_multiplier"]))
         wrong = {name: draw(_NOT_A_SIZE)}
     elif kind == "pair":
         name = draw(st.sampled_from(["kernel", "stride", "dilation"]))
@@ -227,9 +219,7 @@ EXACT_STEPS = ("bias", "scale_shift", "residual", "relu", "relu6")
 def epilogues(draw, *, steps=tuple(STEPS)):
     """Draw up to four steps in any order; those that take tensors at most once."""
     drawn = draw(st.lists(st.sampled_from(steps), max_size=4))
-    return Epilogue(
-        tuple(step for i, step in enumerate(drawn) if not STEPS[step] or step not in drawn[:i])
-    )
+    return Epilogue(tuple(step for i, step in enumerate(drawn) if not STEPS[step] or step not in drawn[:i]))
 
 
 # Tiles
@@ -248,10 +238,7 @@ def adapted(shape, strategy, target, **about):
     dtype = shape.dtype if shape.dtype in strategy.dtypes else strategy.dtypes[0]
     shape = replace(shape, **({"layout": layout, "dtype": dtype} | about))
     height, width = shape.kernel
-    inside = tuple(
-        min(pad, size - 1)
-        for pad, size in zip(shape.padding, (height, width, height, width), strict=True)
-    )
+    inside = tuple(min(pad, size - 1) for pad, size in zip(shape.padding, (height, width, height, width), strict=True))
     even: dict[str, Any] = {"stride": (1, 1), "channel_multiplier": 1}
     whole = tuple(n * step for n, step in zip(inside, 2 * shape.dilation, strict=True))
     streamed = even | {"padding": whole}

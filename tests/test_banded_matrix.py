@@ -69,18 +69,12 @@ def test_the_blocks_of_an_sm_are_those_of_the_products():
     source = dwtir.build(shape, tile, target="nvidia-h200").source()
     bounded = re.findall(r"_bounds__\((.*?)\) (\w+)\(", _with_min_blocks(source, 5))
     assert bounded[:3] == bounded[3:]
-    assert bounded[:3] == [
-        ("32", "main_kernel"),
-        ("128, 5", "main_kernel_1"),
-        ("256", "main_kernel_2"),
-    ]
+    assert bounded[:3] == [("32", "main_kernel"), ("128, 5", "main_kernel_1"), ("256", "main_kernel_2")]
 
 
 @pytest.mark.parametrize("epilogue", ["bias+relu", "scale_shift+residual+silu"])
 def test_results_and_what_they_are_added_to_move_in_pairs(epilogue):
-    source = dwtir.build(
-        "8x32x56x56_k7_p3_float16", "banded_matrix", epilogue=epilogue, target="nvidia-h200"
-    ).source()
+    source = dwtir.build("8x32x56x56_k7_p3_float16", "banded_matrix", epilogue=epilogue, target="nvidia-h200").source()
     assert re.search(r"\*\(half2\*\)\(out_ptr", source)
     assert not re.search(r"[^*]\bout_ptr\[", source)
     if "residual" in epilogue:
@@ -136,11 +130,7 @@ def test_what_does_not_fit_is_refused(about, target, tile, complaint):
         dwtir.build(about, BandedMatrix(*tile), target=target)
 
 
-@given(
-    shape=shapes(layouts=("NCHW",), dtypes=("float16",)),
-    rows=st.integers(1, 20),
-    kernel_rows=st.integers(1, 11),
-)
+@given(shape=shapes(layouts=("NCHW",), dtypes=("float16",)), rows=st.integers(1, 20), kernel_rows=st.integers(1, 11))
 def test_the_tiles_cover_all_results_and_the_window_their_inputs(shape, rows, kernel_rows):
     bands = Bands(shape, rows, kernel_rows)
     tiles = shape.batch * bands.down * bands.across
@@ -185,12 +175,7 @@ def test_rows_of_an_odd_width_are_loaded_in_pairs(about, tile):
 
 
 @pytest.mark.parametrize(
-    "about",
-    [
-        "64x256x57x57_k3_p1_float16",
-        "128x96x57x57_k7_p3_bfloat16_dgrad",
-        "64x128x57x57_k7_s2_p3_float16",
-    ],
+    "about", ["64x256x57x57_k3_p1_float16", "128x96x57x57_k7_p3_bfloat16_dgrad", "64x128x57x57_k7_s2_p3_float16"]
 )
 def test_the_tiles_of_odd_widths_leave_room_for_many_warps(about):
     shape = Shape.parse(about)

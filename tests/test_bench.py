@@ -48,10 +48,7 @@ def test_the_floor_of_a_large_kernel_is_its_arithmetic():
 
 
 def test_the_summary_names_the_worst():
-    rows = [
-        row("1x8x9x9_k3_p1", 10, nchw=20, nhwc=5),
-        row("1x8x7x7_k3_p1", 10, spread=0.3, nchw=80, nhwc=20),
-    ]
+    rows = [row("1x8x9x9_k3_p1", 10, nchw=20, nhwc=5), row("1x8x7x7_k3_p1", 10, spread=0.3, nchw=80, nhwc=20)]
     same, best, floor, wide, left = summary(rows)
     assert "same layout: 4.00x by geometric mean over 2 rows, 0 below 1; worst 2.00x" in same
     assert "any layout: 1.00x by geometric mean over 2 rows, 1 below 1; worst 0.50x" in best
@@ -90,9 +87,7 @@ def test_words_name_layers():
     assert {str(layer.task.epilogue) for layer in found} == {"relu"}
     assert len({str(layer.task) for layer in found}) == len(found)
     assert ("mobilenet_v2", "mnasnet1_0") in {layer.networks for layer in found}
-    assert {layer.task.shape for layer in found} < {
-        layer.task.shape for layer in layers.named(["suite"], **FORMS)
-    }
+    assert {layer.task.shape for layer in found} < {layer.task.shape for layer in layers.named(["suite"], **FORMS)}
     assert len(layers.named(["seeds"], **FORMS)) == 8
     operations = ("grad_data", "grad_weight")
     gradients = layers.named(["network", "mobilenet_v2"], **FORMS, operations=operations)
@@ -188,11 +183,7 @@ TEXTS = [
 
 def check_beside_us(target, text, steps=None):
     found = bench_layer(
-        Shape.parse(text),
-        resolve(target),
-        epilogue=Epilogue.of(steps),
-        cold=target == "cuda",
-        rounds=1,
+        Shape.parse(text), resolve(target), epilogue=Epilogue.of(steps), cold=target == "cuda", rounds=1
     )
     assert found.wrong == ()
     assert found.best("NCHW") is not None

@@ -49,9 +49,7 @@ def network():
 
 def test_a_network_is_made_fit_to_be_compared(network):
     again = Network.of("small", module(), IMAGE)
-    for one, other in zip(
-        network.model.state_dict().values(), again.model.state_dict().values(), strict=True
-    ):
+    for one, other in zip(network.model.state_dict().values(), again.model.state_dict().values(), strict=True):
         assert torch.equal(one, other)
     assert not any(part.training for part in network.model.modules())
     assert network.model[1].momentum == 0.1
@@ -61,8 +59,7 @@ def test_a_network_is_made_fit_to_be_compared(network):
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
-    [("small", "model must be a torch.nn.Module"), (torch.nn.Flatten(), "no depthwise")],
+    ("model", "message"), [("small", "model must be a torch.nn.Module"), (torch.nn.Flatten(), "no depthwise")]
 )
 def test_other_models_are_refused(model, message):
     with pytest.raises(ArgumentError, match=message):
@@ -78,20 +75,10 @@ def check_inference(found, ways):
     assert (found.losses, found.loss_difference()) == ({}, None)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "layout"), [("float32", "NCHW"), ("float16", "NCHW"), ("bfloat16", "NHWC")]
-)
+@pytest.mark.parametrize(("dtype", "layout"), [("float32", "NCHW"), ("float16", "NCHW"), ("bfloat16", "NHWC")])
 def test_inference(network, dtype, layout):
     before = deepcopy(network.model.state_dict())
-    found = infer(
-        *(network, CPU),
-        batch=2,
-        dtype=dtype,
-        layout=layout,
-        when="always",
-        compiled=False,
-        rounds=2,
-    )
+    found = infer(*(network, CPU), batch=2, dtype=dtype, layout=layout, when="always", compiled=False, rounds=2)
     check_inference(found, {"torch", "dwtir"})
     assert (found.run, found.batch, found.dtype, found.layout) == ("inference", 2, dtype, layout)
     assert all(torch.equal(before[k], v) for k, v in network.model.state_dict().items())
@@ -108,9 +95,7 @@ def test_compiled_inference(network):
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_inference_on_a_gpu(network, dtype, layout):
-    found = infer(
-        network, resolve("cuda"), batch=4, dtype=dtype, layout=layout, when="always", rounds=2
-    )
+    found = infer(network, resolve("cuda"), batch=4, dtype=dtype, layout=layout, when="always", rounds=2)
     check_inference(found, {"torch", "torch.compile", "dwtir", "dwtir compile"})
 
 
@@ -205,9 +190,7 @@ COMPILED = "torch.compile", "dwtir compile"
     ("precision", "layout", "ways"),
     [
         ("float32", "NCHW", ()),
-        pytest.param(
-            *("bfloat16 autocast", "NHWC", COMPILED), marks=pytest.mark.filterwarnings("default")
-        ),
+        pytest.param(*("bfloat16 autocast", "NHWC", COMPILED), marks=pytest.mark.filterwarnings("default")),
     ],
 )
 def test_training(network, precision, layout, ways):
@@ -232,9 +215,7 @@ def test_a_graph_begins_with_the_weights_that_there_were(monkeypatch):
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_training_on_a_gpu(network, precision, layout):
-    found = train(
-        network, resolve("cuda"), batch=8, precision=precision, layout=layout, steps=20, rounds=2
-    )
+    found = train(network, resolve("cuda"), batch=8, precision=precision, layout=layout, steps=20, rounds=2)
     check_training(found, 20, "torch graph", "dwtir graph", *COMPILED)
 
 
@@ -244,9 +225,7 @@ def test_training_that_cannot_be(network):
     normal = torch.nn.Sequential(
         *module()[:7], torch.nn.AdaptiveAvgPool2d(1), torch.nn.BatchNorm2d(16), torch.nn.Flatten()
     )
-    with pytest.raises(
-        ArgumentError, match=r"cannot train it in float32 on cpu.*more than 1 value"
-    ):
+    with pytest.raises(ArgumentError, match=r"cannot train it in float32 on cpu.*more than 1 value"):
         train(Network.of("it", normal, IMAGE), CPU, batch=1)
 
 
@@ -332,17 +311,12 @@ def test_the_command(tmp_path, capsys):
     found = json.loads(path.read_text())
     assert found["format"] == "end-to-end 1"
     assert found["about"]["dwtir"] == dwtir.__version__
-    assert [(row["network"], row["batch"]) for row in found["rows"]] == [
-        ("timm/small", 1),
-        ("timm/small", 2),
-    ]
+    assert [(row["network"], row["batch"]) for row in found["rows"]] == [("timm/small", 1), ("timm/small", 2)]
     assert printed.count("timm/small") == 2
     assert printed.startswith("device cpu")
     assert main([*command, "--train", "--steps", "3", "--batch", "4", "--json", str(path)]) == 0
     rows = json.loads(path.read_text())["rows"]
-    assert [(row["run"], row["dtype"]) for row in rows] == [
-        ("training", precision) for precision in PRECISIONS
-    ]
+    assert [(row["run"], row["dtype"]) for row in rows] == [("training", precision) for precision in PRECISIONS]
     assert all(len(losses) == 3 for row in rows for losses in row["losses"].values())
 
 

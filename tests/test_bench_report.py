@@ -156,9 +156,7 @@ def test_the_report(tmp_path, run):
     assert out.splitlines() == text(results())
     assert (tmp_path / "page.md").read_text().splitlines() == markdown(results())
     with (tmp_path / "rows.csv").open(newline="") as stream:
-        assert [line["shape"] for line in csv.DictReader(stream)] == [
-            str(row.shape) for row in results().rows
-        ]
+        assert [line["shape"] for line in csv.DictReader(stream)] == [str(row.shape) for row in results().rows]
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [
         "rows-ladder.png",
         "rows-roofline.png",

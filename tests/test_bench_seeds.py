@@ -24,11 +24,7 @@ def ratios(title, column):
 
 def test_every_number_is_in_a_table_and_every_way_can_be_built():
     shown = {
-        case
-        for table in TABLES
-        for line, bases in table.lines.items()
-        for case in (line, *bases)
-        if case is not None
+        case for table in TABLES for line, bases in table.lines.items() for case in (line, *bases) if case is not None
     }
     assert shown == set(PUBLISHED_US)
     steps = {step for steps in ARTICLE_STEPS.values() for step in steps}
@@ -66,9 +62,7 @@ def test_a_table_sets_both_ratios_side_by_side():
     missing = next(case for case in ladder.lines if case.way == TUNED)
     found[missing] = "no tuning record"
     head, naive, first, *_, tuned, library = seeds.table_cells(ladder, found)
-    assert head == (
-        *("layer", "schedule", "T4", "here", "over naive", "here", "over the step before", "here"),
-    )
+    assert head == (*("layer", "schedule", "T4", "here", "over naive", "here", "over the step before", "here"),)
     assert naive[4:] == ("1.00x", "1.00x", "", "")
     assert first[2:6] == ("768.7", "1537.40", "4.28x", "4.28x")
     assert tuned[2:] == ("3.5", "no tuning record", "940.11x", "-", "2.29x", "-")

@@ -106,14 +106,8 @@ def copied_past(array, offset):
 
 
 WRONG_CALLS = {
-    "no operand": (
-        lambda d, w, b: (d, w),
-        r"takes 3 tensors \(data, weight, bias\) and out=, got 2",
-    ),
-    "a list": (
-        lambda d, w, b: (d, w.tolist(), b),
-        "weight must be a NumPy array like data, got list",
-    ),
+    "no operand": (lambda d, w, b: (d, w), r"takes 3 tensors \(data, weight, bias\) and out=, got 2"),
+    "a list": (lambda d, w, b: (d, w.tolist(), b), "weight must be a NumPy array like data, got list"),
     "data of no library": (
         lambda d, w, b: (d.tolist(), w, b),
         "data must be a NumPy array, a torch tensor or anything with __dlpack__, got list"
@@ -125,10 +119,7 @@ WRONG_CALLS = {
     ),
     "float64": (lambda d, w, b: (d.astype(np.float64), w, b), "data must be float32, got float64"),
     "bytes swapped": (lambda d, w, b: (d, w.astype(">f4"), b), "weight must be float32, got >f4"),
-    "transposed": (
-        lambda d, w, b: (np.asfortranarray(d), w, b),
-        "data must be contiguous; make a contiguous copy",
-    ),
+    "transposed": (lambda d, w, b: (np.asfortranarray(d), w, b), "data must be contiguous; make a contiguous copy"),
     "misaligned": (
         lambda d, w, b: (copied_past(d, 8), w, b),
         "data must start at a multiple of 16 bytes, got one 8 bytes past it",
@@ -146,19 +137,13 @@ def test_wrong_tensors_are_refused(case, either):
 
 
 WRONG_OUTPUTS = {
-    "shape": (
-        np.empty((2, 12, 5, 12), np.float32),
-        r"out must have shape \(2, 12, 5, 11\), got \(2, 12, 5, 12\)",
-    ),
+    "shape": (np.empty((2, 12, 5, 12), np.float32), r"out must have shape \(2, 12, 5, 11\), got \(2, 12, 5, 12\)"),
     "dtype": (np.empty(SHAPE.out_shape), "out must be float32, got float64"),
     "read-only": (
         np.frombuffer(bytes(4 * 2 * 12 * 5 * 11), np.float32).reshape(SHAPE.out_shape),
         "out must be writeable, got a read-only array",
     ),
-    "kind": (
-        tvm.runtime.empty(SHAPE.out_shape, "float32"),
-        "out must be a NumPy array like data, got tvm",
-    ),
+    "kind": (tvm.runtime.empty(SHAPE.out_shape, "float32"), "out must be a NumPy array like data, got tvm"),
 }
 
 
@@ -247,9 +232,7 @@ def test_wrong_torch_tensors_are_refused(request, home):
     memory = torch.empty(4096, device=home)
     overlapping = memory[: data.numel()].view(data.shape)
     with pytest.raises(ArgumentError, match="out must not overlap data"):
-        kernel(
-            overlapping, weight, bias, out=memory[: np.prod(SHAPE.out_shape)].view(SHAPE.out_shape)
-        )
+        kernel(overlapping, weight, bias, out=memory[: np.prod(SHAPE.out_shape)].view(SHAPE.out_shape))
     with torch.no_grad():
         kernel(data, weight.clone().requires_grad_(), bias)
 

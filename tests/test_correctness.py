@@ -76,9 +76,7 @@ def test_the_chosen_tile(backend, strategy, operation, layout, dtype, shape, epi
 
 @pytest.mark.parametrize(CELL, cells(turn=1))
 @given(data=st.data(), shape=shapes(layouts=("NCHW",), dtypes=("float32",), kernel=7), seed=seeds)
-def test_any_tile_that_passes_its_check(
-    backend, strategy, operation, layout, dtype, data, shape, seed
-):
+def test_any_tile_that_passes_its_check(backend, strategy, operation, layout, dtype, data, shape, seed):
     target = backend.target()
     shape = adapted(shape, strategy, target, operation=operation, layout=layout, dtype=dtype)
     tile = data.draw(tiles(strategy, shape, target, structures=True))

@@ -8,14 +8,7 @@ from hypothesis import given
 import dwtir
 from dwtir import DepthwiseConv2dShape as Shape
 from dwtir import Epilogue, compute, nvrtc
-from dwtir.schedules import (
-    BandedMatrix,
-    ChannelVector,
-    RegisterWindow,
-    RowStream,
-    WholeImage,
-    choose,
-)
+from dwtir.schedules import BandedMatrix, ChannelVector, RegisterWindow, RowStream, WholeImage, choose
 from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touched
 from dwtir.schedules.tiles import MAX_SIDE
 from dwtir.target import resolve
@@ -219,8 +212,7 @@ def test_warps_have_the_registers_of_their_scheduler():
 
 
 @pytest.mark.parametrize(
-    ("images", "tile"),
-    [("float16_nhwc", (7, 1, 32, 4, 1, 3, 2)), ("nchw", (8, 4, 7, 18, 1, 3, 2))],
+    ("images", "tile"), [("float16_nhwc", (7, 1, 32, 4, 1, 3, 2)), ("nchw", (8, 4, 7, 18, 1, 3, 2))]
 )
 def test_no_row_has_code_of_its_own(images, tile):
     """The instruction cache keeps a loop over rows, and not all of them in straight line."""
@@ -311,9 +303,7 @@ def test_results_stay_in_registers(rows, thread_y, thread_z):
 
 
 def test_few_blocks_have_more_loads_under_way():
-    source = dwtir.build(
-        "1x384x14x14_k7_p3_nhwc", ChannelVector(2, 2, 1, 32, 2, 1), target="nvidia-h200"
-    ).source()
+    source = dwtir.build("1x384x14x14_k7_p3_nhwc", ChannelVector(2, 2, 1, 32, 2, 1), target="nvidia-h200").source()
     left_alone, one, many = (
         nvrtc.compile_cubin(source, "sm_90", count).kernels[0].registers for count in (None, 1, 16)
     )

@@ -63,15 +63,9 @@ LAYERS = [
 
 # All are compiled as they are, and each as one of its gradients; nightly runs have them all.
 CASES = [DepthwiseConv2dShape.parse(text) for text in LAYERS]
-CASES += [
-    replace(shape, operation="grad_weight" if shape.batch in (1, 32) else "grad_data")
-    for shape in CASES
-]
+CASES += [replace(shape, operation="grad_weight" if shape.batch in (1, 32) else "grad_data") for shape in CASES]
 
-NIGHTLY = (
-    os.environ.get("DWTIR_NIGHTLY") == "1"
-    or hypothesis.settings.get_current_profile_name() == "nightly"
-)
+NIGHTLY = os.environ.get("DWTIR_NIGHTLY") == "1" or hypothesis.settings.get_current_profile_name() == "nightly"
 
 
 def check(shape):

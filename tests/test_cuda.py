@@ -64,9 +64,7 @@ def toolkit_at(root, lib="lib64", include="include"):
     return root
 
 
-PRINT_TOOLKIT = (
-    "from dwtir.cuda import find_toolkit; t = find_toolkit(); print(t.cudart, t.nvrtc, t.include)"
-)
+PRINT_TOOLKIT = "from dwtir.cuda import find_toolkit; t = find_toolkit(); print(t.cudart, t.nvrtc, t.include)"
 
 
 def test_finds_the_pip_packages_before_a_toolkit(tmp_path):
@@ -95,13 +93,7 @@ def test_finds_a_toolkit_by_its_compiler(tmp_path):
     (root / "bin" / "nvcc").chmod(0o755)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "nvcc").symlink_to(root / "bin" / "nvcc")
-    found = run_python(
-        PRINT_TOOLKIT,
-        path=tmp_path / "site",
-        PATH=str(tmp_path / "bin"),
-        CUDA_PATH="",
-        CUDA_HOME="",
-    )
+    found = run_python(PRINT_TOOLKIT, path=tmp_path / "site", PATH=str(tmp_path / "bin"), CUDA_PATH="", CUDA_HOME="")
     assert found.split()[2] == str(root / "include")
 
 
@@ -206,8 +198,7 @@ def build_driver(folder, *, init=0, version=13000, count=2):
 )
 def test_an_unsuitable_driver_is_reported(tmp_path, answers, reason, count):
     out = run_python(
-        STATUS.replace("for step in", "for step in () and"),
-        LD_LIBRARY_PATH=build_driver(tmp_path, **answers),
+        STATUS.replace("for step in", "for step in () and"), LD_LIBRARY_PATH=build_driver(tmp_path, **answers)
     )
     assert out.splitlines() == [f"False|{reason}|{cuda.INSTALL_DRIVER}", count]
 
@@ -215,8 +206,7 @@ def test_an_unsuitable_driver_is_reported(tmp_path, answers, reason, count):
 def test_a_cuda_runtime_that_tvm_cannot_load_is_reported(tmp_path):
     # This driver lacks nearly every symbol: the loader names one of them.
     out = run_python(
-        "from dwtir import cuda; print(cuda.load_runtime().reason)",
-        LD_LIBRARY_PATH=build_driver(tmp_path),
+        "from dwtir import cuda; print(cuda.load_runtime().reason)", LD_LIBRARY_PATH=build_driver(tmp_path)
     )
     assert out.startswith("TVM's CUDA runtime does not load: ")
     assert "undefined symbol: cu" in out
@@ -248,11 +238,7 @@ def test_attribute_numbers_are_those_of_the_cuda_headers():
 
 @pytest.mark.parametrize(
     ("name", "folder"),
-    [
-        ("NVIDIA A100-SXM4-80GB", "nvidia-a100-sxm4-80gb"),
-        ("../../etc/passwd", "etc-passwd"),
-        ("", "unknown"),
-    ],
+    [("NVIDIA A100-SXM4-80GB", "nvidia-a100-sxm4-80gb"), ("../../etc/passwd", "etc-passwd"), ("", "unknown")],
 )
 def test_folder_name(name, folder):
     assert cuda.folder_name(name) == folder
@@ -337,18 +323,13 @@ def spilling():
 def test_a_search_takes_no_kernel_that_was_compiled_anew(spilling, monkeypatch):
     ways = []
     compile_once = nvrtc._compile
-    monkeypatch.setattr(
-        nvrtc, "_compile", lambda *given: ways.append(given[1]) or compile_once(*given)
-    )
+    monkeypatch.setattr(nvrtc, "_compile", lambda *given: ways.append(given[1]) or compile_once(*given))
     (built,) = compile_cubin(spilling, "sm_90", SPILLING.min_blocks).kernels
     assert built.spill_store_bytes == 0
     assert len(ways) == 2
     # TVM calls the compiler, and knows no errors of ours.
     compile_by_tvm = tvm_ffi.convert(lambda source, blocks: compile_cubin(source, "sm_90", blocks))
-    with (
-        pytest.raises(SpillError, match=r"min_blocks=16 lets a thread spill \d+ bytes"),
-        for_search(Limit(60)),
-    ):
+    with pytest.raises(SpillError, match=r"min_blocks=16 lets a thread spill \d+ bytes"), for_search(Limit(60)):
         compile_by_tvm(spilling, SPILLING.min_blocks)
     assert len(ways) == 3
     with for_search(Limit(60)):
@@ -357,10 +338,7 @@ def test_a_search_takes_no_kernel_that_was_compiled_anew(spilling, monkeypatch):
 
 
 def test_a_search_stops_the_compiler(spilling):
-    with (
-        pytest.raises(SlowCompileError, match=r"NVRTC was stopped, after 0.001 s"),
-        for_search(Limit(1e-3)),
-    ):
+    with pytest.raises(SlowCompileError, match=r"NVRTC was stopped, after 0.001 s"), for_search(Limit(1e-3)):
         compile_cubin(spilling, "sm_90")
     limit = Limit(60)
     limit.stop()  # as a thread does that no longer waits
@@ -419,9 +397,7 @@ def test_threads_compile_independently(sources):
 
 def test_every_header_of_libcudacxx_has_a_stand_in(sources):
     # With libcu++ a small kernel takes a second, with ours 0.05 s.
-    included = {
-        name for text in sources.values() for name in re.findall(r"#include <(cuda/std/.+)>", text)
-    }
+    included = {name for text in sources.values() for name in re.findall(r"#include <(cuda/std/.+)>", text)}
     assert included
     assert included <= set(nvrtc._HEADERS)
 

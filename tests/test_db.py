@@ -59,9 +59,7 @@ def test_metaschedule_compiles_with_our_records(folder):
     data, weight = np.ones(SHAPE.data_shape, "float32"), np.ones(SHAPE.weight_shape, "float32")
     out = tvm.runtime.tensor(np.zeros(SHAPE.out_shape, "float32"))
     function(tvm.runtime.tensor(data), tvm.runtime.tensor(weight), out)
-    np.testing.assert_array_equal(
-        out.numpy(), dwtir.reference.depthwise_conv2d(SHAPE, data, weight)
-    )
+    np.testing.assert_array_equal(out.numpy(), dwtir.reference.depthwise_conv2d(SHAPE, data, weight))
 
 
 def test_it_answers_as_a_database(folder):
@@ -98,9 +96,7 @@ def test_another_device_is_a_miss(folder):
     gpu = TuneDB(folder, H200)
     assert gpu.query_schedule(module(), H200.tvm(), "main") is not None
     assert gpu.query_schedule(module(), CPU.tvm(), "main") is None
-    small = tvm.target.Target(
-        {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 128}, host={"kind": "llvm"}
-    )
+    small = tvm.target.Target({"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 128}, host={"kind": "llvm"})
     assert gpu.query_schedule(module(), small, "main") is None, "256 threads"
 
 
@@ -121,9 +117,7 @@ def test_what_only_says_that_it_is_ours_is_unknown(folder):
         assert db.query_schedule(other, CPU.tvm(), "main") is None
         workload = db.commit_workload(other)
         assert list(db.get_top_k(workload, 1)) == []
-        db.commit_tuning_record(
-            ms.database.TuningRecord(Schedule(module()).trace, workload, [1.0], CPU.tvm())
-        )
+        db.commit_tuning_record(ms.database.TuningRecord(Schedule(module()).trace, workload, [1.0], CPU.tvm()))
     assert len(db) == 2
 
 
@@ -259,9 +253,7 @@ def test_damaged_exports_are_refused_line_by_line(folder, tmp_path, run):
     path.write_text("\n".join(lines))
     works = tmp_path / "ms" / "database_workload.json"
     works.write_text(works.read_text() + '["1", "AAAA"]\n["1"]\n\n["1", "AAAAAAAAAAB7fQ=="]\n')
-    out, errors = run(
-        "import", "--db", tmp_path / "new", "--target", "cpu", tmp_path / "ms", status=1
-    )
+    out, errors = run("import", "--db", tmp_path / "new", "--target", "cpu", tmp_path / "ms", status=1)
     assert out.startswith("1 records written")
     assert errors.count("not imported: ") == len(lines) - 1 + 4
     _, errors = run("import", "--db", tmp_path / "new", tmp_path / "nowhere", status=1)

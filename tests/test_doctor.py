@@ -13,9 +13,7 @@ def run_doctor(*argv, status, path=None, **environment):
     """Run the doctor in a child process; modules in `path` come before the installed ones."""
     folders = [str(path or ""), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
-    return json.loads(
-        run("-m", "dwtir.doctor", "--json", *argv, status=status, **environment).stdout
-    )
+    return json.loads(run("-m", "dwtir.doctor", "--json", *argv, status=status, **environment).stdout)
 
 
 def finding(report, name):
@@ -78,9 +76,7 @@ def test_an_exception_of_a_probe_is_a_finding(tmp_path):
     assert finding(report, "CPU")["detail"] == "OSError: libLLVM.so: cannot open\n  and more"
 
 
-@pytest.mark.parametrize(
-    ("package", "version"), [("apache-tvm", "0.26.0"), ("apache-tvm-ffi", "0.1.15.post1")]
-)
+@pytest.mark.parametrize(("package", "version"), [("apache-tvm", "0.26.0"), ("apache-tvm-ffi", "0.1.15.post1")])
 def test_a_wrong_version_of_tvm_is_never_imported(tmp_path, package, version):
     metadata = tmp_path / f"{package.replace('-', '_')}-{version}.dist-info" / "METADATA"
     metadata.parent.mkdir()
@@ -98,9 +94,7 @@ def test_a_wrong_version_of_tvm_is_never_imported(tmp_path, package, version):
         assert finding(report, name)["status"] != "ok"
 
 
-@pytest.mark.parametrize(
-    ("compiler", "status"), [("no-such-compiler", "missing"), ("false", "broken")]
-)
+@pytest.mark.parametrize(("compiler", "status"), [("no-such-compiler", "missing"), ("false", "broken")])
 def test_a_linker_that_does_not_work_is_optional(monkeypatch, compiler, status):
     monkeypatch.setenv("CXX", compiler)
     found = checks._check_compiler("cpu")

@@ -20,9 +20,7 @@ GRADIENTS = [operation for operation in OPERATIONS if operation != "forward"]
 def all_tensors(shape, seed):
     """Make data, weight and the gradient of the output."""
     wanted = (replace(shape, operation=operation) for operation in OPERATIONS)
-    return {
-        name: array for one in wanted for name, array in real_tensors(one, Epilogue(), seed).items()
-    }
+    return {name: array for one in wanted for name, array in real_tensors(one, Epilogue(), seed).items()}
 
 
 @given(shape=shapes(flop=200_000), seed=seeds)
@@ -49,9 +47,7 @@ def test_the_oracle_is_its_own_adjoint(shape, seed):
     np.testing.assert_allclose(products, products[0], rtol=0, atol=1e-12 * max(size, 1))
 
 
-@pytest.mark.parametrize(
-    "backend", [CPU, OPENCL, pytest.param(CUDA, marks=pytest.mark.gpu)], ids=lambda one: one.name
-)
+@pytest.mark.parametrize("backend", [CPU, OPENCL, pytest.param(CUDA, marks=pytest.mark.gpu)], ids=lambda one: one.name)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_the_weights_gradient_is_the_same_bits_every_time(backend, layout):
     shape = replace(Shape.parse("3x40x29x31_k3_s2_p1_wgrad"), layout=layout)

@@ -111,10 +111,7 @@ def test_who_does_not(about):
         (NCHW, {}, {"parts": 6}, "parts must be at most 4, got 6"),
         (NCHW, {}, {"parts": 1}, "part_threads must be a divisor of the parts, 1, got 2"),
         (NCHW, {}, {"min_blocks": 17}, "min_blocks must be at most 32, of at most 2048 threads"),
-        (
-            *(NCHW, {"kernel": 33, "padding": 16}, {"rows": 7}),
-            "sums of a thread must be at most 128",
-        ),
+        (*(NCHW, {"kernel": 33, "padding": 16}, {"rows": 7}), "sums of a thread must be at most 128"),
         (NCHW, {"kernel": 13, "padding": 6}, {"rows": 7}, "shared bytes per block must be"),
         (NCHW, {"dilation": 9, "padding": 27}, {}, "unrolled loads must be at most 1024"),
         (NCHW, {"dtype": "float32"}, {}, "of float16 or bfloat16 in NCHW"),

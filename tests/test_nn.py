@@ -417,9 +417,7 @@ def test_the_module_has_paddings_of_its_own(padding, padding_mode):
     around = (0, 1, 1, 1) if padding == "SAME" else (0, 3, 1, 2)
     mode = "constant" if padding_mode == "zeros" else padding_mode
     padded = F.pad(image, around, mode=mode)
-    torch.testing.assert_close(
-        module(image), F.conv2d(padded, module.weight, module.bias, 2, groups=6)
-    )
+    torch.testing.assert_close(module(image), F.conv2d(padded, module.weight, module.bias, 2, groups=6))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -48,9 +48,7 @@ class ConvNeXtBlock(nn.Module):
         super().__init__()
         self.depthwise = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
         self.norm = nn.LayerNorm(channels)
-        self.mlp = nn.Sequential(
-            nn.Linear(channels, 4 * channels), nn.GELU(), nn.Linear(4 * channels, channels)
-        )
+        self.mlp = nn.Sequential(nn.Linear(channels, 4 * channels), nn.GELU(), nn.Linear(4 * channels, channels))
 
     def forward(self, image):
         out = self.depthwise(image).permute(0, 2, 3, 1)
@@ -141,9 +139,7 @@ def test_a_converted_network_computes_the_same(name, form):
     assert report.replaced == [n for n, _ in model.named_modules() if n.endswith("depthwise")]
     assert_close(model(image), expected)
     assert model(image).stride() == expected.stride()
-    assert {n: t.data_ptr() for n, t in model.state_dict().items()} == {
-        n: t.data_ptr() for n, t in state.items()
-    }
+    assert {n: t.data_ptr() for n, t in model.state_dict().items()} == {n: t.data_ptr() for n, t in state.items()}
     restore(model)
     assert not any("forward" in module.__dict__ for module in model.modules())
     assert torch.equal(model(image), expected)
@@ -165,16 +161,10 @@ def test_the_report_says_what_became_of_each_layer(fuse):
 
 @pytest.mark.parametrize(  # any two of the three in all combinations
     ("norm", "bias", "form"),
-    [
-        (True, True, FORMS[0]),
-        (True, False, FORMS[1]),
-        (False, True, FORMS[1]),
-        (False, False, FORMS[0]),
-    ],
+    [(True, True, FORMS[0]), (True, False, FORMS[1]), (False, True, FORMS[1]), (False, False, FORMS[0])],
 )
 @pytest.mark.parametrize(
-    "activation",
-    [nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.GELU, lambda: nn.ReLU(inplace=True), None],
+    "activation", [nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.GELU, lambda: nn.ReLU(inplace=True), None]
 )
 def test_what_follows_is_folded(activation, norm, bias, form):
     followers = [nn.BatchNorm2d(6)] if norm else []
@@ -257,12 +247,7 @@ def test_what_somebody_else_uses_is_not_folded(use, folded):
 
 @pytest.mark.parametrize(
     "follower",
-    [
-        nn.GELU(approximate="tanh"),
-        nn.Sigmoid(),
-        nn.BatchNorm2d(6, track_running_stats=False),
-        nn.GroupNorm(2, 6),
-    ],
+    [nn.GELU(approximate="tanh"), nn.Sigmoid(), nn.BatchNorm2d(6, track_running_stats=False), nn.GroupNorm(2, 6)],
 )
 def test_what_is_no_step_is_not_folded(follower):
     layer = converted(chain(depthwise(), follower), image_of(2, 6, 9, 7))
@@ -491,10 +476,7 @@ def test_training_is_that_of_the_original_modules():
 
 
 def test_what_works_in_training_only_keeps_its_place():
-    model, image = (
-        chain(depthwise(), nn.Dropout(), nn.BatchNorm2d(6), nn.ReLU()),
-        image_of(2, 6, 9, 8),
-    )
+    model, image = (chain(depthwise(), nn.Dropout(), nn.BatchNorm2d(6), nn.ReLU()), image_of(2, 6, 9, 8))
     original = copy.deepcopy(model)
     always(model, image)
     outputs = []

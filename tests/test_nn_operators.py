@@ -229,8 +229,7 @@ def test_maps_over_the_gradients_operators(dims):
         tensors = [torch.randn(3, *sizes[name]) for name in names]
         given = [t[0] if d is None else t.movedim(0, d) for t, d in zip(tensors, dims, strict=True)]
         one_by_one = [
-            function(*(t[0 if d is None else i] for t, d in zip(tensors, dims, strict=True)))
-            for i in range(3)
+            function(*(t[0 if d is None else i] for t, d in zip(tensors, dims, strict=True))) for i in range(3)
         ]
         torch.testing.assert_close(torch.vmap(function, dims)(*given), torch.stack(one_by_one))
 

@@ -13,16 +13,7 @@ from backends import CPU, CUDA, H200, REPLAY, llvm, run_guarded
 from dwtir import ARTICLE_STEPS, STRATEGIES, DepthwiseConv2dShape, Epilogue, reference, schedules
 from dwtir import compute as tir
 from dwtir.notation import OPERATIONS
-from strategies import (
-    EXACT_STEPS,
-    adapted,
-    epilogues,
-    integer_tensors,
-    named_shapes,
-    passes,
-    seeds,
-    shapes,
-)
+from strategies import EXACT_STEPS, adapted, epilogues, integer_tensors, named_shapes, passes, seeds, shapes
 
 EXAMPLES = settings.default.max_examples if settings.default else 100
 fewer = settings(max_examples=max(4, EXAMPLES // 3))  # one example compiles up to three kernels
@@ -31,10 +22,7 @@ computers = pytest.mark.parametrize(
     ("backend", "strategy"),
     [
         pytest.param(
-            backend,
-            strategy,
-            id=f"{backend.name}-{strategy.name}",
-            marks=[pytest.mark.gpu] if backend is CUDA else [],
+            backend, strategy, id=f"{backend.name}-{strategy.name}", marks=[pytest.mark.gpu] if backend is CUDA else []
         )
         for backend in (REPLAY, CPU, CUDA)
         for strategy in STRATEGIES.values()
@@ -83,11 +71,7 @@ def everybody(shape):
         for name, strategy in STRATEGIES.items()
         if strategy.claims(shape, backend.target())
     ]
-    found += [
-        (step, REPLAY, make(shape, H200))
-        for ladder in ARTICLE_STEPS.values()
-        for step, make in ladder.items()
-    ]
+    found += [(step, REPLAY, make(shape, H200)) for ladder in ARTICLE_STEPS.values() for step, make in ladder.items()]
     return [
         (name, backend, tile)
         for name, backend, tile in found
@@ -158,9 +142,7 @@ def test_the_two_layouts_agree(backend, strategy, shape, seed):
 def test_padding_is_zeros_around_the_input(backend, strategy, shape, seed):
     shape = in_layout(shape, strategy)
     top, left, bottom, right = shape.padding
-    unpadded = replace(
-        shape, height=shape.height + top + bottom, width=shape.width + left + right, padding=0
-    )
+    unpadded = replace(shape, height=shape.height + top + bottom, width=shape.width + left + right, padding=0)
     tensors = integer_tensors(shape, Epilogue(), seed)
     around = ((0, 0), (0, 0), (top, bottom), (left, right))
     if shape.layout == "NHWC":
@@ -212,12 +194,7 @@ def test_a_nan_reaches_only_the_outputs_that_see_it(backend, strategy, shape, se
     tensors = integer_tensors(shape, Epilogue(), seed)
     n, c, h, w = (
         data.draw(st.integers(0, size - 1), label=label)
-        for label, size in (
-            ("n", shape.batch),
-            ("c", shape.in_channels),
-            ("h", shape.height),
-            ("w", shape.width),
-        )
+        for label, size in (("n", shape.batch), ("c", shape.in_channels), ("h", shape.height), ("w", shape.width))
     )
     image, pixel = tensors["data"].copy(), tensors["data"].copy()
     as_nchw(shape, image)[n, c] = np.nan

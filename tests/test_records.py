@@ -63,9 +63,7 @@ def test_what_is_written_is_read(tmp_path, all_records):
         assert Record.read(path) == record
         assert path.stat().st_size < 0.8 * MAX_BYTES
         assert {file.name for file in path.parent.iterdir()} == {path.name, "versions.txt"}
-        assert traces.recognise(record.trace, record.shape, record.target, Epilogue()) == (
-            record.strategy
-        )
+        assert traces.recognise(record.trace, record.shape, record.target, Epilogue()) == record.strategy
 
 
 def test_the_trace_is_the_one_of_drawn_values():
@@ -224,9 +222,7 @@ def test_eight_writers_that_are_killed_lose_nothing(tmp_path):
     generator = random.Random(1)
 
     def start(seed):
-        child = context.Process(
-            target=_write_for_ever, args=(str(tmp_path), seed, records), daemon=True
-        )
+        child = context.Process(target=_write_for_ever, args=(str(tmp_path), seed, records), daemon=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads
             child.start()

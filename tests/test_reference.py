@@ -22,11 +22,7 @@ def by_definition(shape, data, weight):
     out = np.zeros(shape.out_shape)
     multiplier = shape.channel_multiplier
     for n, c, m, oh, ow in product(
-        range(shape.batch),
-        range(shape.in_channels),
-        range(multiplier),
-        range(shape.out_height),
-        range(shape.out_width),
+        range(shape.batch), range(shape.in_channels), range(multiplier), range(shape.out_height), range(shape.out_width)
     ):
         total = 0.0
         for kh, kw in product(range(shape.kernel[0]), range(shape.kernel[1])):
@@ -53,10 +49,7 @@ def test_the_oracle_is_the_definition(shape, seed):
 @given(shape=tiny_shapes, seed=seeds)
 def test_the_epilogue_of_the_oracle_uses_each_channels_values(shape, seed):
     epilogue = Epilogue(("scale_shift", "residual", "bias"))
-    tensors = {
-        name: array.astype(np.float64)
-        for name, array in real_tensors(shape, epilogue, seed).items()
-    }
+    tensors = {name: array.astype(np.float64) for name, array in real_tensors(shape, epilogue, seed).items()}
     data, weight, *_ = tensors.values()
     plain = reference.depthwise_conv2d(shape, data, weight)
     got = reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
@@ -86,9 +79,7 @@ def float32_sums(shape, data, weight, order):
     return total
 
 
-@given(
-    shape=shapes(batch=2, channels=3, size=12, kernel=5, flop=20_000), seed=seeds, data=st.data()
-)
+@given(shape=shapes(batch=2, channels=3, size=12, kernel=5, flop=20_000), seed=seeds, data=st.data())
 def test_float32_sums_in_any_order_keep_the_bound(shape, seed, data):
     image, weight = real_tensors(shape, Epilogue(), seed).values()
     order = data.draw(st.permutations(range(prod(shape.kernel))))

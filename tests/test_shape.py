@@ -161,14 +161,12 @@ def test_an_invalid_parameter_is_refused_by_name(case):
         ({"padding": "FULL"}, "padding must be 'SAME', 'VALID' or integers, got 'FULL'"),
         (
             {"padding": (1, 2, 3)},
-            "padding must be one value, (vertical, horizontal) or (top, left, bottom, right), "
-            "got (1, 2, 3)",
+            "padding must be one value, (vertical, horizontal) or (top, left, bottom, right), got (1, 2, 3)",
         ),
         ({"dtype": "float64"}, "dtype must be one of float32, float16, bfloat16, got 'float64'"),
         (
             {"kernel": (1, 5), "dilation": 3},
-            "the output is empty: the kernel reaches over 13 of the padded width, "
-            "which must be at least that, got 9",
+            "the output is empty: the kernel reaches over 13 of the padded width, which must be at least that, got 9",
         ),
         (
             {"channel_multiplier": 2**28, "kernel": 1},

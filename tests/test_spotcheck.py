@@ -33,9 +33,7 @@ def test_a_large_result_is_sampled_at_both_ends():
     epilogue = Epilogue()
     inputs = [np.ones(shape.data_shape, "float32"), np.ones(shape.weight_shape, "float32")]
     out = np.broadcast_to(
-        reference.depthwise_conv2d(
-            DepthwiseConv2dShape.parse("1x1x64x64_k7_p3"), inputs[0][:1, :1], inputs[1][:1]
-        ),
+        reference.depthwise_conv2d(DepthwiseConv2dShape.parse("1x1x64x64_k7_p3"), inputs[0][:1, :1], inputs[1][:1]),
         shape.out_shape,
     ).astype(np.float32)
     assert spotcheck.error_ratio(shape, epilogue, inputs, out) <= 1

@@ -149,11 +149,7 @@ def assert_exact(backend, tile, shape, steps="bias+relu"):
 
 ODD_LAYERS = pytest.mark.parametrize(
     ("backend", "text"),
-    [
-        (REPLAY, "1x4x17x18_k3_p1"),
-        (OPENCL, "2x2x16x15_k5x3_s2_p0x1x3x2_m2"),
-        (REPLAY, "1x2x20x12_k3_d3_p4_float16"),
-    ],
+    [(REPLAY, "1x4x17x18_k3_p1"), (OPENCL, "2x2x16x15_k5x3_s2_p0x1x3x2_m2"), (REPLAY, "1x2x20x12_k3_d3_p4_float16")],
     ids=lambda one: one if isinstance(one, str) else one.name,
 )
 
@@ -317,12 +313,7 @@ def test_whole_images_multiply_no_padding(text, tile):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "6x40x14x14_k7_p3",
-        "6x40x14x13_k4x3_p2_d2_float16_dgrad",
-        "6x40x28x14_k5_s2_p2_float16_dgrad",
-    ],
+    "text", ["6x40x14x14_k7_p3", "6x40x14x13_k4x3_p2_d2_float16_dgrad", "6x40x28x14_k5_s2_p2_float16_dgrad"]
 )
 def test_bands_of_an_image_have_one_code(text):
     shape = Shape.parse(text)

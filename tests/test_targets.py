@@ -31,11 +31,7 @@ def test_targets_by_name():
 
 def test_targets_as_mappings_and_of_tvm():
     h200 = KNOWN_GPUS["nvidia-h200"]
-    for given in (
-        {"kind": "cuda", "arch": "sm_90"},
-        tvm.target.Target({"kind": "cuda", "arch": "sm_90"}),
-        h200.tvm(),
-    ):
+    for given in ({"kind": "cuda", "arch": "sm_90"}, tvm.target.Target({"kind": "cuda", "arch": "sm_90"}), h200.tvm()):
         found = resolve(given)
         assert (found.kind, found.arch, found.warp_size) == ("cuda", "sm_90", 32)
         assert found.shared_bytes_per_block == h200.shared_bytes_per_block
@@ -96,9 +92,7 @@ def test_the_cpu_uses_the_cores_it_may():
 
     def threads(**environment):
         own = {k: v for k, v in os.environ.items() if not k.endswith("NUM_THREADS")}
-        return int(
-            subprocess.check_output([sys.executable, "-c", code], env={**own, **environment})
-        )
+        return int(subprocess.check_output([sys.executable, "-c", code], env={**own, **environment}))
 
     assert threads() == physical_cores()
     assert threads(TVM_NUM_THREADS="1") == 1

@@ -95,8 +95,7 @@ def test_evolution_finds_more_than_chance():
         return min(costs)
 
     bests = {
-        name: [best(open_search(name, work, GPU, seed)) for seed in range(5)]
-        for name in ("random", "evolutionary")
+        name: [best(open_search(name, work, GPU, seed)) for seed in range(5)] for name in ("random", "evolutionary")
     }
     assert np.median(bests["evolutionary"]) < np.median(bests["random"])
     assert max(bests["evolutionary"]) <= np.median(bests["random"])
@@ -112,16 +111,11 @@ def test_the_grid_is_the_articles():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "search", "epilogue"),
-    [("float32", "evolutionary", None), ("bfloat16", "random", "bias+silu")],
+    ("dtype", "search", "epilogue"), [("float32", "evolutionary", None), ("bfloat16", "random", "bias+silu")]
 )
 def test_a_session_records_what_build_then_uses(tmp_path, monkeypatch, dtype, search, epilogue):
     outcome = tune(
-        f"{LAYER}_{dtype}",
-        target="cpu",
-        epilogue=epilogue,
-        settings=Settings(search=search, trials=8),
-        folder=tmp_path,
+        f"{LAYER}_{dtype}", target="cpu", epilogue=epilogue, settings=Settings(search=search, trials=8), folder=tmp_path
     )
     assert outcome.written
     assert [trial.number for trial in outcome.trials] == list(range(8))
@@ -130,9 +124,7 @@ def test_a_session_records_what_build_then_uses(tmp_path, monkeypatch, dtype, se
     assert outcome.record.gain >= 1
 
     monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
-    kernel = dwtir.build(
-        f"{LAYER}_{dtype}", "tuned", target="cpu", epilogue=epilogue, on_miss="error"
-    )
+    kernel = dwtir.build(f"{LAYER}_{dtype}", "tuned", target="cpu", epilogue=epilogue, on_miss="error")
     assert kernel.strategy == outcome.record.strategy
     assert kernel.provenance["record"] == str(outcome.path)
 
@@ -399,10 +391,7 @@ def test_the_command_names_what_is_wrong(tmp_path, arguments, message, capsys):
 def test_a_signal_keeps_what_was_measured(tmp_path, number):
     options = ("--db", tmp_path, "--trials", "100000", "--search", "random", "--json")
     child = subprocess.Popen(
-        [sys.executable, *COMMAND, *options, LAYER],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, *COMMAND, *options, LAYER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     seen = 0
     for line in child.stdout:
@@ -435,14 +424,7 @@ def test_a_session_on_the_gpu(tmp_path, layout, search):
     text = f"2x32x28x28_k3_psame_float16_{layout}"
     settings = Settings(search=search, trials=24)
     with _KillsWorker(after=5) as display:
-        outcome = tune(
-            text,
-            target="cuda",
-            settings=settings,
-            folder=tmp_path,
-            epilogue="relu",
-            display=display,
-        )
+        outcome = tune(text, target="cuda", settings=settings, folder=tmp_path, epilogue="relu", display=display)
     assert len(display.notes) == 1
     assert sum(bool(trial.times) for trial in outcome.trials) >= 20
     assert "wrong result" not in outcome.failures

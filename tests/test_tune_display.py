@@ -182,9 +182,7 @@ def test_plain_lines_have_the_numbers():
     assert ["best 24.00 us" in line for line in bests] == [True, False, False] * 2
     assert bests[0].startswith("  2/64 trials, now failed, best 24.00 us, ")
     assert "1.00x manual, 1 failed" in bests[0]
-    expected = (
-        f"  5/64 trials, now 16.00 us, best 16.00 us, {rate}, {share} % of floor, 1.50x manual"
-    )
+    expected = f"  5/64 trials, now 16.00 us, best 16.00 us, {rate}, {share} % of floor, 1.50x manual"
     assert bests[2].startswith(f"{expected}, 2 failed, ")
     assert bests[5].startswith("  5 trials, ")
     (end,) = (line for line in lines if line.startswith(f"{TASKS[0]}: best"))

@@ -204,9 +204,7 @@ def test_local_servers_come_and_go(tmp_path):
     with gpus_fleet(["a", "b"], note=display.note, kind="cpu") as (device, fleet):
         assert device == resolve("cpu")
         assert [one.name for one in fleet.devices] == ["a", "b"]
-        started = [
-            child for child in psutil.Process().children(recursive=True) if child.pid not in before
-        ]
+        started = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
         assert sum(OURS in command_line(child) for child in started) >= 2
         outcome = run(device, fleet, 6, tmp_path, display)
     assert_complete(outcome, 6)
@@ -234,10 +232,7 @@ def test_a_local_server_that_does_not_start_is_named():
     started = contextlib.ExitStack()
     with started, pytest.raises(dwtir.DeviceError, match="the server of -x ended with status 2"):
         started.enter_context(gpus_fleet(["-x"]))
-    with (
-        started,
-        pytest.raises(dwtir.InvalidTargetError, match="once each, such as 0,1, got '0,0'"),
-    ):
+    with started, pytest.raises(dwtir.InvalidTargetError, match="once each, such as 0,1, got '0,0'"):
         started.enter_context(gpus_fleet(["0", "0"]))
 
 
@@ -289,9 +284,7 @@ def test_a_server_elsewhere_is_refused_by_the_client(tracker):
     try:
         assert "full remote code execution" in child.stderr.readline()
         await_servers(tracker, 1)
-        with pytest.raises(
-            dwtir.InvalidTargetError, match=r"a server's address.*got '10\.0\.0\.1'"
-        ):
+        with pytest.raises(dwtir.InvalidTargetError, match=r"a server's address.*got '10\.0\.0\.1'"):
             tracker_fleet(tracker, "cpu")
         notes: list[str] = []
         with pytest.raises(dwtir.DeviceError, match="no server of key 'other'"):

@@ -80,9 +80,7 @@ def network(name, **changes):
 
 def test_a_network_of_the_suite_needs_no_library():
     found = network("mobilenet_v2", batches=(1, 32), epilogue="scale_shift+relu6")
-    assert found == network(
-        "torchvision/mobilenet_v2", batches=(1, 32), epilogue=["scale_shift", "relu6"]
-    )
+    assert found == network("torchvision/mobilenet_v2", batches=(1, 32), epilogue=["scale_shift", "relu6"])
     layers = suite.network("mobilenet_v2") + suite.network("mobilenet_v2", batch=32)
     assert [(task.shape, task.count) for task in found] == [(i.shape, i.count) for i in layers]
     assert {task.epilogue for task in found} == {Epilogue(("scale_shift", "relu6"))}
@@ -136,8 +134,7 @@ def test_a_depthwise_layer_becomes_a_shape(layer, text):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"groups": 1}, {"groups": 4}, {"in_channels": 1, "groups": 1}, {"padding_mode": "reflect"}],
+    "changes", [{"groups": 1}, {"groups": 4}, {"in_channels": 1, "groups": 1}, {"padding_mode": "reflect"}]
 )
 def test_other_layers_are_left_out(changes):
     assert tasks.depthwise_parameters(conv(**changes), 10, 10) is None
@@ -146,13 +143,9 @@ def test_other_layers_are_left_out(changes):
 @pytest.mark.gpu  # not for the GPU itself: torch and timm are where the GPU is
 @pytest.mark.parametrize("network", ["convnext_tiny", "mobilenetv2_100", "tf_efficientnet_b0"])
 def test_networks_of_timm(network):
-    found = tasks.from_network(
-        f"timm/{network}", batches=(2,), dtypes=("float16",), layouts=("NHWC",)
-    )
+    found = tasks.from_network(f"timm/{network}", batches=(2,), dtypes=("float16",), layouts=("NHWC",))
     assert found
-    assert {(t.shape.batch, t.shape.dtype, t.shape.layout) for t in found} == {
-        (2, "float16", "NHWC")
-    }
+    assert {(t.shape.batch, t.shape.dtype, t.shape.layout) for t in found} == {(2, "float16", "NHWC")}
     known = tuple(name for name in suite.networks() if name.endswith(f"/{network}"))
     for name in known:
         layers = suite.network(name, batch=2, dtype="float16", layout="NHWC")
@@ -181,9 +174,7 @@ def test_a_model_is_traced_by_running_it():
     with torch.device("meta"):
         model, image = Block(), torch.zeros(1, 3, 20, 31)
     model.norm.eval()
-    found = tasks.from_model(
-        model, (image, 2), batches=(1, 4), dtypes=("float16",), layouts=("NHWC",), epilogue="relu"
-    )
+    found = tasks.from_model(model, (image, 2), batches=(1, 4), dtypes=("float16",), layouts=("NHWC",), epilogue="relu")
     relu = Epilogue(("relu",))
     assert found == [
         Task(shape(f"{batch}x{text}_float16_nhwc"), relu, count)

@@ -83,9 +83,7 @@ HOSTILE_RECORDS = {
 def test_a_hostile_record_is_named_and_not_used(case, folder):
     content, message = HOSTILE_RECORDS[case]
     path = folder / f"{SHAPE}.json"
-    path.write_bytes(
-        content if isinstance(content, bytes) else json.dumps(record().as_json() | content).encode()
-    )
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(record().as_json() | content).encode())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         kernel = dwtir.build(SHAPE, "tuned", target="cpu")

@@ -50,12 +50,7 @@ class Signature:
     """
 
     def __init__(
-        self,
-        shape: DepthwiseConv2dShape,
-        epilogue: Epilogue,
-        device: str,
-        *,
-        workspace: Workspace = (),
+        self, shape: DepthwiseConv2dShape, epilogue: Epilogue, device: str, *, workspace: Workspace = ()
     ) -> None:
         inputs = shape.input_shapes | epilogue.operands(shape)
         self.names = (*inputs, "out")
@@ -67,9 +62,7 @@ class Signature:
         self._scratch: dict[Any, list[Any]] = {}
         # torch's weight is the same memory as ours in NCHW, and with one filter the same shape.
         several = shape.channel_multiplier > 1 and shape.operation != "grad_weight"
-        self._torch_weight = (
-            (shape.out_channels, 1, *shape.kernel) if shape.layout == "NCHW" and several else None
-        )
+        self._torch_weight = (shape.out_channels, 1, *shape.kernel) if shape.layout == "NCHW" and several else None
         self._numpy_dtype = numpy_dtype(shape.dtype)
 
     def bind(self, inputs: tuple[Any, ...], out: Any = None) -> Bound:
@@ -77,8 +70,7 @@ class Signature:
         if len(inputs) != len(self.names) - 1:
             wanted = ", ".join(self.names[:-1])
             raise ArgumentError(
-                f"the kernel takes {len(self.names) - 1} tensors ({wanted}) and out=, "
-                f"got {len(inputs)}"
+                f"the kernel takes {len(self.names) - 1} tensors ({wanted}) and out=, got {len(inputs)}"
             )
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(inputs[0], torch.Tensor):
@@ -121,10 +113,7 @@ class Signature:
         if not self._workspace:
             return *inputs, out
         torch: Any = sys.modules["torch"]
-        scratch = [
-            inputs[0].new_empty(extents, dtype=getattr(torch, dtype))
-            for dtype, extents in self._workspace
-        ]
+        scratch = [inputs[0].new_empty(extents, dtype=getattr(torch, dtype)) for dtype, extents in self._workspace]
         return *inputs, *scratch, out
 
     def _with_own_weight(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -146,9 +135,7 @@ class Signature:
         for name, shape, tensor in zip(self.names, self.shapes, given, strict=False):
             self._explain_torch(torch, name, shape, tensor, inputs[0].device)
 
-    def _explain_torch(
-        self, torch: Any, name: str, shape: tuple[int, ...], tensor: Any, device: Any
-    ) -> None:
+    def _explain_torch(self, torch: Any, name: str, shape: tuple[int, ...], tensor: Any, device: Any) -> None:
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(f"{name} must be a torch.Tensor like data, got {_kind(tensor)}")
         if self.device == "opencl":
@@ -212,20 +199,13 @@ class Signature:
         for name, shape, array in zip(self.names, self.shapes, given, strict=False):
             if not hasattr(array, "__dlpack__"):
                 raise ArgumentError(
-                    f"{name} must be a NumPy array, a torch tensor or anything with __dlpack__, "
-                    f"got {_kind(array)}"
+                    f"{name} must be a NumPy array, a torch tensor or anything with __dlpack__, got {_kind(array)}"
                 )
             tensor = tvm_ffi.from_dlpack(array)
             tensors.append(tensor)
             extents = tuple(int(extent) for extent in tensor.shape)
             facts.append(
-                _Facts(
-                    extents,
-                    str(tensor.dtype),
-                    str(tensor.device),
-                    tensor.is_contiguous(),
-                    tensor.data_ptr(),
-                )
+                _Facts(extents, str(tensor.dtype), str(tensor.device), tensor.is_contiguous(), tensor.data_ptr())
             )
             self._check(name, shape, facts[-1], facts[0].device)
         import tvm
@@ -248,9 +228,7 @@ class Signature:
 
         key = (threading.get_ident(), str(device))
         if key not in self._scratch:
-            self._scratch[key] = [
-                tvm.runtime.empty(extents, dtype, device) for dtype, extents in self._workspace
-            ]
+            self._scratch[key] = [tvm.runtime.empty(extents, dtype, device) for dtype, extents in self._workspace]
         return self._scratch[key]
 
     def _check(self, name: str, shape: tuple[int, ...], facts: _Facts, device: str) -> None:
@@ -286,13 +264,7 @@ def _kind(value: object) -> str:
 
 
 def _torch_facts(tensor: Any) -> _Facts:
-    return _Facts(
-        tuple(tensor.shape),
-        str(tensor.dtype),
-        str(tensor.device),
-        tensor.is_contiguous(),
-        tensor.data_ptr(),
-    )
+    return _Facts(tuple(tensor.shape), str(tensor.dtype), str(tensor.device), tensor.is_contiguous(), tensor.data_ptr())
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:

@@ -83,9 +83,7 @@ def build(
     if device.kind == "opencl":
         return _build_opencl(checked, steps, device, strategy, provenance)
 
-    name = cache.key(
-        shape=str(checked), epilogue=str(steps), target=asdict(device), strategy=str(strategy)
-    )
+    name = cache.key(shape=str(checked), epilogue=str(steps), target=asdict(device), strategy=str(strategy))
     cached = _cached(name, provenance) if _keeps_code(device) else None
     if cached is not None:
         return cached
@@ -96,34 +94,24 @@ def build(
     return kernel
 
 
-def compile_kernel(
-    shape: DepthwiseConv2dShape, epilogue: Epilogue, target: Target, strategy: Strategy
-) -> Kernel:
+def compile_kernel(shape: DepthwiseConv2dShape, epilogue: Epilogue, target: Target, strategy: Strategy) -> Kernel:
     """Compile one candidate for CUDA or the CPU, past the cache: most are never used again."""
     strategy.check_use(shape, target)
     return _compile(shape, epilogue, target, strategy, {"chosen": "candidate"})[0]
 
 
 def _compile(
-    shape: DepthwiseConv2dShape,
-    epilogue: Epilogue,
-    target: Target,
-    strategy: Strategy,
-    provenance: dict[str, str],
+    shape: DepthwiseConv2dShape, epilogue: Epilogue, target: Target, strategy: Strategy, provenance: dict[str, str]
 ) -> tuple[Kernel, Compiled]:
     from .compiler import compile_module
 
     sch = schedule_for(shape, epilogue, strategy)
     mod, workspace = hoist(sch.mod) if target.is_gpu else (sch.mod, ())
-    compiled = compile_module(
-        mod, target, strategy.min_blocks, hoist=strategy.hoist, simplify=strategy.simplify
-    )
+    compiled = compile_module(mod, target, strategy.min_blocks, hoist=strategy.hoist, simplify=strategy.simplify)
     resources = _launch(sch) if target.is_gpu else Resources()
     if compiled.cubin is not None:
         resources = with_cubin_resources(resources, compiled.cubin)
-    info = _describe(
-        shape, epilogue, target, strategy, provenance, sch, compiled.source, resources, workspace
-    )
+    info = _describe(shape, epilogue, target, strategy, provenance, sch, compiled.source, resources, workspace)
     return from_library(info, compiled.library), compiled
 
 
@@ -137,11 +125,7 @@ def schedule_for(shape: DepthwiseConv2dShape, epilogue: Epilogue, strategy: Stra
 
 
 def _find_strategy(
-    shape: DepthwiseConv2dShape,
-    epilogue: Epilogue,
-    schedule: str | Strategy,
-    target: Target,
-    on_miss: str,
+    shape: DepthwiseConv2dShape, epilogue: Epilogue, schedule: str | Strategy, target: Target, on_miss: str
 ) -> tuple[Strategy, dict[str, str]]:
     """Turn what the caller asked for into a strategy, and say where it came from."""
     if on_miss not in ("warn", "error"):
@@ -151,9 +135,7 @@ def _find_strategy(
     if isinstance(schedule, Strategy):
         return schedule, provenance | {"chosen": "object"}
     if not isinstance(schedule, str):
-        raise InvalidScheduleError(
-            f"a schedule is a name or a Strategy, got {type(schedule).__name__}"
-        )
+        raise InvalidScheduleError(f"a schedule is a name or a Strategy, got {type(schedule).__name__}")
     if schedule == "tuned":
         found = database.find_record(shape, target, epilogue)
         if found is not None:
@@ -162,10 +144,7 @@ def _find_strategy(
             if record.epilogue != epilogue:
                 strategy = strategy.with_room_for(shape, epilogue)
             return strategy, provenance | {"chosen": "tuned", "record": str(path)}
-        missing = (
-            f"no tuning record for {shape} on {target.name}; to make one: "
-            f"python -m dwtir.tune {shape}"
-        )
+        missing = f"no tuning record for {shape} on {target.name}; to make one: python -m dwtir.tune {shape}"
         if on_miss == "error":
             raise NotTunedError(missing)
         warnings.warn(f"{missing}. Building the manual schedule.", NotTunedWarning, stacklevel=3)
@@ -196,11 +175,7 @@ def _keeps_code(target: Target) -> bool:
 
 
 def _build_opencl(
-    shape: DepthwiseConv2dShape,
-    epilogue: Epilogue,
-    target: Target,
-    strategy: Strategy,
-    provenance: dict[str, str],
+    shape: DepthwiseConv2dShape, epilogue: Epilogue, target: Target, strategy: Strategy, provenance: dict[str, str]
 ) -> Kernel:
     from .opencl import compile_opencl
 
@@ -208,9 +183,7 @@ def _build_opencl(
     mod, workspace = hoist(sch.mod)
     compiled = compile_opencl(mod, max_threads=target.max_threads_per_block)
     resources = Resources(compiled.grid, compiled.block, compiled.local_bytes)
-    info = _describe(
-        shape, epilogue, target, strategy, provenance, sch, compiled.source, resources, workspace
-    )
+    info = _describe(shape, epilogue, target, strategy, provenance, sch, compiled.source, resources, workspace)
     return Kernel(info, compiled)
 
 

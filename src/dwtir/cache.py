@@ -31,10 +31,7 @@ def cache_dir() -> Path:
 
 def key(**parts: Any) -> str:
     """Name a kernel by all that its code depends on: `parts`, our source and the compilers."""
-    parts |= {
-        "source": _source_digest(),
-        "versions": [_version(name) for name in ("apache-tvm", "nvidia-cuda-nvrtc")],
-    }
+    parts |= {"source": _source_digest(), "versions": [_version(name) for name in ("apache-tvm", "nvidia-cuda-nvrtc")]}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -33,12 +33,7 @@ class Compiled:
 
 
 def compile_module(
-    mod: tvm.IRModule,
-    target: Target,
-    min_blocks: int | None = None,
-    *,
-    hoist: bool = False,
-    simplify: bool = False,
+    mod: tvm.IRModule, target: Target, min_blocks: int | None = None, *, hoist: bool = False, simplify: bool = False
 ) -> Compiled:
     """Compile a scheduled module for CUDA or the CPU.
 
@@ -113,22 +108,10 @@ def _pipeline(simplify: bool) -> str:
     ]
     if simplify:
         begin.append(StmtSimplify())
-    finish = [
-        LowerWarpMemory(),
-        _name_sigmoid(),
-        StmtSimplify(),
-        CommonSubexprElim(),
-        _show_alignment(),
-        LowerIntrin(),
-    ]
+    finish = [LowerWarpMemory(), _name_sigmoid(), StmtSimplify(), CommonSubexprElim(), _show_alignment(), LowerIntrin()]
     name = "dwtir-simplified" if simplify else "dwtir"
     compilation_pipeline.register_tir_pipeline(
-        name,
-        lambda: (
-            transform.Sequential([*begin, lower]),
-            finish_host,
-            lambda: transform.Sequential(finish),
-        ),
+        name, lambda: (transform.Sequential([*begin, lower]), finish_host, lambda: transform.Sequential(finish))
     )
     return name
 

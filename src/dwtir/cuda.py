@@ -24,9 +24,7 @@ from pathlib import Path
 from .errors import ToolchainError
 
 INSTALL_CUDA = "pip install 'dwtir[cuda]'"
-INSTALL_DRIVER = (
-    "install the NVIDIA driver, release 580 or newer, and expose the GPU to this process"
-)
+INSTALL_DRIVER = "install the NVIDIA driver, release 580 or newer, and expose the GPU to this process"
 
 # The names that TVM's CUDA runtime was linked against.
 _CUDART = "libcudart.so.13"
@@ -212,15 +210,11 @@ def _load_runtime() -> None:
         if (path := Path(folder, "libtvm_runtime_cuda.so")).is_file():
             break
     else:
-        raise _UnavailableError(
-            "this build of TVM has no CUDA runtime", "pip install apache-tvm==0.27.0.post1"
-        )
+        raise _UnavailableError("this build of TVM has no CUDA runtime", "pip install apache-tvm==0.27.0.post1")
     try:
         ctypes.CDLL(str(path))
     except OSError as error:
-        raise _UnavailableError(
-            f"TVM's CUDA runtime does not load: {error}", INSTALL_CUDA
-        ) from error
+        raise _UnavailableError(f"TVM's CUDA runtime does not load: {error}", INSTALL_CUDA) from error
     if not tvm.cuda(0).exist:
         raise _UnavailableError("the CUDA runtime finds no usable device", INSTALL_DRIVER)
 

@@ -73,9 +73,7 @@ def folders() -> Iterator[Path]:
     yield shipped_folder()
 
 
-def find(
-    shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue | None = None
-) -> tuple[Strategy, Path] | None:
+def find(shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue | None = None) -> tuple[Strategy, Path] | None:
     """Look up the record of exactly this shape on exactly this device; see `find_record`."""
     found = find_record(shape, target, epilogue)
     return None if found is None else (found[0].strategy, found[1])

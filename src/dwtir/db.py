@@ -24,17 +24,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m dwtir.db", description="Look after the tuning records of dwtir."
-    )
+    parser = argparse.ArgumentParser(prog="python -m dwtir.db", description="Look after the tuning records of dwtir.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--db",
         type=Path,
         metavar="DIR",
-        help="the database; by default all that are looked in: $DWTIR_TUNE_DB, the user's, and "
-        "the shipped one",
+        help="the database; by default all that are looked in: $DWTIR_TUNE_DB, the user's, and the shipped one",
     )
 
     listing = commands.add_parser("list", parents=[common], help="list the records")
@@ -51,16 +48,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.set_defaults(run=_verify)
 
-    export = commands.add_parser(
-        "export", parents=[common], help="write records as a MetaSchedule JSONDatabase"
-    )
+    export = commands.add_parser("export", parents=[common], help="write records as a MetaSchedule JSONDatabase")
     export.add_argument("folder", type=Path, help="where its two files go; they must not be there")
     export.add_argument("--device", help="only the records of this device")
     export.set_defaults(run=_export)
 
-    load = commands.add_parser(
-        "import", parents=[common], help="take records from a MetaSchedule JSONDatabase"
-    )
+    load = commands.add_parser("import", parents=[common], help="take records from a MetaSchedule JSONDatabase")
     load.add_argument("folder", type=Path, help="where its two files are")
     load.add_argument("--target", help="the device they are of; by default the present one")
     load.add_argument("--force", action="store_true", help="replace better records too")

@@ -33,9 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m dwtir doctor",
         description="Check what dwtir needs on this machine, and say how to get what is missing.",
     )
-    parser.add_argument(
-        "--target", choices=_TARGETS, help="the device that has to work (default: CUDA, else CPU)"
-    )
+    parser.add_argument("--target", choices=_TARGETS, help="the device that has to work (default: CUDA, else CPU)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     arguments = parser.parse_args(argv)
 

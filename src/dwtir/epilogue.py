@@ -50,13 +50,10 @@ class Epilogue:
     def __post_init__(self) -> None:
         for step in self.steps:
             if step not in STEPS:
-                raise InvalidEpilogueError(
-                    f"unknown epilogue step {step!r}; allowed are {', '.join(STEPS)}"
-                )
+                raise InvalidEpilogueError(f"unknown epilogue step {step!r}; allowed are {', '.join(STEPS)}")
             if STEPS[step] and self.steps.count(step) > 1:
                 raise InvalidEpilogueError(
-                    f"the epilogue step {step!r} takes a tensor and may occur once, "
-                    f"got {self.steps.count(step)} times"
+                    f"the epilogue step {step!r} takes a tensor and may occur once, got {self.steps.count(step)} times"
                 )
 
     @classmethod
@@ -72,9 +69,7 @@ class Epilogue:
             steps = tuple(value)
             if all(isinstance(step, str) for step in steps):
                 return cls(steps)
-        raise InvalidEpilogueError(
-            f"an epilogue is None, 'bias+relu' or a sequence of step names, got {value!r}"
-        )
+        raise InvalidEpilogueError(f"an epilogue is None, 'bias+relu' or a sequence of step names, got {value!r}")
 
     def __str__(self) -> str:
         return "+".join(self.steps) or "none"

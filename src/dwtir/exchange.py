@@ -65,14 +65,7 @@ def import_records(folder: Path, target: Target) -> tuple[list[Record], list[str
             work, trace, times = _tuning_record(files.parse_json(line, depth=16), workloads, target)
             counts[work] = counts.get(work, 0) + 1
             strategy = traces.recognise(trace, work.shape, target, work.epilogue)
-            record = Record.measured(
-                strategy,
-                work.shape,
-                target,
-                times,
-                epilogue=work.epilogue,
-                trials=counts[work],
-            )
+            record = Record.measured(strategy, work.shape, target, times, epilogue=work.epilogue, trials=counts[work])
             if work not in best or record.median_secs < best[work].median_secs:
                 best[work] = record
         except DwtirError as error:
@@ -109,9 +102,7 @@ def _workload(value: object) -> Workload:
                         attributes[texts[key]] = texts[entry]
         shape, steps = attributes[compute.SHAPE_ATTR], attributes[compute.EPILOGUE_ATTR]
     except (binascii.Error, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise RecordError(
-            f"a workload must be a function of dwtir, got another: {error}"
-        ) from error
+        raise RecordError(f"a workload must be a function of dwtir, got another: {error}") from error
     if not isinstance(shape, str) or not isinstance(steps, str):
         raise RecordError(f"a workload must be a function of dwtir, got {traces.brief(shape)}")
     return parse_workload(shape, steps)
@@ -121,15 +112,9 @@ def _tuning_record(
     value: object, workloads: list[Workload | None], target: Target
 ) -> tuple[Workload, traces.TraceJson, list[float]]:
     """Take a line apart: ``[workload, [trace, run_secs, target, args_info]]``."""
-    if not (
-        isinstance(value, list)
-        and len(value) == 2
-        and isinstance(value[1], list)
-        and len(value[1]) == 4
-    ):
+    if not (isinstance(value, list) and len(value) == 2 and isinstance(value[1], list) and len(value[1]) == 4):
         raise RecordError(
-            "a tuning record must be [workload, [trace, run_secs, target, arguments]], "
-            f"got {traces.brief(value)}"
+            f"a tuning record must be [workload, [trace, run_secs, target, arguments]], got {traces.brief(value)}"
         )
     index, (trace, times, device, _) = value
     if type(index) is not int or not 0 <= index < len(workloads):

@@ -95,8 +95,6 @@ def parse_json(data: bytes, *, depth: int = _MAX_DEPTH) -> object:
         return float(text)
 
     try:
-        return json.loads(
-            data.decode(), object_pairs_hook=unique, parse_float=number, parse_constant=number
-        )
+        return json.loads(data.decode(), object_pairs_hook=unique, parse_float=number, parse_constant=number)
     except (ValueError, RecursionError) as error:
         raise RecordError(f"not readable as JSON: {error}") from error

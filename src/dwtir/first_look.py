@@ -115,12 +115,7 @@ def _run(problem: _Problem, step: str, device: Target) -> _Row:
 
 
 def _row(
-    problem: _Problem,
-    step: str,
-    kernel: Kernel,
-    runs_on: str,
-    run: Callable[..., Any],
-    seconds: float | None = None,
+    problem: _Problem, step: str, kernel: Kernel, runs_on: str, run: Callable[..., Any], seconds: float | None = None
 ) -> _Row:
     error, right = _compare(problem, run(problem.data, problem.weight))
     return _Row(step, runs_on, kernel.resources(), error, right, seconds)

@@ -88,8 +88,7 @@ class KernelInfo:
             target = dict(values["target"])
             target["features"] = tuple(target["features"])
             resources: dict[str, Any] = {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in values["resources"].items()
+                name: tuple(value) if isinstance(value, list) else value for name, value in values["resources"].items()
             }
             texts = {name: str(values[name]) for name in ("script", "trace", "source")}
             return cls(
@@ -100,8 +99,7 @@ class KernelInfo:
                 provenance={str(k): str(v) for k, v in values["provenance"].items()},
                 resources=Resources(**resources),
                 workspace=tuple(
-                    (checked_dtype(dtype), tuple(map(int, extents)))
-                    for dtype, extents in values["workspace"]
+                    (checked_dtype(dtype), tuple(map(int, extents))) for dtype, extents in values["workspace"]
                 ),
                 **texts,
             )
@@ -135,9 +133,7 @@ class Kernel:
         self._run = run
         self._library = library
         self._code = code
-        self._signature = Signature(
-            info.shape, info.epilogue, info.target.kind, workspace=info.workspace
-        )
+        self._signature = Signature(info.shape, info.epilogue, info.target.kind, workspace=info.workspace)
         self.shape = info.shape
         self.epilogue = info.epilogue
         self.target = info.target
@@ -270,9 +266,7 @@ class Kernel:
 
         device = tvm.cuda(0) if self.target.kind == "cuda" else tvm.cpu(0)
         bound = self._signature.bind(tensors or self._random_tensors(device))
-        evaluator = self._library.time_evaluator(
-            "main", device, number=1, repeat=repeats, min_repeat_ms=min_repeat_ms
-        )
+        evaluator = self._library.time_evaluator("main", device, number=1, repeat=repeats, min_repeat_ms=min_repeat_ms)
         return Timing.of(evaluator(*bound.arguments).results)
 
     def _random_tensors(self, device: Any) -> tuple[Any, ...]:
@@ -352,9 +346,7 @@ def _read_saved(path: Path) -> tuple[tvm.runtime.Module, bytes, dict[str, Any]]:
     return saved.read(path)
 
 
-def from_library(
-    info: KernelInfo, library: tvm.runtime.Module, code: bytes | None = None
-) -> Kernel:
+def from_library(info: KernelInfo, library: tvm.runtime.Module, code: bytes | None = None) -> Kernel:
     """Make a kernel of a library, runnable if its device is here.
 
     A library that was loaded comes with its code, without which it could not be saved again.

@@ -37,8 +37,7 @@ def parameters_of(text: str) -> dict[str, Any]:
             parameters[name] = entry
     if not {"batch", "kernel"} <= parameters.keys():
         raise InvalidShapeError(
-            f"shape {text!r} lacks its sizes or its kernel; write for example "
-            "'1x256x96x96_k3x3_psame'"
+            f"shape {text!r} lacks its sizes or its kernel; write for example '1x256x96x96_k3x3_psame'"
         )
     return parameters
 
@@ -63,6 +62,5 @@ def _parse_token(token: str, text: str) -> tuple[str | tuple[str, ...], Any]:
         if match[1] and len(values) in _NUMBERED[match[1]][1]:
             return _NUMBERED[match[1]][0], values if len(values) > 1 else values[0]
     raise InvalidShapeError(
-        f"cannot read {token!r} in shape {text!r}; write for example "
-        "'1x256x96x96_k3x3_s1x1_psame_d1x1_m1_float32_nchw'"
+        f"cannot read {token!r} in shape {text!r}; write for example '1x256x96x96_k3x3_s1x1_psame_d1x1_m1_float32_nchw'"
     )

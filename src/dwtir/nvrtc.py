@@ -242,14 +242,10 @@ def _compile(nvrtc: Any, source: str, arch: str, options: list[str]) -> Cubin:
         log = _buffer(nvrtc, "nvrtcGetProgramLog", program).rstrip(b"\0 \n").decode()
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             if find_toolkit().include is None and "could not open source file" in log:
-                raise ToolchainError(
-                    f"the CUDA headers are missing. To get them: {INSTALL_CUDA}\n{log}"
-                )
+                raise ToolchainError(f"the CUDA headers are missing. To get them: {INSTALL_CUDA}\n{log}")
             if result != nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION:
                 # Not the source's fault: a missing libnvrtc-builtins, for one.
-                raise ToolchainError(
-                    f"NVRTC failed with {result.name}. To repair it: {INSTALL_CUDA}\n{log}"
-                )
+                raise ToolchainError(f"NVRTC failed with {result.name}. To repair it: {INSTALL_CUDA}\n{log}")
             raise CompileError(f"NVRTC rejected the generated code for {arch}:\n{log}")
         code = _buffer(nvrtc, "nvrtcGetCUBIN", program)
     finally:
@@ -281,13 +277,9 @@ def _bindings() -> Any:
         # The bindings look for the library at the first call, not at import.
         nvrtc.nvrtcVersion()
     except ImportError as error:
-        raise ToolchainError(
-            f"cuda-bindings is not usable ({error}). To get it: {INSTALL_CUDA}"
-        ) from error
+        raise ToolchainError(f"cuda-bindings is not usable ({error}). To get it: {INSTALL_CUDA}") from error
     except RuntimeError as error:
-        raise ToolchainError(
-            f"the NVRTC library is not usable ({error}). To get it: {INSTALL_CUDA}"
-        ) from error
+        raise ToolchainError(f"the NVRTC library is not usable ({error}). To get it: {INSTALL_CUDA}") from error
     return nvrtc
 
 
@@ -299,9 +291,7 @@ def _check_arch(nvrtc: Any, arch: str) -> None:
     if int(match[1]) not in known:
         major, minor = nvrtc_version()
         names = ", ".join(f"sm_{number}" for number in known)
-        raise InvalidTargetError(
-            f"NVRTC {major}.{minor} does not know the architecture {arch}; it knows {names}"
-        )
+        raise InvalidTargetError(f"NVRTC {major}.{minor} does not know the architecture {arch}; it knows {names}")
 
 
 def _call(nvrtc: Any, function: str, *arguments: object) -> Any:

@@ -61,9 +61,7 @@ class OpenCLKernel:
             program = cl.Program(self._context, self.source).build(options)
             self._kernels = [cl.Kernel(program, launch.name) for launch in lowered.launches]
         except cl.Error as error:
-            raise CompileError(
-                f"{_name(device)} rejected the kernel: {error}\n{self.source}"
-            ) from error
+            raise CompileError(f"{_name(device)} rejected the kernel: {error}\n{self.source}") from error
 
     def __repr__(self) -> str:
         return f"OpenCLKernel(grid={self.grid}, block={self.block}, local_bytes={self.local_bytes})"
@@ -120,13 +118,10 @@ def compile_opencl(mod: tvm.IRModule, *, max_threads: int = 1024) -> OpenCLKerne
 def _check_limits(device: pyopencl.Device, block: tuple[int, int, int], local_bytes: int) -> None:
     most, sizes = device.max_work_group_size, tuple(device.max_work_item_sizes[:3])
     if math.prod(block) > most or any(n > size for n, size in zip(block, sizes, strict=True)):
-        raise InvalidScheduleError(
-            f"block {block} does not fit {_name(device)}: at most {most} work-items, {sizes}"
-        )
+        raise InvalidScheduleError(f"block {block} does not fit {_name(device)}: at most {most} work-items, {sizes}")
     if local_bytes > device.local_mem_size:
         raise InvalidScheduleError(
-            f"a work-group needs {local_bytes} bytes of local memory, "
-            f"{_name(device)} has {device.local_mem_size}"
+            f"a work-group needs {local_bytes} bytes of local memory, {_name(device)} has {device.local_mem_size}"
         )
 
 
@@ -168,9 +163,7 @@ def _open_device(wanted: str) -> tuple[pyopencl.Device, pyopencl.Context, pyopen
         raise ToolchainError(f"no OpenCL platform was found ({error}); {_REMEDY}") from error
     matching = [d for d in devices if wanted in _name(d).lower()]
     if not matching:
-        raise ToolchainError(
-            f"DWTIR_OPENCL_DEVICE={wanted!r} matches none of {[_name(d) for d in devices]}"
-        )
+        raise ToolchainError(f"DWTIR_OPENCL_DEVICE={wanted!r} matches none of {[_name(d) for d in devices]}")
     device = min(matching, key=lambda d: 0 if d.type & cl.device_type.GPU else 1)
     if "PoCL 3.0" in device.platform.version and device.version.endswith("-generic"):
         try:

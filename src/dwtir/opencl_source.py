@@ -114,9 +114,7 @@ def _lower_device(mod: tvm.IRModule, max_threads: int) -> tuple[dict[str, Any], 
     except RuntimeError as error:
         raise InvalidScheduleError(f"TVM cannot lower this schedule: {error}") from error
     if not kernels:
-        raise InvalidScheduleError(
-            "the function becomes no kernel: bind its loops to blockIdx and threadIdx"
-        )
+        raise InvalidScheduleError("the function becomes no kernel: bind its loops to blockIdx and threadIdx")
     # TVM numbers them as the host function calls them: main_kernel, main_kernel_1, ...
     return {name: kernels[name] for name in sorted(kernels, key=lambda k: (len(k), k))}, target
 

@@ -102,9 +102,7 @@ def probe_cuda() -> str:
     gpu = resolve("cuda")
     # This process ends after the probe, so replacing TVM's compiler harms nobody.
     tvm.register_global_func(
-        "tvm_callback_cuda_compile",
-        lambda source: nvrtc.compile_cubin(source, gpu.arch).code,
-        override=True,
+        "tvm_callback_cuda_compile", lambda source: nvrtc.compile_cubin(source, gpu.arch).code, override=True
     )
     _run_doubling(tvm.compile(_bound_doubling(), target=gpu.tvm())["main"], tvm.cuda(0))
     return f"compiled and ran a kernel for {gpu.arch}"

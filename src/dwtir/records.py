@@ -32,10 +32,7 @@ SCHEMA = 2
 MAX_BYTES = 8 * 1024
 _SAME = ("manual_median_secs", "trials", "seed", "trace", "versions")
 """Fields that are in the file what they are in `Record`."""
-_FIELDS = (
-    *("schema", "shape", "epilogue", "device", "target", "strategy", "parameters", "run_secs"),
-    *_SAME,
-)
+_FIELDS = (*("schema", "shape", "epilogue", "device", "target", "strategy", "parameters", "run_secs"), *_SAME)
 _USUAL: dict[str, Any] = {"schema": SCHEMA, "epilogue": "none", "target": {}, "seed": 0}
 """Fields that are in the file only where they are something else."""
 _PLACE = ("shape", "epilogue", "device")
@@ -160,11 +157,7 @@ class Record:
             "run_secs": list(self.run_secs),
             **{name: getattr(self, name) for name in _SAME},
         }
-        return {
-            name: value
-            for name, value in found.items()
-            if name not in _USUAL or value != _USUAL[name]
-        }
+        return {name: value for name, value in found.items() if name not in _USUAL or value != _USUAL[name]}
 
     def path_in(self, folder: Path) -> Path:
         """Return the record's place in a database."""
@@ -204,9 +197,7 @@ class Record:
         if set(record) != set(_FIELDS):
             extra = traces.brief(sorted(set(record) - set(_FIELDS)))
             missing = sorted(set(_FIELDS) - set(record))
-            raise RecordError(
-                f"a record has the fields {', '.join(_FIELDS)}; missing {missing}, unknown {extra}"
-            )
+            raise RecordError(f"a record has the fields {', '.join(_FIELDS)}; missing {missing}, unknown {extra}")
         shape = DepthwiseConv2dShape.parse(text("shape", record["shape"]))
         steps = text("epilogue", record["epilogue"])
         epilogue = Epilogue.of(None if steps == "none" else steps)
@@ -247,9 +238,7 @@ class Record:
         integer("trials", self.trials, 0, 2**31)
         if self.seed is not None:
             integer("seed", self.seed, -(2**63), 2**63)
-        if not isinstance(self.versions, Mapping) or not {"apache-tvm", "dwtir"} <= set(
-            self.versions
-        ):
+        if not isinstance(self.versions, Mapping) or not {"apache-tvm", "dwtir"} <= set(self.versions):
             got = traces.brief(self.versions)
             raise RecordError(f"versions must have apache-tvm and dwtir, got {got}")
         for name, value in self.versions.items():
@@ -276,9 +265,7 @@ class Record:
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         values = self.as_json() | short
-        left = (
-            (*_PLACE, "versions") if versions.is_common(path.parent, short["versions"]) else _PLACE
-        )
+        left = (*_PLACE, "versions") if versions.is_common(path.parent, short["versions"]) else _PLACE
         text = _pretty({name: values[name] for name in values if name not in left}).encode()
         if len(text) > MAX_BYTES:
             raise RecordError(f"{path}: a record is at most {MAX_BYTES} bytes, got {len(text)}")

@@ -155,9 +155,7 @@ def _windows(shape: Shape, padded: Float64) -> Iterator[tuple[tuple[int, int], F
     for tap in np.ndindex(*shape.kernel):
         places = [
             slice(kernel * dilation, kernel * dilation + (extent - 1) * stride + 1, stride)
-            for kernel, extent, stride, dilation in zip(
-                tap, extents, shape.stride, shape.dilation, strict=True
-            )
+            for kernel, extent, stride, dilation in zip(tap, extents, shape.stride, shape.dilation, strict=True)
         ]
         yield (tap[0], tap[1]), padded[:, :, places[0], places[1]]
 
@@ -214,22 +212,5 @@ _STEPS: dict[str, Callable[[Float64, Mapping[str, Float64]], Float64]] = {
     "silu": lambda x, t: x * _sigmoid(x),
     "gelu": lambda x, t: 0.5 * x * (1.0 + _erf(x / np.sqrt(2.0))),
 }
-_SLOPE = {
-    "bias": 1.0,
-    "residual": 1.0,
-    "relu": 1.0,
-    "relu6": 1.0,
-    "hardswish": 1.5,
-    "silu": 1.1,
-    "gelu": 1.13,
-}
-_ROUNDINGS = {
-    "bias": 1,
-    "scale_shift": 2,
-    "residual": 1,
-    "relu": 0,
-    "relu6": 0,
-    "hardswish": 4,
-    "silu": 8,
-    "gelu": 8,
-}
+_SLOPE = {"bias": 1.0, "residual": 1.0, "relu": 1.0, "relu6": 1.0, "hardswish": 1.5, "silu": 1.1, "gelu": 1.13}
+_ROUNDINGS = {"bias": 1, "scale_shift": 2, "residual": 1, "relu": 0, "relu6": 0, "hardswish": 4, "silu": 8, "gelu": 8}

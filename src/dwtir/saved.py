@@ -108,8 +108,7 @@ def read(path: Path) -> tuple[tvm.runtime.Module, bytes, dict[str, Any]]:
         raise RecordError(f"{path}: not a kernel of schema {_SCHEMA}")
     if record.get("tvm") != version("apache-tvm"):
         raise RecordError(
-            f"{path}: made by TVM {record.get('tvm')}, this is {version('apache-tvm')}; "
-            "build and export it again"
+            f"{path}: made by TVM {record.get('tvm')}, this is {version('apache-tvm')}; build and export it again"
         )
     code_bytes, kernel = record.get("code_bytes"), record.get("kernel")
     if type(code_bytes) is not int or not 0 < code_bytes <= size or not isinstance(kernel, dict):

@@ -140,9 +140,7 @@ class DepthwiseConv2dShape:
                 ("missing", sorted(required - set(value))),
             ):
                 if found:
-                    raise InvalidShapeError(
-                        f"{kind} shape parameters {found}; a shape has {sorted(names)}"
-                    )
+                    raise InvalidShapeError(f"{kind} shape parameters {found}; a shape has {sorted(names)}")
             return cls(**value)
         raise InvalidShapeError(
             "a shape is a DepthwiseConv2dShape, its text form or a mapping of its parameters, "
@@ -221,11 +219,7 @@ class DepthwiseConv2dShape:
     @property
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the two tensors that the operation takes, by name and in their order."""
-        shapes = {
-            "data": self.data_shape,
-            "weight": self.weight_shape,
-            "grad_out": self.out_shape,
-        }
+        shapes = {"data": self.data_shape, "weight": self.weight_shape, "grad_out": self.out_shape}
         names = {
             "forward": ("data", "weight"),
             "grad_data": ("grad_out", "weight"),
@@ -236,11 +230,9 @@ class DepthwiseConv2dShape:
     @property
     def result_shape(self) -> tuple[int, ...]:
         """Shape of the tensor that the operation computes."""
-        return {
-            "forward": self.out_shape,
-            "grad_data": self.data_shape,
-            "grad_weight": self.weight_shape,
-        }[self.operation]
+        return {"forward": self.out_shape, "grad_data": self.data_shape, "grad_weight": self.weight_shape}[
+            self.operation
+        ]
 
     @property
     def result_channels(self) -> int:
@@ -306,9 +298,7 @@ class DepthwiseConv2dShape:
             if mode == "SAME":
                 totals = [
                     max((-(-size // stride) - 1) * stride + self._reach(axis) - size, 0)
-                    for axis, (size, stride) in enumerate(
-                        zip((self.height, self.width), self.stride, strict=True)
-                    )
+                    for axis, (size, stride) in enumerate(zip((self.height, self.width), self.stride, strict=True))
                 ]
                 before = [total // 2 for total in totals]
                 return (before[0], before[1], totals[0] - before[0], totals[1] - before[1])
@@ -322,8 +312,7 @@ class DepthwiseConv2dShape:
         if len(sizes) == 4:
             return (sizes[0], sizes[1], sizes[2], sizes[3])
         raise InvalidShapeError(
-            "padding must be one value, (vertical, horizontal) or (top, left, bottom, right), "
-            f"got {padding!r}"
+            f"padding must be one value, (vertical, horizontal) or (top, left, bottom, right), got {padding!r}"
         )
 
     def _check_sizes(self) -> None:
@@ -335,14 +324,8 @@ class DepthwiseConv2dShape:
                     f"padded {name}, which must be at least that, got {padded}"
                 )
         top, left, bottom, right = self.padding
-        padded_shape = self._image(
-            self.in_channels, self.height + top + bottom, self.width + left + right
-        )
-        for name, shape in (
-            ("padded input", padded_shape),
-            ("weight", self.weight_shape),
-            ("output", self.out_shape),
-        ):
+        padded_shape = self._image(self.in_channels, self.height + top + bottom, self.width + left + right)
+        for name, shape in (("padded input", padded_shape), ("weight", self.weight_shape), ("output", self.out_shape)):
             if prod(shape) > _MAX_ELEMENTS:
                 raise InvalidShapeError(
                     f"the {name} of shape {shape} has {prod(shape)} elements; "

@@ -15,9 +15,7 @@ _MAX_PRODUCTS = 30_000_000
 _Array = np.ndarray[Any, Any]
 
 
-def error_ratio(
-    shape: DepthwiseConv2dShape, epilogue: Epilogue, inputs: Sequence[_Array], out: _Array
-) -> float:
+def error_ratio(shape: DepthwiseConv2dShape, epilogue: Epilogue, inputs: Sequence[_Array], out: _Array) -> float:
     """Compare a result with the reference, on as much of it as takes about a second.
 
     Images and channels do not depend on each other, but for the weight's gradient,

@@ -16,10 +16,7 @@ def apart(shape: Shape) -> tuple[int, int]:
     has so many parts, each a convolution without dilation. Columns of NCHW stay together, for
     vectors are made of them. A single tap has no dilation.
     """
-    down, right = (
-        distance if taps > 1 else 1
-        for distance, taps in zip(shape.dilation, shape.kernel, strict=True)
-    )
+    down, right = (distance if taps > 1 else 1 for distance, taps in zip(shape.dilation, shape.kernel, strict=True))
     return down, 1 if shape.layout == "NCHW" else right
 
 
@@ -95,9 +92,7 @@ class Strip:
         More than one where few registers hold them, for then a row takes little time.
         """
         most = _RESIDUAL // (self.cols * self.channels)
-        return max(
-            rows for rows in range(1, depth + 1) if depth % rows == 0 and rows <= max(1, most)
-        )
+        return max(rows for rows in range(1, depth + 1) if depth % rows == 0 and rows <= max(1, most))
 
     @property
     def loads(self) -> int:

@@ -42,9 +42,7 @@ def networks() -> tuple[str, ...]:
     return tuple(_data()["networks"])
 
 
-def network(
-    name: str, *, batch: int = 1, dtype: str = "float32", layout: str = "NCHW"
-) -> tuple[Layer, ...]:
+def network(name: str, *, batch: int = 1, dtype: str = "float32", layout: str = "NCHW") -> tuple[Layer, ...]:
     """Return the distinct depthwise layers of one network.
 
     Parameters
@@ -65,8 +63,7 @@ def network(
         )
     common: dict[str, Any] = {"batch": batch, "dtype": dtype, "layout": layout}
     return tuple(
-        Layer(replace(Shape.parse(text), **common), count)
-        for text, count in _data()["networks"][found[0]].items()
+        Layer(replace(Shape.parse(text), **common), count) for text, count in _data()["networks"][found[0]].items()
     )
 
 

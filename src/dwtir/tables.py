@@ -19,7 +19,4 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
 
 def is_numbers(column: Sequence[str]) -> bool:
     """Tell whether cells are numbers, perhaps with a mark or unknown."""
-    return all(
-        not cell or cell == "-" or cell.rstrip("x~!").replace(".", "").isdecimal()
-        for cell in column
-    )
+    return all(not cell or cell == "-" or cell.rstrip("x~!").replace(".", "").isdecimal() for cell in column)

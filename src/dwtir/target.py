@@ -149,9 +149,7 @@ def _by_attributes(attributes: Mapping[str, Any]) -> Target:
     elif kind == "cuda":
         arch = attributes.get("arch")
         if not isinstance(arch, str) or not arch.removeprefix("sm_")[:2].isdecimal():
-            raise InvalidTargetError(
-                f"a CUDA target needs its architecture, such as 'sm_90', got arch={arch!r}"
-            )
+            raise InvalidTargetError(f"a CUDA target needs its architecture, such as 'sm_90', got arch={arch!r}")
         same = [gpu for gpu in KNOWN_GPUS.values() if gpu.arch == arch]
         found = replace(same[0] if same else KNOWN_GPUS["nvidia-h200"], name=arch, arch=arch)
         found = replace(found, bandwidth=None, fp32_rate=None)
@@ -174,12 +172,10 @@ def _tvm_attributes(target: object) -> dict[str, Any]:
 
     if not isinstance(target, tvm.target.Target):
         raise InvalidTargetError(
-            "a target is None, a name, a mapping, a tvm.target.Target or a dwtir Target, "
-            f"got {type(target).__name__}"
+            f"a target is None, a name, a mapping, a tvm.target.Target or a dwtir Target, got {type(target).__name__}"
         )
     return {"kind": target.kind.name} | {
-        name: int(value) if isinstance(value, int) else str(value)
-        for name, value in target.attrs.items()
+        name: int(value) if isinstance(value, int) else str(value) for name, value in target.attrs.items()
     }
 
 

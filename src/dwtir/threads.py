@@ -25,9 +25,7 @@ def physical_cores() -> int:
     for cpu in os.sched_getaffinity(0):
         topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
         try:
-            cores.add(
-                tuple((topology / name).read_text() for name in ("physical_package_id", "core_id"))
-            )
+            cores.add(tuple((topology / name).read_text() for name in ("physical_package_id", "core_id")))
         except OSError:
             cores.add((str(cpu), ""))
     return len(cores)

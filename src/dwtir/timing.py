@@ -58,12 +58,7 @@ class GraphTimer:
         return results[0] if results else None
 
     def seconds(
-        self,
-        call: Callable[[int], object],
-        sets: int,
-        *,
-        repeats: int = 6,
-        limit: float | None = None,
+        self, call: Callable[[int], object], sets: int, *, repeats: int = 6, limit: float | None = None
     ) -> tuple[float, ...]:
         """Measure the seconds of one call, on so many sets of tensors in turn.
 
@@ -83,9 +78,7 @@ class GraphTimer:
             calls = max(min(rounds * sets, _MAX_CALLS), sets)
             return self._measure(lambda number: call(number % sets), calls, repeats)
 
-    def _measure(
-        self, call: Callable[[int], object], calls: int, repeats: int
-    ) -> tuple[float, ...]:
+    def _measure(self, call: Callable[[int], object], calls: int, repeats: int) -> tuple[float, ...]:
         """Capture calls between two events, and launch the graph once more than is measured."""
         graph = self._capture(call, calls)
         try:

@@ -28,10 +28,7 @@ TraceJson: TypeAlias = list[Any]
 
 
 def space_trace(
-    strategy: Strategy,
-    shape: Shape,
-    target: Target,
-    epilogue: Epilogue | None = None,
+    strategy: Strategy, shape: Shape, target: Target, epilogue: Epilogue | None = None
 ) -> tuple[Schedule, TraceJson]:
     """Schedule the convolution with the tile as random variables, decided as in `strategy`.
 
@@ -61,10 +58,7 @@ def _numbers(strategy: Strategy) -> list[tuple[str, int]]:
 
 
 def _drawn(
-    strategy: Strategy,
-    shape: Shape,
-    epilogue: Epilogue | None,
-    candidates: Mapping[str, Sequence[int]],
+    strategy: Strategy, shape: Shape, epilogue: Epilogue | None, candidates: Mapping[str, Sequence[int]]
 ) -> Schedule:
     """Schedule the convolution with some fields drawn, each decided as in `strategy`."""
     from tvm.s_tir import Schedule
@@ -125,10 +119,7 @@ def _draws(trace: Any) -> list[tuple[list[Any], Any]]:
 
 
 def _readings(
-    strategy: type[Strategy],
-    drawn: Sequence[tuple[list[Any], Any]],
-    shape: Shape,
-    target: Target,
+    strategy: type[Strategy], drawn: Sequence[tuple[list[Any], Any]], shape: Shape, target: Target
 ) -> Iterator[tuple[Strategy, dict[str, Any]]]:
     """Yield what draws mean if they are of `strategy`, of its space or decided: a tile's fields."""
     space = strategy.space(shape, target)

@@ -51,17 +51,13 @@ def recognise(mod: _Module) -> Workload | None:
     if not attributes or not {compute.SHAPE_ATTR, compute.EPILOGUE_ATTR} <= set(attributes.keys()):
         return None
     try:
-        work = parse_workload(
-            str(attributes[compute.SHAPE_ATTR]), str(attributes[compute.EPILOGUE_ATTR])
-        )
+        work = parse_workload(str(attributes[compute.SHAPE_ATTR]), str(attributes[compute.EPILOGUE_ATTR]))
     except DwtirError:
         return None
     return work if tvm_ffi.structural_equal(unscheduled(work), mod) else None
 
 
-def as_tuning_record(
-    record: Record, workload: ms.database.Workload | None = None
-) -> ms.database.TuningRecord:
+def as_tuning_record(record: Record, workload: ms.database.Workload | None = None) -> ms.database.TuningRecord:
     """Rebuild MetaSchedule's record, with a trace that our strategy makes now."""
     own = Workload(record.shape, record.epilogue)
     if workload is None:
@@ -103,9 +99,7 @@ class TuneDB(ms.database.PyDatabase):
     True
     """
 
-    def __init__(
-        self, folders: str | Path | Iterable[str | Path] | None = None, target: TargetLike = None
-    ) -> None:
+    def __init__(self, folders: str | Path | Iterable[str | Path] | None = None, target: TargetLike = None) -> None:
         super().__init__()
         if isinstance(folders, str | Path):
             folders = [folders]
@@ -159,24 +153,15 @@ class TuneDB(ms.database.PyDatabase):
             trace = traces.without_postprocs(traces.plain(record.trace.as_json()))
             strategy = traces.recognise(trace, work.shape, self.device, work.epilogue)
             made = Record.measured(
-                strategy,
-                work.shape,
-                self.device,
-                times,
-                epilogue=work.epilogue,
-                trials=self._trials[work],
+                strategy, work.shape, self.device, times, epilogue=work.epilogue, trials=self._trials[work]
             )
             made.write(self.folders[0])
         except DwtirError as error:
             warnings.warn(
-                f"a tuning record of {work.shape} was not written: {error}",
-                database.RecordWarning,
-                stacklevel=2,
+                f"a tuning record of {work.shape} was not written: {error}", database.RecordWarning, stacklevel=2
             )
 
-    def get_top_k(
-        self, workload: ms.database.Workload, top_k: int
-    ) -> list[ms.database.TuningRecord]:
+    def get_top_k(self, workload: ms.database.Workload, top_k: int) -> list[ms.database.TuningRecord]:
         work = recognise(workload.mod)
         record = self._find(work)
         if work is None or record is None or top_k < 1:

@@ -27,18 +27,14 @@ def verify_record(record: Record) -> str:
         If it cannot be built, or gives wrong results.
     """
     try:
-        kernel = build(
-            record.shape, record.strategy, epilogue=record.epilogue, target=record.target
-        )
+        kernel = build(record.shape, record.strategy, epilogue=record.epilogue, target=record.target)
         if not _is_present(record.target):
             return f"built; {record.device} is not here to run it"
         _compare(kernel)
     except DwtirError:
         raise
     except Exception as error:  # what a compiler says to a schedule that it cannot take
-        raise CompileError(
-            f"{record.strategy} does not build for {record.shape}: {error}"
-        ) from error
+        raise CompileError(f"{record.strategy} does not build for {record.shape}: {error}") from error
     return f"built and right on {record.shape}"
 
 
@@ -53,8 +49,7 @@ def _compare(kernel: Kernel) -> None:
     dtype = reference.numpy_dtype(kernel.shape.dtype)
     extents = kernel.shape.input_shapes | kernel.epilogue.operands(kernel.shape)
     inputs = [
-        np.resize(random.uniform(-1, 1, min(prod(size), _MAX_VALUES)), size).astype(dtype)
-        for size in extents.values()
+        np.resize(random.uniform(-1, 1, min(prod(size), _MAX_VALUES)), size).astype(dtype) for size in extents.values()
     ]
     if kernel.target.kind == "cuda":
         import tvm

@@ -33,9 +33,7 @@ def hoist(mod: tvm.IRModule) -> tuple[tvm.IRModule, Workspace]:
     kept = [buffer for buffer in root.alloc_buffers if buffer.scope() != "global"]
     block = SBlock([], [], [], root.name_hint, root.body, alloc_buffers=kept)
     *inputs, out = main.params
-    func = tirx.PrimFunc(
-        [*inputs, *moved, out], SBlockRealize([], True, block), main.ret_type, main.attrs
-    )
+    func = tirx.PrimFunc([*inputs, *moved, out], SBlockRealize([], True, block), main.ret_type, main.attrs)
     return tvm.IRModule({"main": func}), tuple(
         (str(buffer.ty.dtype), tuple(map(int, buffer.ty.shape))) for buffer in moved
     )

@@ -128,9 +128,7 @@ def _report(arguments: Sequence[str]) -> int:
     if options.plot is not None:
         check_path(options.plot)
         if options.plot.suffix and len(options.files) > 1:
-            raise ArgumentError(
-                f"plots of {len(options.files)} results go to a folder, got {options.plot}"
-            )
+            raise ArgumentError(f"plots of {len(options.files)} results go to a folder, got {options.plot}")
     found = {path: Results.read(path) for path in options.files}
     print("\n\n".join("\n".join(text(results)) for results in found.values()))
     if options.markdown is not None:
@@ -146,8 +144,7 @@ def _report(arguments: Sequence[str]) -> int:
 
 def _readme(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m dwtir.bench readme",
-        description="Write what is generated from bench/results/bench-*.json.xz.",
+        prog="python -m dwtir.bench readme", description="Write what is generated from bench/results/bench-*.json.xz."
     )
     parser.add_argument("readme", nargs="?", type=Path, default=Path("README.md"))
     print("\n".join(readme.rewrite(parser.parse_args(arguments).readme)))
@@ -168,36 +165,21 @@ def _parser() -> argparse.ArgumentParser:
         help="shapes; suite; network NAME ..., of the suite, timm or torchvision; "
         "or seeds, the articles' rows, and on a GPU their tables beside the published ones",
     )
-    for name, allowed in (
-        ("dtype", tuple(DTYPES)),
-        ("layout", LAYOUTS),
-        ("operation", tuple(OPERATIONS)),
-    ):
-        parser.add_argument(
-            f"--{name}", nargs="+", choices=allowed, default=[allowed[0]], help="of networks"
-        )
+    for name, allowed in (("dtype", tuple(DTYPES)), ("layout", LAYOUTS), ("operation", tuple(OPERATIONS))):
+        parser.add_argument(f"--{name}", nargs="+", choices=allowed, default=[allowed[0]], help="of networks")
     parser.add_argument("--batch", nargs="+", type=int, default=[1], help="of networks")
     parser.add_argument("--epilogue", help="fused steps, such as bias+relu")
     parser.add_argument("--schedule", default="manual", help="ours: manual, tuned, or a step")
     parser.add_argument("--baselines", choices=("torch", "none"), default="torch")
     parser.add_argument("--warm", action="store_true", help="data that stays in the caches")
     add_measuring(parser, "layer")
-    parser.add_argument(
-        "--again", type=int, default=0, help="how often to repeat layers that are flagged"
-    )
+    parser.add_argument("--again", type=int, default=0, help="how often to repeat layers that are flagged")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the rows there")
     parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write all there, packed as .json.xz; report makes the rest of it",
+        "--json", type=Path, metavar="FILE", help="write all there, packed as .json.xz; report makes the rest of it"
     )
-    parser.add_argument(
-        "--resume", action="store_true", help="keep the rows that FILE of --json has already"
-    )
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE|FOLDER", help="draw all in a file, or each in a folder"
-    )
+    parser.add_argument("--resume", action="store_true", help="keep the rows that FILE of --json has already")
+    parser.add_argument("--plot", type=Path, metavar="FILE|FOLDER", help="draw all in a file, or each in a folder")
     return parser
 
 

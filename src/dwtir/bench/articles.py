@@ -117,10 +117,7 @@ TABLES = (
         _2017,
         "Blocks of 32 x 32 outputs",
         ("the library", "one channel a block"),
-        {
-            _square(size, "blocks_32x32"): (_square(size, LIBRARY), _square(size, "one_channel"))
-            for size in (64, 96)
-        },
+        {_square(size, "blocks_32x32"): (_square(size, LIBRARY), _square(size, "one_channel")) for size in (64, 96)},
     ),
     Table(
         _2017,
@@ -145,9 +142,7 @@ TABLES = (
         "Kernel size and channel multiplier",
         ("the library",),
         {
-            _square(96, _BEST, kernel=kernel, filters=filters): (
-                _square(96, LIBRARY, kernel=kernel, filters=filters),
-            )
+            _square(96, _BEST, kernel=kernel, filters=filters): (_square(96, LIBRARY, kernel=kernel, filters=filters),)
             for filters in (1, 2)
             for kernel in (3, 5)
         },

@@ -30,9 +30,7 @@ class Contender:
     """Returns the output for the first set as an array of the problem's layout."""
 
 
-def ours(
-    problem: Problem, schedule: str, *, name: str = "dwtir", on_miss: str = "warn"
-) -> Contender:
+def ours(problem: Problem, schedule: str, *, name: str = "dwtir", on_miss: str = "warn") -> Contender:
     """Build our kernel.
 
     Parameters
@@ -41,28 +39,19 @@ def ours(
         As for `dwtir.build`.
     """
     shape = problem.shape
-    kernel = build(
-        shape, schedule, epilogue=problem.epilogue, target=problem.target, on_miss=on_miss
-    )
+    kernel = build(shape, schedule, epilogue=problem.epilogue, target=problem.target, on_miss=on_miss)
     if problem.target.kind == "cpu":
         sets = [[_copy(array) for array in problem.arrays] for _ in range(problem.sets)]
         outs = [aligned(shape.result_shape, np.dtype(numpy_dtype(shape.dtype))) for _ in sets]
         outs[0].view(f"uint{8 * shape.itemsize}").fill(2 ** (8 * shape.itemsize) - 1)
-        return Contender(
-            name,
-            shape.layout,
-            lambda number: kernel(*sets[number], out=outs[number]),
-            lambda: outs[0],
-        )
+        return Contender(name, shape.layout, lambda number: kernel(*sets[number], out=outs[number]), lambda: outs[0])
     torch = import_torch("a benchmark on a GPU")
     tensors = [
         [_memory(name, tensor, shape) for name, tensor in zip(problem.names, found, strict=True)]
         for found in problem.tensors(shape.layout)
     ]
     dtype = getattr(torch, shape.dtype)
-    results = [
-        torch.full(shape.result_shape, float("nan"), dtype=dtype, device="cuda") for _ in tensors
-    ]
+    results = [torch.full(shape.result_shape, float("nan"), dtype=dtype, device="cuda") for _ in tensors]
     return Contender(
         name,
         shape.layout,
@@ -88,9 +77,7 @@ def _memory(name: str, tensor: Any, shape: DepthwiseConv2dShape) -> Any:
     return tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor
 
 
-def peers(
-    problem: Problem, layouts: Sequence[str] = LAYOUTS, *, compiled: bool = True
-) -> list[Contender]:
+def peers(problem: Problem, layouts: Sequence[str] = LAYOUTS, *, compiled: bool = True) -> list[Contender]:
     """Return PyTorch's ways: by layout, on a GPU native and cuDNN, compiled where it fuses.
 
     Parameters
@@ -115,9 +102,7 @@ def peers(
     return found
 
 
-def _torch(
-    torch: Any, problem: Problem, layout: str, name: str, *, cudnn: bool, compiled: bool = False
-) -> Contender:
+def _torch(torch: Any, problem: Problem, layout: str, name: str, *, cudnn: bool, compiled: bool = False) -> Contender:
     shape = problem.shape
     sets = problem.tensors(layout)
     if shape.operation == "forward":
@@ -171,13 +156,7 @@ def _function(torch: Any, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Ca
         # A bias that comes first is the convolution's own.
         own = given["bias"] if epilogue.steps[:1] == ("bias",) else None
         out = functional.conv2d(
-            data,
-            weight,
-            own,
-            shape.stride,
-            (top, left) if symmetric else 0,
-            shape.dilation,
-            shape.in_channels,
+            data, weight, own, shape.stride, (top, left) if symmetric else 0, shape.dilation, shape.in_channels
         )
         for step in epilogue.steps[1:] if own is not None else epilogue.steps:
             if step == "bias":

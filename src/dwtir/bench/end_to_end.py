@@ -51,9 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _rows(
-    networks: Sequence[Network], target: Target, options: argparse.Namespace
-) -> Iterator[NetworkRow]:
+def _rows(networks: Sequence[Network], target: Target, options: argparse.Namespace) -> Iterator[NetworkRow]:
     common: dict[str, Any] = {"rounds": options.rounds, "patience": options.patience}
     for network, batch, layout in product(networks, options.batch, options.layout):
         common |= {"batch": batch, "layout": layout}
@@ -93,18 +91,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("what", nargs="+", metavar="network NAME", help="of timm or torchvision")
     parser.add_argument("--end-to-end", action="store_true", required=True)
-    parser.add_argument(
-        "--train", action="store_true", help="steps of a training, and their losses"
-    )
+    parser.add_argument("--train", action="store_true", help="steps of a training, and their losses")
     parser.add_argument("--steps", type=int, default=50, help="for the losses (default 50)")
-    parser.add_argument(
-        "--dtype", nargs="+", choices=tuple(DTYPES), default=["float32"], help="of inference"
-    )
+    parser.add_argument("--dtype", nargs="+", choices=tuple(DTYPES), default=["float32"], help="of inference")
     parser.add_argument("--layout", nargs="+", choices=LAYOUTS, default=[LAYOUTS[0]])
     parser.add_argument("--batch", nargs="+", type=int, default=[1])
-    parser.add_argument(
-        "--when", choices=("faster", "always"), default="faster", help="to convert a layer"
-    )
+    parser.add_argument("--when", choices=("faster", "always"), default="faster", help="to convert a layer")
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     add_measuring(parser, "network")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all there")

@@ -77,9 +77,7 @@ def infer(
         eager = _Run("torch", model, images)
         eager_error = _error(eager.result(), expected)
     except Exception as error:  # whatever the model's own code raises
-        raise ArgumentError(
-            f"cannot run {network.name} in {dtype} on {target.name}: {in_short(error)}"
-        ) from error
+        raise ArgumentError(f"cannot run {network.name} in {dtype} on {target.name}: {in_short(error)}") from error
     converted = deepcopy(model)
     report = convert(converted, images, when=when, graphs=True)
     runs = [eager, _Run("dwtir", converted, images)]
@@ -160,12 +158,7 @@ def _stream() -> Any:
 
 
 def _checked(
-    name: str,
-    runs: Sequence[_Run],
-    expected: np.ndarray[Any, Any],
-    allowed: float,
-    *,
-    graphs: bool,
+    name: str, runs: Sequence[_Run], expected: np.ndarray[Any, Any], allowed: float, *, graphs: bool
 ) -> tuple[list[_Run], list[str]]:
     """Run each way, by a graph if wanted; leave out what does not compile, and say so.
 

@@ -52,17 +52,12 @@ def named(
             f"got {', '.join(operations)} for {kind}"
         )
     if kind == "seeds":
-        return [
-            Layer(replace(task, epilogue=Epilogue.of(epilogue)))
-            for task in tasks.from_suite("seeds", **forms)
-        ]
+        return [Layer(replace(task, epilogue=Epilogue.of(epilogue))) for task in tasks.from_suite("seeds", **forms)]
     if kind not in ("suite", "network"):
         return [_checked(Layer(task)) for task in tasks.from_shapes(words, epilogue)]
     found: dict[str, Layer] = {}
     for name in suite.networks() if kind == "suite" else names:
-        for operation, task in product(
-            operations, tasks.from_network(name, **forms, epilogue=epilogue)
-        ):
+        for operation, task in product(operations, tasks.from_network(name, **forms, epilogue=epilogue)):
             task = replace(task, shape=replace(task.shape, operation=operation))
             before = found.get(str(task), Layer(task))
             found[str(task)] = _checked(Layer(task, (*before.networks, name)))

@@ -104,10 +104,7 @@ def gpu_clocks(gpu: str) -> tuple[dict[str, str], str]:
     query = [command, f"--id={gpu}", f"--query-gpu={','.join(_CLOCKS)}"]
     try:
         child = subprocess.run(
-            [*query, "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=_SMI_SECONDS,
+            [*query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=_SMI_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return {}, f"nvidia-smi: {error}"
@@ -153,16 +150,12 @@ def limits(target: Target) -> str:
     ]
     if not known:
         return f"not known for {target.name}"
-    how = (
-        "measured by copies and by NumPy's product of matrices" if target.kind == "cpu" else "known"
-    )
+    how = "measured by copies and by NumPy's product of matrices" if target.kind == "cpu" else "known"
     return f"{' and '.join(known)}, {how}"
 
 
 def _copy_rate(threads: int) -> float:
-    pairs = [
-        (np.ones(_COPY_BYTES, np.uint8), np.zeros(_COPY_BYTES, np.uint8)) for _ in range(threads)
-    ]
+    pairs = [(np.ones(_COPY_BYTES, np.uint8), np.zeros(_COPY_BYTES, np.uint8)) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
 
         def copy_all() -> None:

@@ -113,7 +113,6 @@ def fields(row: NetworkRow) -> dict[str, Any]:
     found["load"] = round(row.load, 2)
     found["losses"] = {way: list(losses) for way, losses in row.losses.items()}
     found["us"] = {
-        way: [*(round(s * 1e6, 3) for s in (t.median, t.p20, t.p80)), t.repeats]
-        for way, t in row.timings.items()
+        way: [*(round(s * 1e6, 3) for s in (t.median, t.p20, t.p80)), t.repeats] for way, t in row.timings.items()
     }
     return found

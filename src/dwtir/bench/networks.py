@@ -69,9 +69,7 @@ def find(name: str) -> Network:
     known = {full.rpartition("/")[2]: full for full in suite.networks()}
     library, _, short = known.get(name, name).rpartition("/")
     if library not in ("", *_LIBRARIES):
-        raise InvalidShapeError(
-            f"a network is timm/NAME, torchvision/NAME or NAME of one of them, got {name!r}"
-        )
+        raise InvalidShapeError(f"a network is timm/NAME, torchvision/NAME or NAME of one of them, got {name!r}")
     missing = {}
     candidates = (library,) if library else _LIBRARIES
     for candidate in candidates:

@@ -38,19 +38,12 @@ _Draw: TypeAlias = Callable[["Axes"], None]
 def check_path(path: Path) -> None:
     """Check that plots can be drawn there, before the work whose plot is wanted."""
     if path.suffix not in (*_SUFFIXES, "") and not path.is_dir():
-        raise ArgumentError(
-            f"a plot is a folder or a file that ends in {', '.join(_SUFFIXES)}, got {path}"
-        )
+        raise ArgumentError(f"a plot is a folder or a file that ends in {', '.join(_SUFFIXES)}, got {path}")
     require_matplotlib()
 
 
 def plot(
-    results: Results,
-    path: Path,
-    *,
-    prefix: str = "",
-    source: str = "",
-    only: Sequence[str] | None = None,
+    results: Results, path: Path, *, prefix: str = "", source: str = "", only: Sequence[str] | None = None
 ) -> list[str]:
     """Draw what there is to draw.
 
@@ -160,14 +153,9 @@ def _bars(rows: list[Row]) -> dict[str, dict[str, tuple[float, float]]]:
     networks = {name for row in rows for name in row.networks}
     for row in rows:
         for name in row.networks if len(networks) > 1 else [row.short]:
-            grouped.setdefault(name, {}).setdefault(_form(row) if few else _layout(row), []).append(
-                row
-            )
+            grouped.setdefault(name, {}).setdefault(_form(row) if few else _layout(row), []).append(row)
     means = {
-        name: {
-            form: (_mean(found, same=True), _mean(found, same=False))
-            for form, found in forms.items()
-        }
+        name: {form: (_mean(found, same=True), _mean(found, same=False)) for form, found in forms.items()}
         for name, forms in grouped.items()
     }
     slowest = sorted(means, key=lambda name: min(any_ for _, any_ in means[name].values()))
@@ -176,9 +164,7 @@ def _bars(rows: list[Row]) -> dict[str, dict[str, tuple[float, float]]]:
 
 def _mean(rows: list[Row], *, same: bool) -> float:
     """Return the geometric mean of ratios; without a peer in the layout, of those in any."""
-    return geometric_mean(
-        (row.ratio(row.shape.layout) if same else None) or row.ratio() or 1.0 for row in rows
-    )
+    return geometric_mean((row.ratio(row.shape.layout) if same else None) or row.ratio() or 1.0 for row in rows)
 
 
 def _speedup(axes: Axes, bars: dict[str, dict[str, tuple[float, float]]], title: str) -> None:
@@ -234,9 +220,7 @@ def _roofline(axes: Axes, results: Results) -> None:
                 best = row.best(layout)
                 seconds = row.own if name == "own" else None if best is None else best[1]
                 if seconds is not None:
-                    points.append(
-                        (row.shape.flop / row.least_bytes, row.shape.flop / seconds / 1e9)
-                    )
+                    points.append((row.shape.flop / row.least_bytes, row.shape.flop / seconds / 1e9))
             if points:
                 x, y = zip(*points, strict=True)
                 axes.plot(
@@ -301,9 +285,7 @@ def _draw_ladder(axes: Axes, ladder: Table, results: Results) -> None:
     axes.set_yscale("log")
     _write_plainly(axes.yaxis, "x")
     axes.set_xticks(
-        range(len(cases)),
-        [ladder.article.library if case.way == "library" else case.way for case in cases],
-        fontsize=8,
+        range(len(cases)), [ladder.article.library if case.way == "library" else case.way for case in cases], fontsize=8
     )
     axes.set_ylabel("times as fast as naive", fontsize=8)
     axes.tick_params(axis="y", which="both", labelsize=7)

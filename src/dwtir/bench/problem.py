@@ -43,9 +43,7 @@ class Problem:
     cache.
     """
 
-    def __init__(
-        self, shape: DepthwiseConv2dShape, epilogue: Epilogue, target: Target, cold: bool
-    ) -> None:
+    def __init__(self, shape: DepthwiseConv2dShape, epilogue: Epilogue, target: Target, cold: bool) -> None:
         self.shape, self.epilogue, self.target = shape, epilogue, target
         rng = np.random.default_rng(0)
         extents = shape.input_shapes | epilogue.operands(shape)
@@ -81,8 +79,7 @@ class Problem:
             form = torch.channels_last if layout == "NHWC" else torch.contiguous_format
             first = [t.contiguous(memory_format=form) if t.ndim == 4 else t for t in first]
             self._tensors[layout] = [
-                [tensor.clone(memory_format=torch.preserve_format) for tensor in first]
-                for _ in range(self.sets)
+                [tensor.clone(memory_format=torch.preserve_format) for tensor in first] for _ in range(self.sets)
             ]
         return self._tensors[layout]
 

@@ -60,10 +60,7 @@ def _explained(rows: Sequence[Row]) -> list[str]:
 def _article_tables(results: Results) -> list[tuple[str, list[tuple[str, ...]]]]:
     if not results.cases:
         return []
-    return [
-        (f"{table.article.name}: {table.title}", table_cells(table, results.cases))
-        for table in TABLES
-    ]
+    return [(f"{table.article.name}: {table.title}", table_cells(table, results.cases)) for table in TABLES]
 
 
 def row_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
@@ -102,11 +99,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
     """Write geometric means, and the worst row by name."""
     lines = []
     for what, same in (("in the same layout", True), ("in any layout", False)):
-        ratios = [
-            (ratio, row)
-            for row in rows
-            if (ratio := row.ratio(row.shape.layout if same else None)) is not None
-        ]
+        ratios = [(ratio, row) for row in rows if (ratio := row.ratio(row.shape.layout if same else None)) is not None]
         if ratios:
             worst, row = min(ratios, key=lambda pair: pair[0])
             mean = geometric_mean(ratio for ratio, _ in ratios)

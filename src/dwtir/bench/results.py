@@ -21,13 +21,7 @@ from .row import Row
 from .seeds import Found
 
 _FORMAT = 2
-_USUAL: dict[str, Any] = {
-    "epilogue": [],
-    "cold": True,
-    "networks": [],
-    "load": 0.0,
-    "left_out": [],
-}
+_USUAL: dict[str, Any] = {"epilogue": [], "cold": True, "networks": [], "load": 0.0, "left_out": []}
 """What a row does not say."""
 _MAX_BYTES = 16 * 2**20
 _TARGET = ("name", "kind", "arch", "units", "bandwidth", "fp32_rate")

@@ -79,9 +79,7 @@ def checked(
         expected = contender.result()
         ratio = spotcheck.error_ratio(problem.shape, problem.epilogue, problem.arrays, expected)
         if not ratio <= 1:
-            raise CompileError(
-                f"{contender.name}, {problem.shape}: the error is {ratio:.1f} times what it may be"
-            )
+            raise CompileError(f"{contender.name}, {problem.shape}: the error is {ratio:.1f} times what it may be")
         right.append(contender)
     expected = expected.astype(np.float32)
     allowed = _peer_error(problem.shape) * float(np.abs(expected).max())

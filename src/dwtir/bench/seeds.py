@@ -34,9 +34,7 @@ def measure(target: Target, *, baselines: bool, rounds: int) -> dict[Case, Found
     found: dict[Case, Found] = {}
     cases = sorted(PUBLISHED_US, key=_layer)
     for (shape, epilogue), group in groupby(cases, key=_layer):
-        problem = Problem(
-            DepthwiseConv2dShape.parse(shape), Epilogue.of(epilogue), target, cold=False
-        )
+        problem = Problem(DepthwiseConv2dShape.parse(shape), Epilogue.of(epilogue), target, cold=False)
         found |= _measure_layer(problem, list(group), baselines, rounds)
     return {case: found[case] for case in PUBLISHED_US}
 
@@ -45,9 +43,7 @@ def _layer(case: Case) -> tuple[str, str]:
     return case.shape, case.epilogue
 
 
-def _measure_layer(
-    problem: Problem, cases: list[Case], baselines: bool, rounds: int
-) -> dict[Case, Found]:
+def _measure_layer(problem: Problem, cases: list[Case], baselines: bool, rounds: int) -> dict[Case, Found]:
     found: dict[Case, Found] = {}
     own: list[Contender] = []
     for case in cases:

@@ -65,8 +65,7 @@ class Session:
         for name in _SAME:
             if before.about.get(name) != now.about.get(name):
                 raise RecordError(
-                    f"{self.path}: {name} must be {now.about.get(name)!r} as it is now, "
-                    f"got {before.about.get(name)!r}"
+                    f"{self.path}: {name} must be {now.about.get(name)!r} as it is now, got {before.about.get(name)!r}"
                 )
         self._sessions += int(before.about.get("sessions", "1"))
         if self.target.kind == "cpu":  # what was measured then is a limit as well

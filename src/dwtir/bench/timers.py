@@ -31,9 +31,7 @@ class Timer(ABC):
         return 0.0
 
 
-def open_timer(
-    target: Target, contenders: Sequence[Contender], sets: int, patience: float
-) -> Timer:
+def open_timer(target: Target, contenders: Sequence[Contender], sets: int, patience: float) -> Timer:
     """Make the timer of a device, for contenders that have run; see `bench_layer`."""
     return _CudaTimer(sets) if target.kind == "cuda" else _CpuTimer(contenders, sets, patience)
 

@@ -95,10 +95,7 @@ def train(
         }
     trainers = {way: _Trainer(each, images, precision) for way, each in models.items()}
     try:
-        losses = {
-            "torch": trainers["torch"].curve(steps),
-            NUDGED: _Trainer(nudged, images, precision).curve(steps),
-        }
+        losses = {"torch": trainers["torch"].curve(steps), NUDGED: _Trainer(nudged, images, precision).curve(steps)}
     except Exception as error:  # whatever the model's own code raises
         raise ArgumentError(
             f"cannot train {network.name} in {precision} on {target.name}: {in_short(error)}"
@@ -106,9 +103,7 @@ def train(
     what = f"{network.name} in {precision}"
     notes = _compare(what, trainers, losses, PRECISIONS[precision], graphs=device == "cuda")
     contenders = [
-        Contender(way, layout, trainer.call, trainer.result)
-        for way, trainer in trainers.items()
-        if way in losses
+        Contender(way, layout, trainer.call, trainer.result) for way, trainer in trainers.items() if way in losses
     ]
     timings, load = timed(target, contenders, rounds, patience)
     return NetworkRow(
@@ -127,12 +122,7 @@ def train(
 
 
 def _compare(
-    what: str,
-    trainers: Mapping[str, _Trainer],
-    losses: dict[str, list[float]],
-    allowed: float,
-    *,
-    graphs: bool,
+    what: str, trainers: Mapping[str, _Trainer], losses: dict[str, list[float]], allowed: float, *, graphs: bool
 ) -> list[str]:
     """Add the losses of the other ways, by graphs if wanted; return what is left out, and why.
 

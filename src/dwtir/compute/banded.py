@@ -102,20 +102,14 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     def copied(image: tirx.Buffer, weight: tirx.Buffer, position, channel) -> Any:
         n, row, column = copies.place(position)
         value = T.if_then_else(
-            tirx.all(position < WEIGHTS, column < W),
-            image[place(n, channel, row, column)],
-            T.cast(0, dtype),
+            tirx.all(position < WEIGHTS, column < W), image[place(n, channel, row, column)], T.cast(0, dtype)
         )
         if not NHWC:
             return value
         tap = position - WEIGHTS
         # Without a multiplier TVM has to see that neighbouring channels are a vector.
         row, result = (tap // KW, 0) if M == 1 else (tap // KW % KH, tap // (KH * KW))
-        return T.if_then_else(
-            tirx.all(0 <= tap, tap < copies.weights),
-            weight[row, tap % KW, channel, result],
-            value,
-        )
+        return T.if_then_else(tirx.all(0 <= tap, tap < copies.weights), weight[row, tap % KW, channel, result], value)
 
     def later(channel, row) -> Any:
         """Tell how many columns further the pairs of a row of a window begin than they could."""
@@ -208,39 +202,23 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.sblock("planes"):
                     vc, vf = T.axis.remap("SS", [c, f])
                     planes[vc, vf] = gathered[vf, vc]
-        for c, g, ih, s, lane, k, m, e in T.grid(
-            SC, GROUPS + SLACK, PH, STEPS, 32, 2, 2, 2 // KINDS
-        ):
+        for c, g, ih, s, lane, k, m, e in T.grid(SC, GROUPS + SLACK, PH, STEPS, 32, 2, 2, 2 // KINDS):
             with T.sblock("pad"):
-                vc, vg, vih, vs, vl, vk, vm, ve = T.axis.remap(
-                    "SSSSSSSS", [c, g, ih, s, lane, k, m, e]
-                )
+                vc, vg, vih, vs, vl, vk, vm, ve = T.axis.remap("SSSSSSSS", [c, g, ih, s, lane, k, m, e])
                 window[turn(vc, vg, vih, vs, vl, vk, vm, at_once(ve))] = load(
                     planes if COPIED else image, vc, vg, vih, vs, vl, vk, vm, ve
                 )
         for c, kh, s, lane, k, e in T.grid(RC, BH * KINDS, STEPS, 32, 2, 2):
             with T.sblock("band"):
                 vc, vkh, vs, vl, vk, ve = T.axis.remap("SSSSSS", [c, kh, s, lane, k, e])
-                band[vc, vkh, vs, vl, vk, ve] = tap(
-                    planes if NHWC else weight, vc, vkh, vs, vl, vk, ve
-                )
-        for c, g, r, kh, s, lane, h, e, k in T.grid(
-            RC, GROUPS + SLACK, R, ROWS, STEPS, 32, 2, 2, DEPTH
-        ):
+                band[vc, vkh, vs, vl, vk, ve] = tap(planes if NHWC else weight, vc, vkh, vs, vl, vk, ve)
+        for c, g, r, kh, s, lane, h, e, k in T.grid(RC, GROUPS + SLACK, R, ROWS, STEPS, 32, 2, 2, DEPTH):
             with T.sblock("depthwise_conv2d"):
-                vc, vg, vr, vkh, vs, vl, vh, ve, vk = T.axis.remap(
-                    "SSSRRSSSR", [c, g, r, kh, s, lane, h, e, k]
-                )
+                vc, vg, vr, vkh, vs, vl, vh, ve, vk = T.axis.remap("SSSRRSSSR", [c, g, r, kh, s, lane, h, e, k])
                 with T.init():
                     acc[vc, vg, vr, vl, vh, ve] = T.float32(0)
                 acc[vc, vg, vr, vl, vh, ve] = acc[vc, vg, vr, vl, vh, ve] + T.cast(
-                    window[
-                        left(
-                            *(vc // M, vg, vkh if BY_IMAGE else vr * SH + vkh * DH, vs),
-                            *(vl, vh, vk),
-                        )
-                    ],
-                    "float32",
+                    window[left(*(vc // M, vg, vkh if BY_IMAGE else vr * SH + vkh * DH, vs), *(vl, vh, vk))], "float32"
                 ) * T.cast(band[right(vc, band_row(vr, vkh), vs, vl, ve, vk)], "float32")
         if NHWC:
             sums = T.sblock_alloc_buffer((RC, GROUPS, R, 2, 32, 2), "float32")
@@ -254,9 +232,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.sblock("residual"):
                     vc, vg, vr, vl, vm, ve = T.axis.remap("SSSSSS", [c, g, r, lane, m, e])
                     if is_inside(vg, vr, vl, vm, ve):
-                        held[own(vc, vg, vr, vl, vm, ve)] = operands["residual"][
-                            element(vg, vc, vr, vl, vm, ve)
-                        ]
+                        held[own(vc, vg, vr, vl, vm, ve)] = operands["residual"][element(vg, vc, vr, vl, vm, ve)]
         for c, g, r, lane, m, e in T.grid(RC, GROUPS, R, 32, 2, 2):
             with T.sblock("epilogue"):
                 vc, vg, vr, vl, vm, ve = T.axis.remap("SSSSSS", [c, g, r, lane, m, e])

@@ -73,11 +73,7 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
     def gradients(grad: tirx.Buffer, channel, group, row, *place) -> Any:
         n, y, x = tile(group, *place)
         row, column = y * R + row, x * COLUMNS + place[0] // 4
-        return T.if_then_else(
-            tirx.all(n < N, row < OH, column < OW),
-            grad[n, channel, row, column],
-            T.cast(0, dtype),
-        )
+        return T.if_then_else(tirx.all(n < N, row < OH, column < OW), grad[n, channel, row, column], T.cast(0, dtype))
 
     def group(turn, part, warp) -> Any:
         return (turn * PARTS + part) * WARPS + warp
@@ -104,42 +100,29 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         total = T.sblock_alloc_buffer((C, M, KH, KW), "float32")
         for c, g, ih, s, lane, k, e, i in T.grid(C, GROUPS, IH, STEPS, 32, 2, 2, 2):
             with T.sblock("pad"):
-                vc, vg, vih, vs, vl, vk, ve, vi = T.axis.remap(
-                    "SSSSSSSS", [c, g, ih, s, lane, k, e, i]
-                )
-                loaded[vc, vg, vih, vs, vl, vk, ve, vi] = inputs(
-                    data, vc, vg, vih, vs, vl, vk, ve, vi
-                )
+                vc, vg, vih, vs, vl, vk, ve, vi = T.axis.remap("SSSSSSSS", [c, g, ih, s, lane, k, e, i])
+                loaded[vc, vg, vih, vs, vl, vk, ve, vi] = inputs(data, vc, vg, vih, vs, vl, vk, ve, vi)
         for c, g, ih, s, lane, k, i, e in T.grid(C, GROUPS, IH, STEPS, 32, 2, 2, 2):
             with T.sblock("pairs"):
-                vc, vg, vih, vs, vl, vk, vi, ve = T.axis.remap(
-                    "SSSSSSSS", [c, g, ih, s, lane, k, i, e]
-                )
+                vc, vg, vih, vs, vl, vk, vi, ve = T.axis.remap("SSSSSSSS", [c, g, ih, s, lane, k, i, e])
                 window[vc, vg, vih, vs, vl, vk, vi, ve] = loaded[vc, vg, vih, vs, vl, vk, ve, vi]
         for c, g, oh, lane, k, e in T.grid(RC, GROUPS, R, 32, 2, 2):
             with T.sblock("grads"):
                 vc, vg, voh, vl, vk, ve = T.axis.remap("SSSSSS", [c, g, oh, lane, k, e])
                 grads[vc, vg, voh, vl, vk, ve] = gradients(grad_out, vc, vg, voh, vl, vk, ve)
-        for p, c, w, kh, s, t, oh, lane, h, e, k in T.grid(
-            PARTS, RC, WARPS, KH, STEPS, TURNS, R, 32, 2, 2, TILES
-        ):
+        for p, c, w, kh, s, t, oh, lane, h, e, k in T.grid(PARTS, RC, WARPS, KH, STEPS, TURNS, R, 32, 2, 2, TILES):
             with T.sblock("products"):
                 vp, vc, vw, vkh, vs, vt, voh, vl, vh, ve, vk = T.axis.remap(
                     "SSSSSRRSSSR", [p, c, w, kh, s, t, oh, lane, h, e, k]
                 )
                 with T.init():
                     acc[vp, vc, vw, vkh, vs, vl, vh, ve] = T.float32(0)
-                acc[vp, vc, vw, vkh, vs, vl, vh, ve] = acc[
-                    vp, vc, vw, vkh, vs, vl, vh, ve
-                ] + T.cast(
-                    window[left(vc // M, group(vt, vp, vw), voh * SH + vkh * DH, vs, vl, vh, vk)],
-                    "float32",
+                acc[vp, vc, vw, vkh, vs, vl, vh, ve] = acc[vp, vc, vw, vkh, vs, vl, vh, ve] + T.cast(
+                    window[left(vc // M, group(vt, vp, vw), voh * SH + vkh * DH, vs, vl, vh, vk)], "float32"
                 ) * T.cast(grads[right(vc, group(vt, vp, vw), voh, vl, ve, vk)], "float32")
         for p, c, w, kh, s, lane, h, e in T.grid(PARTS, RC, WARPS, KH, STEPS, 32, 2, 2):
             with T.sblock("leave"):
-                vp, vc, vw, vkh, vs, vl, vh, ve = T.axis.remap(
-                    "SSSSSSSS", [p, c, w, kh, s, lane, h, e]
-                )
+                vp, vc, vw, vkh, vs, vl, vh, ve = T.axis.remap("SSSSSSSS", [p, c, w, kh, s, lane, h, e])
                 shared[vp, vc, vw, vkh, vs, vl, vh, ve] = acc[vp, vc, vw, vkh, vs, vl, vh, ve]
         for p, c, m, kh, kw, w, j in T.grid(PARTS, C, M, KH, KW, WARPS, COLUMNS):
             with T.sblock("diagonals"):

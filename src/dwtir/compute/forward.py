@@ -31,8 +31,7 @@ def nchw(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def depthwise_conv2d_nchw(
-        data: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT),
-        weight: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),
+        data: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT), weight: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT)
     ) -> None:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         operands = T.meta_var(declare())
@@ -59,9 +58,7 @@ def nchw(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         for n, c, oh, ow in T.grid(N, OC, OH, OW):
             with T.sblock("epilogue"):
                 vn, vc, voh, vow = T.axis.remap("SSSS", [n, c, oh, ow])
-                out[vn, vc, voh, vow] = finish(
-                    acc[vn, vc, voh, vow], operands, vc, (vn, vc, voh, vow)
-                )
+                out[vn, vc, voh, vow] = finish(acc[vn, vc, voh, vow], operands, vc, (vn, vc, voh, vow))
 
     return depthwise_conv2d_nchw
 
@@ -78,8 +75,7 @@ def nhwc(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def depthwise_conv2d_nhwc(
-        data: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT),
-        weight: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),
+        data: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT), weight: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT)
     ) -> None:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         operands = T.meta_var(declare())
@@ -105,9 +101,7 @@ def nhwc(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         for n, oh, ow, c in T.grid(N, OH, OW, OC):
             with T.sblock("epilogue"):
                 vn, voh, vow, vc = T.axis.remap("SSSS", [n, oh, ow, c])
-                out[vn, voh, vow, vc] = finish(
-                    acc[vn, voh, vow, vc], operands, vc, (vn, voh, vow, vc)
-                )
+                out[vn, voh, vow, vc] = finish(acc[vn, voh, vow, vc], operands, vc, (vn, voh, vow, vc))
 
     return depthwise_conv2d_nhwc
 
@@ -124,10 +118,7 @@ def epilogue_parts(
         }
 
     def finish(
-        value: tirx.PrimExpr,
-        operands: dict[str, Any],
-        channel: tirx.Var,
-        element: Sequence[tirx.Var],
+        value: tirx.PrimExpr, operands: dict[str, Any], channel: tirx.Var, element: Sequence[tirx.Var]
     ) -> tirx.PrimExpr:
         for step in epilogue.steps:
             value = _apply(step, value, operands, channel, element)
@@ -137,11 +128,7 @@ def epilogue_parts(
 
 
 def _apply(
-    step: str,
-    value: tirx.PrimExpr,
-    operands: dict[str, Any],
-    channel: tirx.Var,
-    element: Sequence[tirx.Var],
+    step: str, value: tirx.PrimExpr, operands: dict[str, Any], channel: tirx.Var, element: Sequence[tirx.Var]
 ) -> tirx.PrimExpr:
     """Apply one step to a float32 value; `reference` has its twin in NumPy."""
 

@@ -112,10 +112,7 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
             with T.sblock("pad"):
                 vn, vih, viw, vc = T.axis.remap("SSSS", [n, ih, iw, c])
                 padded[vn, vih, viw, vc] = T.if_then_else(
-                    0 <= vih + FIRST_H
-                    and vih + FIRST_H < OH
-                    and 0 <= viw + FIRST_W
-                    and viw + FIRST_W < OW,
+                    0 <= vih + FIRST_H and vih + FIRST_H < OH and 0 <= viw + FIRST_W and viw + FIRST_W < OW,
                     grad_out[vn, vih + FIRST_H, viw + FIRST_W, vc],
                     T.cast(0, dtype),
                 )
@@ -160,9 +157,7 @@ def _where(shape: Shape) -> Callable[..., tirx.PrimExpr]:
 
     def where(row: tirx.PrimExpr, column: tirx.PrimExpr, product: tirx.PrimExpr) -> Any:
         tests = [
-            T.floormod(index, stride) == 0
-            for index, stride in ((row, stride_h), (column, stride_w))
-            if stride > 1
+            T.floormod(index, stride) == 0 for index, stride in ((row, stride_h), (column, stride_w)) if stride > 1
         ]
         if not tests:
             return product

@@ -44,13 +44,9 @@ def intrinsic(dtype: str) -> str:
     @script.prim_func(s_tir=True)
     def products(a: T.handle, b: T.handle, c: T.handle) -> None:
         sa, sb, sc = T.int32(), T.int32(), T.int32()
-        A = T.match_buffer(
-            a, (32, 2, 2, 2), dtype, strides=(sa, 4, 2, 1), offset_factor=1, scope="local"
-        )
+        A = T.match_buffer(a, (32, 2, 2, 2), dtype, strides=(sa, 4, 2, 1), offset_factor=1, scope="local")
         B = T.match_buffer(b, (32, 2, 2), dtype, strides=(sb, 2, 1), offset_factor=1, scope="local")
-        C = T.match_buffer(
-            c, (32, 2, 2), "float32", strides=(sc, 2, 1), offset_factor=1, scope="local"
-        )
+        C = T.match_buffer(c, (32, 2, 2), "float32", strides=(sc, 2, 1), offset_factor=1, scope="local")
         with T.sblock("root"):
             T.reads(C[0:32, 0:2, 0:2], A[0:32, 0:2, 0:2, 0:2], B[0:32, 0:2, 0:2])
             T.writes(C[0:32, 0:2, 0:2])
@@ -64,13 +60,9 @@ def intrinsic(dtype: str) -> str:
     @script.prim_func(s_tir=True)
     def instruction(a: T.handle, b: T.handle, c: T.handle) -> None:
         sa, sb, sc = T.int32(), T.int32(), T.int32()
-        A = T.match_buffer(
-            a, (32, 2, 2, 2), dtype, strides=(sa, 4, 2, 1), offset_factor=1, scope="local"
-        )
+        A = T.match_buffer(a, (32, 2, 2, 2), dtype, strides=(sa, 4, 2, 1), offset_factor=1, scope="local")
         B = T.match_buffer(b, (32, 2, 2), dtype, strides=(sb, 2, 1), offset_factor=1, scope="local")
-        C = T.match_buffer(
-            c, (32, 2, 2), "float32", strides=(sc, 2, 1), offset_factor=1, scope="local"
-        )
+        C = T.match_buffer(c, (32, 2, 2), "float32", strides=(sc, 2, 1), offset_factor=1, scope="local")
         with T.sblock("root"):
             T.reads(C[0:32, 0:2, 0:2], A[0:32, 0:2, 0:2, 0:2], B[0:32, 0:2, 0:2])
             T.writes(C[0:32, 0:2, 0:2])

@@ -106,11 +106,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
 
     def area(n, segment, strip, vector) -> tuple[Any, ...]:
         """Find all results of a thread, and those of other parts between them."""
-        sizes = (
-            (T.floordiv(segment, DOWN), rows * DOWN),
-            (T.floordiv(strip, RIGHT), cols * RIGHT),
-            (vector, V),
-        )
+        sizes = ((T.floordiv(segment, DOWN), rows * DOWN), (T.floordiv(strip, RIGHT), cols * RIGHT), (vector, V))
         down, right, channels = (slice(at * size, at * size + size) for at, size in sizes)
         return (n, channels, down, right) if planes else (n, down, right, channels)
 
@@ -274,10 +270,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                         at = T.meta_var(line(vs, high + below - (KH - 1)))
                         load_residual(operands["residual"], last, below, vn, at, vx, vc)
                 for below in T.unroll(BELOW):
-                    if (
-                        KH - 1 <= high + below
-                        and high + below < tirx.min(rows, last_row(vs, RH)) + KH - 1
-                    ):
+                    if KH - 1 <= high + below and high + below < tirx.min(rows, last_row(vs, RH)) + KH - 1:
                         at = T.meta_var(line(vs, high + below - (KH - 1)))
                         held = T.meta_var(hold(channels, last, below))
                         store_row(acc, KH - 2 - below, held, result, out, vn, at, vx, vc)

@@ -71,8 +71,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         y = row * SH + above // sizes.pairs
         return T.if_then_else(
             tirx.all(
-                *(task < INPUTS, RING - 1 <= step, step < sizes.part_steps + RING - 1),
-                *(n < N, TOP <= y, y < TOP + H),
+                *(task < INPUTS, RING - 1 <= step, step < sizes.part_steps + RING - 1), *(n < N, TOP <= y, y < TOP + H)
             ),
             data[n, y - TOP, column, chunk * CHANNELS + vector * LANES + lane],
             T.cast(0, dtype),
@@ -133,9 +132,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         for k in T.unroll(count):
             for e in T.unroll(2):
                 for v in T.vectorized(LANES):
-                    raw[d, warp, lane, k, e, v] = value_of(
-                        source, part, chunk, step, task_of(k, warp, lane), e, v
-                    )
+                    raw[d, warp, lane, k, e, v] = value_of(source, part, chunk, step, task_of(k, warp, lane), e, v)
 
     @script.inline
     def store(staged, pairs, raw, count, most, place, d, warp, lane):
@@ -147,9 +144,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
             if task_of(k, warp, lane) < most:
                 for v in T.unroll(COLUMNS):
                     for e in T.vectorized(2 * TOGETHER):
-                        staged[place(task_of(k, warp, lane)) + v * (2 * TOGETHER) + e] = pairs[
-                            v * (2 * TOGETHER) + e
-                        ]
+                        staged[place(task_of(k, warp, lane)) + v * (2 * TOGETHER) + e] = pairs[v * (2 * TOGETHER) + e]
 
     @script.inline
     def multiply(staged, inputs, grads, acc, d, w, o, g):
@@ -160,22 +155,14 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 grads[w, vo, vg, d % RING, vl, vh, ve] = staged[grad_at(w, vo, vg, vl, vh) + ve]
         for lane, r, s, h, m, e in T.grid(32, SH, SPANS, 2, 2, 2):
             with T.sblock("left"):
-                vo, vg, vl, vr, vs, vh, vm, ve = T.axis.remap(
-                    "SSSSSSSS", [o, g, lane, r, s, h, m, e]
-                )
-                inputs[w, vr, vs, vl, vh, vm, ve] = staged[
-                    input_at(w, vo, vg, vr, vs, vl, vh, vm) + ve
-                ]
+                vo, vg, vl, vr, vs, vh, vm, ve = T.axis.remap("SSSSSSSS", [o, g, lane, r, s, h, m, e])
+                inputs[w, vr, vs, vl, vh, vm, ve] = staged[input_at(w, vo, vg, vr, vs, vl, vh, vm) + ve]
         for r, s, lane, h, e, k in T.grid(KH, SPANS, 32, 2, 2, 16):
             with T.sblock("products"):
-                vo, vg, vr, vs, vl, vh, ve, vk = T.axis.remap(
-                    "SSSSSSSR", [o, g, r, s, lane, h, e, k]
-                )
+                vo, vg, vr, vs, vl, vh, ve, vk = T.axis.remap("SSSSSSSR", [o, g, r, s, lane, h, e, k])
                 acc[w, vo, vr, vs, vl, vh, ve] = acc[w, vo, vr, vs, vl, vh, ve] + T.cast(
                     inputs[left(w, vr * DH % SH, vs, vl, vh, vk)], "float32"
-                ) * T.cast(
-                    grads[right(w, vo, vg, (d - vr * DH // SH) % RING, vl, ve, vk)], "float32"
-                )
+                ) * T.cast(grads[right(w, vo, vg, (d - vr * DH // SH) % RING, vl, ve, vk)], "float32")
 
     @script.inline
     def leave(shared, acc, r, w, lane):
@@ -199,25 +186,13 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 vp, vb = T.axis.remap("SS", [p, b])
                 T.reads()
                 T.writes(partial[vp, vb, 0:TAPS])
-                raw_inputs = T.sblock_alloc_buffer(
-                    (AHEAD, WARPS, 32, INPUT_LOADS, 2, LANES), dtype, scope="local"
-                )
-                raw_grads = T.sblock_alloc_buffer(
-                    (AHEAD, WARPS, 32, GRAD_LOADS, 2, LANES), dtype, scope="local"
-                )
+                raw_inputs = T.sblock_alloc_buffer((AHEAD, WARPS, 32, INPUT_LOADS, 2, LANES), dtype, scope="local")
+                raw_grads = T.sblock_alloc_buffer((AHEAD, WARPS, 32, GRAD_LOADS, 2, LANES), dtype, scope="local")
                 staged = T.sblock_alloc_buffer((HALVES,), dtype, scope="shared")
-                inputs = T.sblock_alloc_buffer(
-                    (WARPS, SH, SPANS, 32, 2, 2, 2), dtype, scope="local"
-                )
-                grads = T.sblock_alloc_buffer(
-                    (WARPS, OWN, GROUPS, RING, 32, 2, 2), dtype, scope="local"
-                )
-                acc = T.sblock_alloc_buffer(
-                    (WARPS, OWN, KH, SPANS, 32, 2, 2), "float32", scope="local"
-                )
-                shared = T.sblock_alloc_buffer(
-                    (WARPS * OWN, SPANS, 32, 2, 2), "float32", scope="shared"
-                )
+                inputs = T.sblock_alloc_buffer((WARPS, SH, SPANS, 32, 2, 2, 2), dtype, scope="local")
+                grads = T.sblock_alloc_buffer((WARPS, OWN, GROUPS, RING, 32, 2, 2), dtype, scope="local")
+                acc = T.sblock_alloc_buffer((WARPS, OWN, KH, SPANS, 32, 2, 2), "float32", scope="local")
+                shared = T.sblock_alloc_buffer((WARPS * OWN, SPANS, 32, 2, 2), "float32", scope="shared")
                 for w, lane in T.grid(WARPS, 32):
                     with T.sblock("zero"):
                         vw, vl = T.axis.remap("SS", [w, lane])
@@ -240,14 +215,8 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                             vd, vw, vl = T.axis.remap("SSS", [first, w, lane])
                             T.reads()
                             T.writes()
-                            load(
-                                *(data, raw_inputs, INPUT_LOADS, input_of),
-                                *(vp, vb, vd, vd, vw, vl),
-                            )
-                            load(
-                                *(grad_out, raw_grads, GRAD_LOADS, grad_of),
-                                *(vp, vb, vd, vd, vw, vl),
-                            )
+                            load(*(data, raw_inputs, INPUT_LOADS, input_of), *(vp, vb, vd, vd, vw, vl))
+                            load(*(grad_out, raw_grads, GRAD_LOADS, grad_of), *(vp, vb, vd, vd, vw, vl))
                 for turn in T.serial(TURNS):
                     for d in T.unroll(STEPS):
                         for w, lane in T.grid(WARPS, 32):
@@ -257,13 +226,9 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                                 T.writes()
                                 pairs = T.sblock_alloc_buffer((2 * LANES,), dtype, scope="local")
                                 store(
-                                    *(staged, pairs, raw_inputs, INPUT_LOADS, INPUTS, input_to),
-                                    *(vd % AHEAD, vw, vl),
+                                    *(staged, pairs, raw_inputs, INPUT_LOADS, INPUTS, input_to), *(vd % AHEAD, vw, vl)
                                 )
-                                store(
-                                    *(staged, pairs, raw_grads, GRAD_LOADS, GRADS, grad_to),
-                                    *(vd % AHEAD, vw, vl),
-                                )
+                                store(*(staged, pairs, raw_grads, GRAD_LOADS, GRADS, grad_to), *(vd % AHEAD, vw, vl))
                         for w, lane in T.grid(WARPS, 32):
                             with T.sblock("pad"):
                                 vt, vd, vw, vl = T.axis.remap("SSSS", [turn, d, w, lane])
@@ -311,8 +276,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 with T.init():
                     total[vkh, vkw, vc, vm] = T.float32(0)
                 total[vkh, vkw, vc, vm] = (
-                    total[vkh, vkw, vc, vm]
-                    + partial[vp, vc // CHANNELS, (vkh * KW + vkw) * CHANNELS + vc % CHANNELS]
+                    total[vkh, vkw, vc, vm] + partial[vp, vc // CHANNELS, (vkh * KW + vkw) * CHANNELS + vc % CHANNELS]
                 )
         for kh, kw, c, m in T.grid(KH, KW, C, 1):
             with T.sblock("epilogue"):

@@ -83,9 +83,7 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                     with T.sblock("turn"):
                         vd = T.axis.spatial(D, d)
                         T.reads()
-                        T.writes(
-                            out[vb * (Y * D) : vb * (Y * D) + Y * D, vc * X : vc * X + X, :, :]
-                        )
+                        T.writes(out[vb * (Y * D) : vb * (Y * D) + Y * D, vc * X : vc * X + X, :, :])
                         for y, x in T.grid(Y, X):
                             with T.sblock("planes"):
                                 vy, vx = T.axis.remap("SS", [y, x])
@@ -108,12 +106,7 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                                 raw = T.sblock_alloc_buffer((READ,), dtype, scope="local")
                                 window = T.sblock_alloc_buffer((READ,), "float32", scope="local")
                                 taps = T.sblock_alloc_buffer((TAPS,), "float32", scope="local")
-                                move(
-                                    Part(planes, vy, vx * FROM),
-                                    Part(raw, 0),
-                                    READ,
-                                    images.vector(READ),
-                                )
+                                move(Part(planes, vy, vx * FROM), Part(raw, 0), READ, images.vector(READ))
                                 for place in T.serial(READ, annotations=UNROLLED):
                                     window[place] = T.cast(raw[place], "float32")
                                 own = T.meta_var(Part(filters, vx * APART))
@@ -133,9 +126,7 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                                 channel = T.meta_var(T.min(vc * X + vx, C - 1))
                                 for place in T.serial(WRITTEN, annotations=UNROLLED):
                                     element = T.meta_var((vx * TO + place,))
-                                    result[place] = finish(
-                                        acc[vy, vx, place], held, channel, element
-                                    )
+                                    result[place] = finish(acc[vy, vx, place], held, channel, element)
                                 own = T.meta_var(Part(results, vy, vx * TO))
                                 move(Part(result, 0), own, WRITTEN, images.vector(WRITTEN))
                         for y, x in T.grid(Y, X):
@@ -255,10 +246,7 @@ def _sum(
                 turned = tap if shape.operation == "forward" else count - 1 - tap
                 T.buffer_store(taps, weight(turned), [tap])
             at = above * columns + kw * beside - images.before(1)
-            with (
-                T.serial(rows.start, rows.stop, annotations=UNROLLED) as h,
-                T.serial(cols.start, cols.stop) as w,
-            ):
+            with T.serial(rows.start, rows.stop, annotations=UNROLLED) as h, T.serial(cols.start, cols.stop) as w:
                 value = window[h * (down * columns) + w * right + at]
                 place = acc.at(h * width + w)
                 T.buffer_store(acc.buffer, acc.buffer[place] + value * taps[tap], place)
@@ -354,9 +342,7 @@ def _sum_in_turn(
             load(coming, tirx.min(turn + further, images.turns - 1))
 
 
-def _multiply(
-    images: Images, acc: Part, window: tirx.Buffer, place: tuple[int, int, int], tap: Any
-) -> None:
+def _multiply(images: Images, acc: Part, window: tirx.Buffer, place: tuple[int, int, int], tap: Any) -> None:
     """Add the products of a row of the image with a tap, of a column, to a row of results."""
     row, h, kw = place
     shape, width = images.shape, images.result[1]

@@ -15,12 +15,7 @@ from .report import ConvertedLayer, Report
 
 
 def convert(
-    model: torch.nn.Module,
-    example_input: Any,
-    *,
-    fuse: bool = True,
-    when: str = "faster",
-    graphs: bool = False,
+    model: torch.nn.Module, example_input: Any, *, fuse: bool = True, when: str = "faster", graphs: bool = False
 ) -> Report:
     """Let the depthwise layers of a network run dwtir's kernels, for inference.
 

@@ -92,10 +92,7 @@ class ConvertedForward:
             return "a gradient is wanted; torch.no_grad() says that it is not"
         if image.dim() != 4 or form_of(image) not in self.forms:
             form = memory_format(image) if image.dim() == 4 else "unbatched"
-            return (
-                f"it is not converted for {tuple(image.shape)}, {image.dtype}, {form}, "
-                f"{image.device}"
-            )
+            return f"it is not converted for {tuple(image.shape)}, {image.dtype}, {form}, {image.device}"
         return None
 
     def shape(self, image: Tensor) -> DepthwiseConv2dShape:

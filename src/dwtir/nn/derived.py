@@ -24,9 +24,7 @@ class Derived:
     def __reduce__(self) -> tuple[type[Derived], tuple[()]]:
         return Derived, ()
 
-    def get(
-        self, key: Hashable, sources: Sequence[Tensor], make: Callable[[], list[Tensor]]
-    ) -> list[Tensor]:
+    def get(self, key: Hashable, sources: Sequence[Tensor], make: Callable[[], list[Tensor]]) -> list[Tensor]:
         """Return what `make` computes from the sources: new tensors, the same sizes for a key.
 
         Nothing is kept where versions do not exist or would be a lie: of tensors of

@@ -39,10 +39,7 @@ class Call:
     """
 
     def __init__(
-        self,
-        compute: Callable[..., Tensor],
-        geometry: tuple[Any, ...],
-        form: torch.memory_format | None,
+        self, compute: Callable[..., Tensor], geometry: tuple[Any, ...], form: torch.memory_format | None
     ) -> None:
         self.compute, self.geometry, self.form = compute, geometry, form
         self._gradients: dict[str, Callable[..., Tensor]] = {}
@@ -121,9 +118,7 @@ def _is_watched(tensor: Tensor) -> bool:
     )
 
 
-def prepared(
-    found: Key, image: Tensor, weight: Tensor, epilogue: str, *geometry: Any
-) -> Callable[..., Tensor]:
+def prepared(found: Key, image: Tensor, weight: Tensor, epilogue: str, *geometry: Any) -> Callable[..., Tensor]:
     """Return what computes the convolution of tensors with a `key`, without its gradients."""
 
     def arrange_and_compute(image: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
@@ -135,9 +130,7 @@ def prepared(
     return kernels.prepared(image, form, image.shape, weight.shape, geometry, epilogue)
 
 
-def fused(
-    image: Tensor, weight: Tensor, operands: Sequence[Tensor], epilogue: str, *geometry: Any
-) -> Tensor:
+def fused(image: Tensor, weight: Tensor, operands: Sequence[Tensor], epilogue: str, *geometry: Any) -> Tensor:
     """Compute ``ops.fused``, which has no gradient."""
     keys = (key(image, weight, operand) for operand in operands or (None,))
     if torch.is_grad_enabled() or None in keys:

@@ -143,16 +143,10 @@ def sides(
     if padding not in ("same", "SAME"):
         raise ArgumentError(f"padding must be integers, 'valid', 'same' or 'SAME', got {padding!r}")
     if padding == "same" and stride != (1, 1):
-        raise ArgumentError(
-            f"padding='same' is for a stride of 1, got {stride}; 'SAME' is TensorFlow's, for any"
-        )
+        raise ArgumentError(f"padding='same' is for a stride of 1, got {stride}; 'SAME' is TensorFlow's, for any")
     totals = [
         torch.sym_max(
-            ((size[axis] - 1) // stride[axis]) * stride[axis]
-            + dilation[axis] * (kernel[axis] - 1)
-            + 1
-            - size[axis],
-            0,
+            ((size[axis] - 1) // stride[axis]) * stride[axis] + dilation[axis] * (kernel[axis] - 1) + 1 - size[axis], 0
         )
         for axis in range(2)
     ]

@@ -18,15 +18,7 @@ from ..errors import ArgumentError
 from ..kernel import Kernel
 from ..shape import DepthwiseConv2dShape
 from ..target import Target, resolve
-from .tensors import (
-    Tensor,
-    arranged,
-    as_layout,
-    empty_image,
-    memory_format,
-    output_size,
-    packed_weight,
-)
+from .tensors import Tensor, arranged, as_layout, empty_image, memory_format, output_size, packed_weight
 
 DTYPES = {getattr(torch, name): name for name in shapes.DTYPES}
 """The types of tensors that there are kernels for, and dwtir's names of them."""
@@ -41,19 +33,14 @@ def check(image_size: Sequence[int], weight_size: Sequence[int], dtype: torch.dt
         raise ArgumentError(f"input must have channels, got {tuple(image_size)}")
     if len(weight_size) != 4 or weight_size[1] != 1 or weight_size[0] % channels:
         raise ArgumentError(
-            f"weight must be (k * {channels}, 1, kh, kw) for an input of {channels} channels, "
-            f"got {tuple(weight_size)}"
+            f"weight must be (k * {channels}, 1, kh, kw) for an input of {channels} channels, got {tuple(weight_size)}"
         )
     if dtype not in DTYPES:
         raise ArgumentError(f"input must be {', '.join(DTYPES.values())}, got {dtype}")
 
 
 def forward(
-    image: Tensor,
-    weight: Tensor,
-    operands: Sequence[Tensor],
-    epilogue: str,
-    *geometry: Sequence[int],
+    image: Tensor, weight: Tensor, operands: Sequence[Tensor], epilogue: str, *geometry: Sequence[int]
 ) -> Tensor:
     """Compute the convolution with its epilogue, in the memory format of the image."""
     form = memory_format(image)
@@ -65,11 +52,7 @@ def forward(
 
 
 def grad_data(
-    grad_out: Tensor,
-    weight: Tensor,
-    image_size: Sequence[int],
-    form: torch.memory_format,
-    *geometry: Sequence[int],
+    grad_out: Tensor, weight: Tensor, image_size: Sequence[int], form: torch.memory_format, *geometry: Sequence[int]
 ) -> Tensor:
     """Compute the gradient of the image, in a memory format, which is the image's."""
     image_size = torch.Size(image_size)
@@ -79,9 +62,7 @@ def grad_data(
     return compute(arranged(grad_out, form), _dense(weight, form))
 
 
-def grad_weight(
-    image: Tensor, grad_out: Tensor, weight_size: Sequence[int], *geometry: Sequence[int]
-) -> Tensor:
+def grad_weight(image: Tensor, grad_out: Tensor, weight_size: Sequence[int], *geometry: Sequence[int]) -> Tensor:
     """Compute the gradient of the weight, contiguous as torch's weights are."""
     if not image.shape[0]:
         return image.new_zeros(weight_size)
@@ -145,9 +126,7 @@ def prepared(
 
 
 @cache
-def _prepared(
-    form: torch.memory_format, epilogue: str, operation: str, *found: Any
-) -> Callable[..., Tensor]:
+def _prepared(form: torch.memory_format, epilogue: str, operation: str, *found: Any) -> Callable[..., Tensor]:
     kernel = _kernel(epilogue, operation, *found)
     return (_weight_gradient if operation == "grad_weight" else _image)(kernel, form)
 

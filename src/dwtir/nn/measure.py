@@ -14,9 +14,7 @@ _MOST_CALLS = 1000
 _GRAPH_CALLS = 10
 
 
-def medians(
-    calls: Sequence[Callable[[], object]], device: torch.device, *, graphs: bool = False
-) -> list[float]:
+def medians(calls: Sequence[Callable[[], object]], device: torch.device, *, graphs: bool = False) -> list[float]:
     """Return the median seconds of a call for each of several functions.
 
     On a GPU the calls of a measurement follow each other without waiting, so a call takes

@@ -96,14 +96,10 @@ class DepthwiseConv2d(torch.nn.Conv2d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
         if input.dim() > 2 and input.shape[-3] != self.in_channels:
-            raise ArgumentError(
-                f"input must have {self.in_channels} channels, got {tuple(input.shape)}"
-            )
+            raise ArgumentError(f"input must have {self.in_channels} channels, got {tuple(input.shape)}")
         padding: PaddingArgument = self.padding
         if self.padding_mode != "zeros":
-            top, left, bottom, right = sides(
-                padding, input.shape[-2:], self.kernel_size, self.stride, self.dilation
-            )
+            top, left, bottom, right = sides(padding, input.shape[-2:], self.kernel_size, self.stride, self.dilation)
             around = (left, right, top, bottom)
             input = torch.nn.functional.pad(input, around, mode=self.padding_mode)  # noqa: A001
             padding = 0

@@ -51,9 +51,7 @@ class Image:
         """Return autocast as it was."""
         if self.device.type not in DEVICES:
             return nullcontext()
-        return torch.autocast(
-            self.device.type, dtype=self.autocast, enabled=self.autocast is not None
-        )
+        return torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
 
 
 @dataclass
@@ -87,9 +85,7 @@ class _Observer(TorchDispatchMode):
         self._running: torch.nn.Module | None = None
         self._watched: Any = WeakIdKeyDictionary()
 
-    def __torch_dispatch__(
-        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and (users := self._watched.get(leaf)) is not None:

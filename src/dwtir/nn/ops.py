@@ -33,16 +33,12 @@ def _forward_fake(image: Tensor, weight: Tensor, bias: Tensor | None, *geometry:
     return empty_image(image, (image.shape[0], weight.shape[0], *size), memory_format(image))
 
 
-def _fused(
-    image: Tensor, weight: Tensor, operands: Sequence[Tensor], epilogue: str, *geometry: Any
-) -> Tensor:
+def _fused(image: Tensor, weight: Tensor, operands: Sequence[Tensor], epilogue: str, *geometry: Any) -> Tensor:
     _refuse_gradients(image, weight, *operands)
     return kernels.forward(image, weight, operands, epilogue, *geometry)
 
 
-def _fused_fake(
-    image: Tensor, weight: Tensor, operands: Sequence[Tensor], epilogue: str, *geometry: Any
-) -> Tensor:
+def _fused_fake(image: Tensor, weight: Tensor, operands: Sequence[Tensor], epilogue: str, *geometry: Any) -> Tensor:
     _refuse_gradients(image, weight, *operands)
     return _forward_fake(image, weight, None, *geometry)
 
@@ -55,18 +51,14 @@ def _refuse_gradients(*tensors: Tensor) -> None:
         )
 
 
-def data_gradient(
-    grad_out: Tensor, weight: Tensor, image_size: Any, last: bool, *geometry: Any
-) -> Tensor:
+def data_gradient(grad_out: Tensor, weight: Tensor, image_size: Any, last: bool, *geometry: Any) -> Tensor:
     """Compute `grad_data` of tensors that are there."""
     out = kernels.grad_data(grad_out, weight, image_size, _FORMS[last], *geometry)
     forget_packed(weight)
     return out
 
 
-def _grad_data_fake(
-    grad_out: Tensor, weight: Tensor, image_size: Any, last: bool, *geometry: Any
-) -> Tensor:
+def _grad_data_fake(grad_out: Tensor, weight: Tensor, image_size: Any, last: bool, *geometry: Any) -> Tensor:
     return empty_image(grad_out, image_size, _FORMS[last])
 
 
@@ -144,9 +136,7 @@ def _batched(tensor: Tensor, dim: int | None, size: int) -> Tensor:
 
 def _in_channels(image: Tensor, dim: int | None, size: int) -> Tensor:
     """Turn a batched image (N, C, H, W) into one of `size` times the channels."""
-    image = (
-        image.unsqueeze(0).expand(size, -1, -1, -1, -1) if dim is None else image.movedim(dim, 0)
-    )
+    image = image.unsqueeze(0).expand(size, -1, -1, -1, -1) if dim is None else image.movedim(dim, 0)
     return image.transpose(0, 1).flatten(1, 2)
 
 
@@ -174,13 +164,7 @@ def _forward_vmap(
 
 
 def _grad_data_vmap(
-    info: Any,
-    dims: Any,
-    grad_out: Tensor,
-    weight: Tensor,
-    image_size: Any,
-    last: bool,
-    *geometry: Any,
+    info: Any, dims: Any, grad_out: Tensor, weight: Tensor, image_size: Any, last: bool, *geometry: Any
 ) -> tuple[Tensor, int]:
     size = info.batch_size
     number, channels, *rest = image_size
@@ -254,8 +238,5 @@ grad_weight = _define(
     vmap=_grad_weight_vmap,
 )
 fused = _define(
-    "depthwise_conv2d_fused",
-    "Tensor input, Tensor weight, Tensor[] operands, str epilogue",
-    _fused,
-    _fused_fake,
+    "depthwise_conv2d_fused", "Tensor input, Tensor weight, Tensor[] operands, str epilogue", _fused, _fused_fake
 )

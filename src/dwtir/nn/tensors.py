@@ -43,17 +43,11 @@ def empty_image(like: Tensor, size: Sequence[Any], form: torch.memory_format) ->
 
 
 def output_size(
-    size: Sequence[Any],
-    kernel: Sequence[Any],
-    stride: Sequence[int],
-    padding: Sequence[Any],
-    dilation: Sequence[int],
+    size: Sequence[Any], kernel: Sequence[Any], stride: Sequence[int], padding: Sequence[Any], dilation: Sequence[int]
 ) -> tuple[Any, Any]:
     """Return the height and width of the output; sizes may be symbolic."""
     height, width = (
-        (size[axis] + padding[axis] + padding[axis + 2] - dilation[axis] * (kernel[axis] - 1) - 1)
-        // stride[axis]
-        + 1
+        (size[axis] + padding[axis] + padding[axis + 2] - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis] + 1
         for axis in range(2)
     )
     return height, width

@@ -103,9 +103,7 @@ def choose(shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue = _NO
     raise InvalidScheduleError(f"no strategy for {shape} on {target.name}")
 
 
-def named(
-    name: str, shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue = _NO_STEPS
-) -> Strategy:
+def named(name: str, shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Strategy:
     """Find a strategy by the name of a step or of the strategy itself.
 
     Raises

@@ -51,14 +51,7 @@ from ..target import Target
 from .base import Strategy, unroll_all, varied
 from .cost import registers_for
 from .register_window import RegisterWindow
-from .tiles import (
-    BLOCK_COUNTS,
-    MAX_LOADS,
-    MAX_SIDE,
-    REGISTERS,
-    even_split,
-    with_value,
-)
+from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SIDE, REGISTERS, even_split, with_value
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -105,9 +98,7 @@ class BandedMatrix(Strategy):
     """That a tile may count on without spilling, if it takes some steps, or one."""
     cycles: ClassVar[tuple[float, ...]] = (2.0, 2.5, 1.6, 2.0, 50.0, 100.0)
     """Of an SM for an input, a weight, a product and a store of a warp; a step; and a start."""
-    device: ClassVar[str] = (
-        "a GPU from sm_80 on (a gradient: with stride 1 and channel_multiplier 1)"
-    )
+    device: ClassVar[str] = "a GPU from sm_80 on (a gradient: with stride 1 and channel_multiplier 1)"
 
     rows: int
     """Output rows of a tile, of 8 columns each."""
@@ -124,11 +115,7 @@ class BandedMatrix(Strategy):
         """Tell whether there are so many taps to an input that the tensor cores may pay."""
         taps = shape.kernel[0] * shape.kernel[1] / (shape.stride[0] * shape.stride[1])
         least, most = _ODD_TAPS if Bands(shape, 1, 1).is_odd else (_LEAST_TAPS, inf)
-        return (
-            super().claims(shape, target)
-            and least <= taps < most
-            and any(True for _ in cls._tiles(shape))
-        )
+        return super().claims(shape, target) and least <= taps < most and any(True for _ in cls._tiles(shape))
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
@@ -161,9 +148,7 @@ class BandedMatrix(Strategy):
         chosen = cls.choose(shape, target)
         if not chosen.bands(shape).alternates:
             return (chosen,)
-        ranked = sorted(
-            dict.fromkeys(cls._tiles(shape)), key=lambda tile: tile._cycles(shape, target)
-        )
+        ranked = sorted(dict.fromkeys(cls._tiles(shape)), key=lambda tile: tile._cycles(shape, target))
         return varied(ranked, lambda tile: tile.rows)
 
     @classmethod
@@ -221,16 +206,10 @@ class BandedMatrix(Strategy):
         self._require(self.rows <= MAX_SIDE, "rows", self.rows, f"at most {MAX_SIDE}")
         bands, loads, products = self._counts(shape)
         height = bands.product_rows
-        self._require(
-            self.kernel_rows <= height, "kernel_rows", self.kernel_rows, f"at most {height}"
-        )
-        self._require(
-            self.warps <= bands.groups, "warps", self.warps, f"at most {bands.groups}, one a group"
-        )
+        self._require(self.kernel_rows <= height, "kernel_rows", self.kernel_rows, f"at most {height}")
+        self._require(self.warps <= bands.groups, "warps", self.warps, f"at most {bands.groups}, one a group")
         self._require(loads <= MAX_LOADS, "unrolled loads", loads, f"at most {MAX_LOADS}")
-        self._require(
-            products <= _MAX_PRODUCTS, "unrolled products", products, f"at most {_MAX_PRODUCTS}"
-        )
+        self._require(products <= _MAX_PRODUCTS, "unrolled products", products, f"at most {_MAX_PRODUCTS}")
         self._require_launch(target, threads=32 * self.warps)
 
     def _counts(self, shape: Shape) -> tuple[Bands, int, int]:
@@ -287,9 +266,7 @@ class BandedMatrix(Strategy):
         return banded_matrix(self.bands(shape), epilogue)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
-        pad, band, conv, epilogue, store = map(
-            sch.get_sblock, ("pad", "band", "depthwise_conv2d", "epilogue", "store")
-        )
+        pad, band, conv, epilogue, store = map(sch.get_sblock, ("pad", "band", "depthwise_conv2d", "epilogue", "store"))
         warp, lane = self._deal(sch, shape, store)
 
         # Results leave in pairs, and so come what they are added to.
@@ -313,13 +290,7 @@ class BandedMatrix(Strategy):
         sch.bind(lane, "threadIdx.x")
         return warp, lane
 
-    def _multiply(
-        self,
-        sch: Schedule,
-        shape: Shape,
-        blocks: tuple[SBlockRV, SBlockRV, SBlockRV],
-        warp: LoopRV,
-    ) -> None:
+    def _multiply(self, sch: Schedule, shape: Shape, blocks: tuple[SBlockRV, SBlockRV, SBlockRV], warp: LoopRV) -> None:
         """Compute the sums of a warp from the blocks `pad`, `band` and `depthwise_conv2d`."""
         from ..compute.mma import intrinsic
 

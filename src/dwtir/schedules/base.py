@@ -144,8 +144,7 @@ class Strategy(ABC):
             self._is_for(shape, target),
             "shape and target",
             f"{shape} on {target.name}",
-            f"{' or '.join(self.operations)}{self._of_dtypes()} "
-            f"in {' or '.join(self.layouts)} on {self.device}",
+            f"{' or '.join(self.operations)}{self._of_dtypes()} in {' or '.join(self.layouts)} on {self.device}",
         )
         self.check(shape, target)
 
@@ -166,11 +165,7 @@ class Strategy(ABC):
 
     @classmethod
     def draw(
-        cls,
-        sch: Schedule,
-        shape: Shape,
-        target: Target,
-        decisions: Mapping[str, int] | None = None,
+        cls, sch: Schedule, shape: Shape, target: Target, decisions: Mapping[str, int] | None = None
     ) -> tuple[Self, Self]:
         """Draw the fields of `space` as random variables of the schedule.
 
@@ -191,9 +186,7 @@ class Strategy(ABC):
             decision = None
             if decisions is not None and field in decisions:
                 decision = candidates.index(decisions[field])
-            variables[field] = sch.sample_categorical(
-                list(candidates), [WEIGHT] * len(candidates), decision
-            )
+            variables[field] = sch.sample_categorical(list(candidates), [WEIGHT] * len(candidates), decision)
             values[field] = int(sch.get(variables[field]))
         return cls(**variables), cls(**values)
 
@@ -207,15 +200,12 @@ class Strategy(ABC):
         """Build the strategy from outside values: exactly its fields, ints positive."""
         kinds = _kinds(cls)
         if set(parameters) != set(kinds):
-            raise InvalidScheduleError(
-                f"{cls.name} has the parameters {sorted(kinds)}, got {sorted(parameters)}"
-            )
+            raise InvalidScheduleError(f"{cls.name} has the parameters {sorted(kinds)}, got {sorted(parameters)}")
         for name, value in parameters.items():
             wanted = int if kinds[name] == "int" else str
             if type(value) is not wanted or (wanted is int and not 0 < value < 2**31):  # type: ignore[operator]
                 raise InvalidScheduleError(
-                    f"{cls.name}: {name} must be a "
-                    f"{'positive int' if wanted is int else 'string'}, got {value!r}"
+                    f"{cls.name}: {name} must be a {'positive int' if wanted is int else 'string'}, got {value!r}"
                 )
         return cls(**parameters)
 
@@ -237,9 +227,7 @@ class Strategy(ABC):
             fitted = whole_phases(shape, axis, size, window)
             self._require(size == fitted, name, size, f"in whole phases of the stride: {fitted}")
 
-    def _require_launch(
-        self, target: Target, *, threads: int, shared_bytes: int = 0, grid_y: int = 1
-    ) -> None:
+    def _require_launch(self, target: Target, *, threads: int, shared_bytes: int = 0, grid_y: int = 1) -> None:
         """Check what every GPU kernel is limited by."""
         blocks = self.min_blocks or 1
         self._require(
@@ -282,27 +270,20 @@ def varied(tiles: Iterable[_Tile], likeness: Callable[[_Tile], object]) -> tuple
     return tuple(found)
 
 
-def with_guesses(
-    values: Mapping[str, Iterable[int]], tiles: Iterable[Strategy]
-) -> dict[str, tuple[int, ...]]:
+def with_guesses(values: Mapping[str, Iterable[int]], tiles: Iterable[Strategy]) -> dict[str, tuple[int, ...]]:
     """Add the fields of some tiles to the values that are worth trying."""
     found = [tile.parameters for tile in tiles]
     return {
-        field: tuple(sorted({*usual, *(parameters[field] for parameters in found)}))
-        for field, usual in values.items()
+        field: tuple(sorted({*usual, *(parameters[field] for parameters in found)})) for field, usual in values.items()
     }
 
 
 def get_blocks(sch: Schedule) -> Blocks:
     """Find the blocks of `compute` in a schedule."""
-    return Blocks(
-        sch.get_sblock("pad"), sch.get_sblock("depthwise_conv2d"), sch.get_sblock("epilogue")
-    )
+    return Blocks(sch.get_sblock("pad"), sch.get_sblock("depthwise_conv2d"), sch.get_sblock("epilogue"))
 
 
-def share_among_threads(
-    sch: Schedule, block: SBlockRV, outer: int, threads: Mapping[str, Any]
-) -> list[LoopRV]:
+def share_among_threads(sch: Schedule, block: SBlockRV, outer: int, threads: Mapping[str, Any]) -> list[LoopRV]:
     """Let all threads of a block copy into shared memory together, neighbours to neighbours.
 
     Parameters
@@ -339,13 +320,7 @@ def has_steps(sch: Schedule, epilogue: SBlockRV) -> bool:
 
 
 def stage_operands(
-    sch: Schedule,
-    epilogue: SBlockRV,
-    at: LoopRV,
-    row: LoopRV,
-    *,
-    vector: bool,
-    lanes: Any = None,
+    sch: Schedule, epilogue: SBlockRV, at: LoopRV, row: LoopRV, *, vector: bool, lanes: Any = None
 ) -> None:
     """Load the tensors of the epilogue into registers, a vector of the innermost axis each.
 

@@ -111,11 +111,7 @@ class ChannelVector(Window):
 
     @classmethod
     def usual_values(cls, shape: Shape, window: str) -> dict[str, Iterable[int]]:
-        counts = {
-            count
-            for lanes in _vectors(shape)
-            for count in _thread_counts(shape.result_channels // lanes)
-        }
+        counts = {count for lanes in _vectors(shape) for count in _thread_counts(shape.result_channels // lanes)}
         return {
             "rows": even_tiles(shape, 0, (1, 2, 4, 7, 8, 14), window),
             "cols": even_tiles(shape, 1, (1, 2, 3, 4, 7, 8), window),
@@ -200,9 +196,7 @@ class ChannelVector(Window):
                 self.cols * right * input_channels,
                 self.rows * down * input_width * input_channels,
             ),
-            results=Access(
-                self.vector, self.vector, self.cols * channels, self.rows * width * channels
-            ),
+            results=Access(self.vector, self.vector, self.cols * channels, self.rows * width * channels),
             weights=Access(self.vector, self.vector, 0, 0),
             piece=piece if piece < channels else 0,
         )
@@ -262,10 +256,7 @@ class ChannelVector(Window):
 
 def _thread_counts(vectors: int) -> list[int]:
     """List the threads that share the vectors of a pixel: divisors, where they have some."""
-    most = [
-        max(n for n in range(1, min(vectors, limit) + 1) if vectors % n == 0)
-        for limit in (32, 64, 128, 256)
-    ]
+    most = [max(n for n in range(1, min(vectors, limit) + 1) if vectors % n == 0) for limit in (32, 64, 128, 256)]
     counts = {n for n in most if n >= min(16, vectors)}
     return sorted(counts or {even_split(vectors, 32), even_split(vectors, 128)})
 

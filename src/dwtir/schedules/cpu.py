@@ -79,9 +79,7 @@ class Cpu(Strategy):
     def check(self, shape: Shape, target: Target) -> None:
         allowed = _lanes(shape, target)
         self._require(self.lanes in allowed, "lanes", self.lanes, f"one of {allowed}")
-        self._require(
-            self.rows * self.cols <= 64, "sums of a tile", self.rows * self.cols, "at most 64"
-        )
+        self._require(self.rows * self.cols <= 64, "sums of a tile", self.rows * self.cols, "at most 64")
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)
@@ -113,10 +111,7 @@ class Cpu(Strategy):
         if shape.layout == "NCHW" and stride > 1:
             columns = sch.cache_read(conv, 0, "global")
             sch.transform_layout(
-                columns,
-                ("write", 0),
-                lambda n, c, h, w: [n, c, h, w % stride, w // stride],
-                pad_value=0.0,
+                columns, ("write", 0), lambda n, c, h, w: [n, c, h, w % stride, w // stride], pad_value=0.0
             )
             sch.compute_at(columns, core, preserve_unit_loops=True)
         sch.compute_at(pad, core, preserve_unit_loops=True)

@@ -49,10 +49,7 @@ class CpuTapSums(Strategy):
         """Take the widest vector, and as many kernel rows as registers hold the sums of."""
         registers = 16 if target.vector_bytes < 64 else 32
         rows = (registers - 4) // shape.kernel[1]
-        return cls(
-            max(n for n in divisors(shape.kernel[0]) if n <= max(1, rows)),
-            max(_lanes(shape, target)),
-        )
+        return cls(max(n for n in divisors(shape.kernel[0]) if n <= max(1, rows)), max(_lanes(shape, target)))
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:

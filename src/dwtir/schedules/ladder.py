@@ -57,13 +57,9 @@ class Ladder(Strategy):
         rows = -(-shape.out_height // self.thread_y)
         columns = -(-shape.out_width // self.thread_x)
         threaded = self.step in ("v3", "v4")
-        grid_y = {
-            "naive": 1,
-            "v1": shape.out_channels,
-            "v2": shape.out_height,
-            "v3": rows,
-            "v4": rows * columns,
-        }[self.step]
+        grid_y = {"naive": 1, "v1": shape.out_channels, "v2": shape.out_height, "v3": rows, "v4": rows * columns}[
+            self.step
+        ]
         threads = self.thread_y * self.thread_x if threaded else 1
         self._require_launch(target, threads=threads, grid_y=grid_y)
 

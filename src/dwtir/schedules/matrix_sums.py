@@ -64,9 +64,7 @@ class MatrixSums(PartSums):
 @lru_cache(maxsize=1024)
 def _ranked(kind: Any, shape: Shape, target: Target) -> tuple[Any, ...]:
     """List the tiles that fit, the fastest first."""
-    tiles = [
-        tile for tile in dict.fromkeys(kind.tiles(shape, target)) if _fits(tile, shape, target)
-    ]
+    tiles = [tile for tile in dict.fromkeys(kind.tiles(shape, target)) if _fits(tile, shape, target)]
     return tuple(sorted(tiles, key=lambda tile: tile.expected_seconds(shape, target)))
 
 

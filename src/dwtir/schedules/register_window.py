@@ -182,9 +182,7 @@ class RegisterWindow(Window):
         channels = shape.batch * shape.result_channels
         return Work(
             threads=self.thread_x * self.thread_y * self.thread_z,
-            blocks=-(-channels // self.thread_z)
-            * -(-shape.result_height // down)
-            * -(-shape.result_width // right),
+            blocks=-(-channels // self.thread_z) * -(-shape.result_height // down) * -(-shape.result_width // right),
             steps=steps,
             rows=self.rows,
             sums=sums,
@@ -213,10 +211,7 @@ class RegisterWindow(Window):
                 piece *= 0 if is_whole else self.thread_z
         return Footprint(
             inputs=Access(
-                self.lanes,
-                self.cols * right,
-                self.rows * down * input_width,
-                input_height * input_width * inputs,
+                self.lanes, self.cols * right, self.rows * down * input_width, input_height * input_width * inputs
             ),
             results=Access(self.store, self.cols, self.rows * width, height * width),
             weights=Access(1, 0, 0, prod(taps(shape))),

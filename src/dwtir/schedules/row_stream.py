@@ -50,14 +50,7 @@ from .channel_vector import ChannelVector
 from .cost import LINE, SECTOR, touched
 from .register_window import RegisterWindow
 from .stream_cost import STORE_BANDWIDTH, Stream, seconds, torn
-from .tiles import (
-    BLOCK_COUNTS,
-    MAX_SIDE,
-    MAX_SUMS,
-    MAX_UNROLLED,
-    divisors,
-    even_split,
-)
+from .tiles import BLOCK_COUNTS, MAX_SIDE, MAX_SUMS, MAX_UNROLLED, divisors, even_split
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -221,9 +214,7 @@ class RowStream(Strategy):
         sums = self.cols * self._strip(shape).channels
         self._require(sums <= MAX_SUMS, "sums of a row", sums, f"at most {MAX_SUMS}")
         unrolled = self.depth * sums * shape.kernel[0] * shape.kernel[1]
-        self._require(
-            unrolled <= MAX_UNROLLED, "multiply-adds", unrolled, f"at most {MAX_UNROLLED}"
-        )
+        self._require(unrolled <= MAX_UNROLLED, "multiply-adds", unrolled, f"at most {MAX_UNROLLED}")
         self._require(self.thread_z <= 64, "thread_z", self.thread_z, "at most 64")
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
 

@@ -95,9 +95,7 @@ class SharedTile(Strategy):
         }
 
     def check(self, shape: Shape, target: Target) -> None:
-        self._require(
-            self.padding in ("staged", "inline"), "padding", self.padding, "'staged' or 'inline'"
-        )
+        self._require(self.padding in ("staged", "inline"), "padding", self.padding, "'staged' or 'inline'")
         rows = -(-shape.out_height // self.block_h)
         columns = -(-shape.out_width // self.block_w)
         self._require(
@@ -107,10 +105,7 @@ class SharedTile(Strategy):
             "at most 8, for each multiplies the code",
         )
         self._require_launch(
-            target,
-            threads=self.thread_y * self.thread_x,
-            shared_bytes=self._shared_bytes(shape),
-            grid_y=rows * columns,
+            target, threads=self.thread_y * self.thread_x, shared_bytes=self._shared_bytes(shape), grid_y=rows * columns
         )
 
     def _shared_bytes(self, shape: Shape) -> int:
@@ -118,10 +113,7 @@ class SharedTile(Strategy):
         kernel = shape.kernel[0] * shape.kernel[1]
         extents = []
         for axis, (block, threads) in enumerate(
-            (
-                (self.block_h, self.vthread_y * self.thread_y),
-                (self.block_w, self.vthread_x * self.thread_x),
-            )
+            ((self.block_h, self.vthread_y * self.thread_y), (self.block_w, self.vthread_x * self.thread_x))
         ):
             covered = -(-block // threads) * threads
             reach = (shape.kernel[axis] - 1) * shape.dilation[axis] + 1

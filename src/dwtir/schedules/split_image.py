@@ -174,9 +174,7 @@ class SplitImage(Strategy):
             ("multiply-adds", rows * shape.result_width * shape.kernel[1], MAX_UNROLLED),
         ):
             self._require(count <= most, name, count, f"at most {most}")
-        self._require_launch(
-            target, threads=self._threads, shared_bytes=self._images(shape).shared_bytes
-        )
+        self._require_launch(target, threads=self._threads, shared_bytes=self._images(shape).shared_bytes)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of the kernel, by the instructions that it issues and its bytes."""

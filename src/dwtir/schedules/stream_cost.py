@@ -54,16 +54,8 @@ class _Constants(NamedTuple):
 
 
 _CONSTANTS = {
-    "NHWC": _Constants(
-        *(0.553, 0.533, 0.242, 2.54, 0.59, 9.7, 0.275, 305.0, 116.0),
-        bandwidth=3.90e12,
-        longer=2.04,
-    ),
-    "NCHW": _Constants(
-        *(0.0, 1.57, 0.242, 0.0, 0.0, 0.0, 0.43, 568.0, 0.0),
-        bandwidth=4.35e12,
-        longer=2.11,
-    ),
+    "NHWC": _Constants(*(0.553, 0.533, 0.242, 2.54, 0.59, 9.7, 0.275, 305.0, 116.0), bandwidth=3.90e12, longer=2.04),
+    "NCHW": _Constants(*(0.0, 1.57, 0.242, 0.0, 0.0, 0.0, 0.43, 568.0, 0.0), bandwidth=4.35e12, longer=2.11),
 }
 
 
@@ -114,8 +106,4 @@ def torn(threads: int, size: int, pixel: int) -> float:
         Threads of a block along a pixel, and bytes of a thread's store and of the pixel.
     """
     pieces = (min(32, threads) * size, _PER_TORN), (threads * size, _PER_SHARED)
-    return sum(
-        cost * (SECTOR - gcd(SECTOR, piece, pixel)) / piece
-        for piece, cost in pieces
-        if piece < pixel
-    )
+    return sum(cost * (SECTOR - gcd(SECTOR, piece, pixel)) / piece for piece, cost in pieces if piece < pixel)

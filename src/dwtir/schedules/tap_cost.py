@@ -190,11 +190,7 @@ def estimate(tiles: Any, shape: Shape, target: Target, registers: Any = None) ->
     fitting = tiles.min_blocks
     if registers is not None:
         fitting = _SCHEDULERS * (REGISTERS // (32 * _SCHEDULERS) // registers) // warps
-        for bound in (
-            MAX_BLOCKS,
-            MAX_THREADS // 32 // warps,
-            SHARED // (1024 + shared_bytes(tiles)),
-        ):
+        for bound in (MAX_BLOCKS, MAX_THREADS // 32 // warps, SHARED // (1024 + shared_bytes(tiles))):
             fitting = np.minimum(fitting, bound)
     fitting = np.maximum(1, fitting)
     blocks = tiles.parts * other_blocks(tiles, shape) / target.units

@@ -118,9 +118,7 @@ class TapSums(PartSums):
         ):
             self._require(whole % part == 0, name, part, f"a divisor of {whole}")
         most = min(MAX_KERNEL_THREADS, shape.kernel[0])
-        self._require(
-            self.kernel_threads <= most, "kernel_threads", self.kernel_threads, f"at most {most}"
-        )
+        self._require(self.kernel_threads <= most, "kernel_threads", self.kernel_threads, f"at most {most}")
         for name, value, allowed in (
             ("vector", self.vector, vectors_of(shape)),
             ("lanes", self.lanes, lanes_of(shape, self.cols, self.kernel_cols)),
@@ -146,12 +144,7 @@ class TapSums(PartSums):
         )
         loads = self._loads(shape)
         self._require(loads <= MAX_LOADS, "unrolled loads", loads, f"at most {MAX_LOADS}")
-        self._require(
-            self._sums <= MAX_TAP_SUMS,
-            "sums of a thread",
-            self._sums,
-            f"at most {MAX_TAP_SUMS}",
-        )
+        self._require(self._sums <= MAX_TAP_SUMS, "sums of a thread", self._sums, f"at most {MAX_TAP_SUMS}")
         nhwc = shape.layout == "NHWC"
         self._require_parts(target, self.channels if nhwc else shape.kernel[1])
         threads = self.channels * self.threads * self.kernel_threads
@@ -199,9 +192,7 @@ class TapSums(PartSums):
             several
             and across < of_image
             and (by_threads or (by_turns and (across == 1 or self.threads == across)))
-            and (
-                self.kernel_threads > 1 or (self.parts == 1 and self.kernel_rows < shape.kernel[0])
-            )
+            and (self.kernel_threads > 1 or (self.parts == 1 and self.kernel_rows < shape.kernel[0]))
             and self.rows * shape.stride[0] == self.kernel_rows * shape.dilation[0]
         )
         return in_a_row or in_an_image

@@ -23,14 +23,7 @@ from .tap_cost import (
     warps_of,
     window,
 )
-from .tiles import (
-    MAX_BLOCKS,
-    MAX_THREADS,
-    divisors,
-    even_split,
-    largest_divisor,
-    threads_over,
-)
+from .tiles import MAX_BLOCKS, MAX_THREADS, divisors, even_split, largest_divisor, threads_over
 
 MAX_TAP_SUMS = 128
 """Sums of one thread, each a register."""
@@ -52,12 +45,7 @@ _MOST_THREADS, _MOST_PART_THREADS = 512, 32
 # a few of each for all tiles, then more for the best.
 _ROUGH = ((16, 64), (1, 4, 16, 64, 128), (1, 2, 4, 8, 16), (1,))
 _TILES_AT_A_TIME = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
-_FINE = (
-    (4, 8, 16, 32, 64, 128),
-    (*_TILES_AT_A_TIME, 96, 128, 192, 256),
-    (1, 2, 3, 4, 5, 6, 8, 10, 12, 16),
-    (1, 2),
-)
+_FINE = ((4, 8, 16, 32, 64, 128), (*_TILES_AT_A_TIME, 96, 128, 192, 256), (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), (1, 2))
 _REFINED, _RANKED = 16, 50  # the best tiles that more is tried of, and those that are listed
 
 
@@ -65,11 +53,7 @@ def vectors_of(shape: Shape) -> tuple[int, ...]:
     """List the vectors of channels: powers of two up to 16 bytes, where they are contiguous."""
     if shape.layout == "NCHW" or shape.channel_multiplier > 1:
         return (1,)
-    return tuple(
-        lanes
-        for lanes in (1, 2, 4, 8)
-        if lanes * shape.itemsize <= 16 and shape.in_channels % lanes == 0
-    )
+    return tuple(lanes for lanes in (1, 2, 4, 8) if lanes * shape.itemsize <= 16 and shape.in_channels % lanes == 0)
 
 
 def lanes_of(shape: Shape, cols: int, kernel_cols: int) -> tuple[int, ...]:
@@ -178,15 +162,11 @@ def _in_blocks(
         for values, index in zip((threads, min_blocks, rounds), others, strict=True)
     )
     found = _take(tiles, origin)._replace(
-        channels=table[origin, which],
-        threads=np.minimum(all_threads, of_channel),
-        min_blocks=all_blocks,
+        channels=table[origin, which], threads=np.minimum(all_threads, of_channel), min_blocks=all_blocks
     )
     warps, shared = warps_of(found), shared_bytes(found)
     count = found.channels * found.threads * found.kernel_threads
-    room = (count <= min(_MOST_THREADS, target.max_threads_per_block)) & (
-        shared <= target.shared_bytes_per_block
-    )
+    room = (count <= min(_MOST_THREADS, target.max_threads_per_block)) & (shared <= target.shared_bytes_per_block)
     alone = found.min_blocks == 1
     room &= alone | (found.min_blocks * (shared + 1024) <= SHARED)
     room &= alone | (found.min_blocks * warps * 32 <= MAX_THREADS)

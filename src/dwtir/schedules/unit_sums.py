@@ -88,18 +88,12 @@ class UnitSums(MatrixSums):
 
     @classmethod
     def _is_for(cls, shape: Shape, target: Target) -> bool:
-        return (
-            super()._is_for(shape, target)
-            and shape.channel_multiplier == 1
-            and shape.in_channels % LANES == 0
-        )
+        return super()._is_for(shape, target) and shape.channel_multiplier == 1 and shape.in_channels % LANES == 0
 
     @classmethod
     def tiles(cls, shape: Shape, target: Target) -> Iterator[UnitSums]:
         channels = [n for n in _CHANNELS if shape.in_channels % n == 0]
-        for block, together, images, warps in product(
-            *(channels, _TOGETHER[:3], (2, 4, 8), (2, 4, 8))
-        ):
+        for block, together, images, warps in product(*(channels, _TOGETHER[:3], (2, 4, 8), (2, 4, 8))):
             if block % (together * warps) or images - 2 >= shape.batch:
                 continue
             tile = cls(block, together, images, warps, 1, 1)
@@ -134,9 +128,7 @@ class UnitSums(MatrixSums):
         ):
             self._require(value % factor == 0, name, value, f"a multiple of {factor}")
         whole = shape.in_channels
-        self._require(
-            whole % self.channels == 0, "channels", self.channels, f"a divisor of {whole}"
-        )
+        self._require(whole % self.channels == 0, "channels", self.channels, f"a divisor of {whole}")
         sizes = self.sizes(shape)
         for name, value, most in (
             ("parts", self.parts, sizes.all_steps),
@@ -176,10 +168,7 @@ class UnitSums(MatrixSums):
         return LAUNCH + first + float(parts_seconds(shape, self.parts, self.part_threads))
 
     def sizes(self, shape: Shape) -> Units:
-        return Units(
-            *(shape, self.channels, self.together, self.images),
-            *(self.warps, self.parts, self.ahead),
-        )
+        return Units(*(shape, self.channels, self.together, self.images), *(self.warps, self.parts, self.ahead))
 
     def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import unit_sums

@@ -196,9 +196,7 @@ class WholeImage(Strategy):
         # TVM confuses the loops of a block whose threads are all of one channel.
         self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
         self._require_launch(
-            target,
-            threads=self.thread_x * self.thread_y,
-            shared_bytes=self._images(shape).shared_bytes,
+            target, threads=self.thread_x * self.thread_y, shared_bytes=self._images(shape).shared_bytes
         )
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
@@ -269,9 +267,7 @@ class WholeImage(Strategy):
 def _ranked(shape: Shape, target: Target) -> tuple[WholeImage, ...]:
     most = target.shared_bytes_per_block
     tiles = [tile for tile in WholeImage.tiles(shape) if tile._images(shape).shared_bytes <= most]
-    tiles.sort(
-        key=lambda tile: tile.expected_seconds(shape, target) * (_TURNING if tile.turns > 1 else 1)
-    )
+    tiles.sort(key=lambda tile: tile.expected_seconds(shape, target) * (_TURNING if tile.turns > 1 else 1))
     found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y, tile.turns, tile.bands))
     return found or (WholeImage(2, 1, shape.result_height),)
 

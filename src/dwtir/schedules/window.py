@@ -12,17 +12,7 @@ from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from .base import Strategy, varied, with_guesses
-from .cost import (
-    LINE,
-    SECTOR,
-    Model,
-    Work,
-    blocks_at_a_time,
-    ranking,
-    registers_for,
-    registers_needed,
-    touched,
-)
+from .cost import LINE, SECTOR, Model, Work, blocks_at_a_time, ranking, registers_for, registers_needed, touched
 from .tiles import (
     BLOCK_COUNTS,
     MAX_LOADS,

@@ -50,11 +50,7 @@ def main(arguments: Sequence[str]) -> int:
             seed=options.seed,
             resume=not options.force,
         )
-        with (
-            _stopped_by_signals(stop),
-            _logged(options.log) as log,
-            open_display(json=options.json) as display,
-        ):
+        with _stopped_by_signals(stop), _logged(options.log) as log, open_display(json=options.json) as display:
             with _devices(options, display.note) as (target, fleet):
                 outcomes, failed = tune_all(
                     tasks, target, fleet, settings, folder=options.db, display=display, stop=stop
@@ -75,8 +71,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dwtir.tune",
-        description="Search for the fastest schedule of layers, and record it for "
-        "dwtir.build(..., schedule='tuned').",
+        description="Search for the fastest schedule of layers, and record it for dwtir.build(..., schedule='tuned').",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -105,24 +100,16 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--budget", type=float, metavar="SECONDS", help="for each layer")
     how.add_argument("--patience", type=int, metavar="TRIALS", help="without a better one")
     how.add_argument("--seed", type=int, default=0)
-    how.add_argument(
-        "--resume", action="store_true", default=True, help="count earlier trials (the default)"
-    )
-    how.add_argument(
-        "--force", action="store_true", help="forget earlier trials and replace the record"
-    )
+    how.add_argument("--resume", action="store_true", default=True, help="count earlier trials (the default)")
+    how.add_argument("--force", action="store_true", help="forget earlier trials and replace the record")
     where = parser.add_argument_group("device")
     where.add_argument("--target", help="cuda or cpu; the GPU if there is one")
     where.add_argument("--gpus", metavar="0,1", help="spread candidates over these GPUs")
     where.add_argument("--tracker", metavar="HOST:PORT", help="or over a TVM tracker's servers")
     where.add_argument("--key", help="of the servers at the tracker")
-    where.add_argument(
-        "--allow-remote", action="store_true", help="let the tracker and servers be elsewhere"
-    )
+    where.add_argument("--allow-remote", action="store_true", help="let the tracker and servers be elsewhere")
     out = parser.add_argument_group("output")
-    out.add_argument(
-        "--db", type=Path, help="folder for the records (default $DWTIR_TUNE_DB or the user's own)"
-    )
+    out.add_argument("--db", type=Path, help="folder for the records (default $DWTIR_TUNE_DB or the user's own)")
     out.add_argument("--json", action="store_true", help="JSON lines on standard output")
     out.add_argument("--plot", type=Path, metavar="PNG", help="best so far against trials")
     out.add_argument(
@@ -134,9 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _list_of(
-    kind: Callable[[str], object], allowed: Sequence[object] | None
-) -> Callable[[str], list[object]]:
+def _list_of(kind: Callable[[str], object], allowed: Sequence[object] | None) -> Callable[[str], list[object]]:
     """Make a reader of lists such as ``1,32``."""
 
     def read(text: str) -> list[object]:
@@ -161,16 +146,12 @@ def _tasks(options: argparse.Namespace) -> list[Task]:
     for path in options.file:
         found += layers.from_file(path, options.epilogue)
     if not found:
-        raise InvalidScheduleError(
-            "nothing to tune; name layers by SHAPE, --suite, --network or --file"
-        )
+        raise InvalidScheduleError("nothing to tune; name layers by SHAPE, --suite, --network or --file")
     return list({str(task): task for task in found}.values())
 
 
 @contextlib.contextmanager
-def _devices(
-    options: argparse.Namespace, note: Callable[[str], object]
-) -> Iterator[tuple[Target, Fleet]]:
+def _devices(options: argparse.Namespace, note: Callable[[str], object]) -> Iterator[tuple[Target, Fleet]]:
     """Take the devices that the options name: this process's, some GPUs, or a tracker's."""
     if (options.tracker is None) != (options.key is None):
         raise InvalidTargetError("--tracker and --key go together, got one of them")

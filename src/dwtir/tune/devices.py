@@ -75,11 +75,7 @@ class Device:
     """
 
     def __init__(
-        self,
-        name: str,
-        connect: Callable[[], Channel],
-        threads: int,
-        note: Callable[[str], object] = lambda text: None,
+        self, name: str, connect: Callable[[], Channel], threads: int, note: Callable[[str], object] = lambda text: None
     ) -> None:
         self.name = name
         self.versions: dict[str, str] = {}
@@ -140,13 +136,9 @@ class Device:
         self._deaths += 1
         self._note(f"{self.name}: {error}")
         if self._deaths >= _MAX_DEATHS:
-            raise DeviceLostError(
-                f"{self.name}: {self._deaths} workers failed in a row; the last: {error}"
-            ) from error
+            raise DeviceLostError(f"{self.name}: {self._deaths} workers failed in a row; the last: {error}") from error
 
-    def measure(
-        self, queue: JobQueue, limit: Callable[[], float | None], stop: Callable[[], bool]
-    ) -> Iterator[Result]:
+    def measure(self, queue: JobQueue, limit: Callable[[], float | None], stop: Callable[[], bool]) -> Iterator[Result]:
         """Measure candidates as they are built, while others still are.
 
         If the worker dies, they go back to the queue; if the next ones do too, that is a
@@ -168,9 +160,7 @@ class Device:
                 answer = self._call(message, _CANDIDATE_SECONDS)
             except DeviceError as error:
                 job = waiting[place]
-                job.attempts = (
-                    _MAX_ATTEMPTS if isinstance(error, _StickyError) else job.attempts + 1
-                )
+                job.attempts = _MAX_ATTEMPTS if isinstance(error, _StickyError) else job.attempts + 1
                 if job.attempts >= _MAX_ATTEMPTS:
                     del waiting[place]
                     yield Result(job, cause="device error", error=str(error), device=self.name)
@@ -196,9 +186,7 @@ class Device:
 
     def _submit(self, jobs: Sequence[Job]) -> None:
         if jobs:
-            described = [
-                strategy_to_json(job.strategy) | {"proposed": job.proposed} for job in jobs
-            ]
+            described = [strategy_to_json(job.strategy) | {"proposed": job.proposed} for job in jobs]
             self._call({"op": "submit", "jobs": described}, _CANDIDATE_SECONDS)
 
     def _first_built(self, count: int) -> int:

@@ -21,17 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from typing_extensions import Self
 
-_HEAD = [
-    "task",
-    "manual us",
-    "best us",
-    "gain",
-    "% of floor",
-    "trials",
-    "failed",
-    "seconds",
-    "record",
-]
+_HEAD = ["task", "manual us", "best us", "gain", "% of floor", "trials", "failed", "seconds", "record"]
 
 
 class Display(ABC):
@@ -47,9 +37,7 @@ class Display(ABC):
     def __exit__(self, *error: object) -> None:
         self._stream.flush()
 
-    def begin(
-        self, task: Task, index: int, count: int, target: Target, trials: int | None, done: int
-    ) -> None:
+    def begin(self, task: Task, index: int, count: int, target: Target, trials: int | None, done: int) -> None:
         """Begin task `index`, from 1, of `count`.
 
         Of all `trials` that are wanted, None being no limit, earlier sessions did `done`.
@@ -167,9 +155,7 @@ class PlainDisplay(Display):
         gain = figures.mean_gain(outcomes)
         facts = {
             "gain, geometric mean": "" if gain is None else figures.number(gain, "x"),
-            "failed trials": figures.causes(
-                sum((found.failures for found in outcomes), Counter[str]())
-            ),
+            "failed trials": figures.causes(sum((found.failures for found in outcomes), Counter[str]())),
             "not tuned": ", ".join(self._not_tuned),
         }
         for name, text in (facts | dict(extra)).items():
@@ -207,10 +193,7 @@ class LiveDisplay(PlainDisplay):
 
         self._console = Console(file=self._stream, markup=False, emoji=False, highlight=False)
         self._live = Live(
-            console=self._console,
-            get_renderable=self._panel,
-            transient=True,
-            redirect_stderr=sys.stderr.isatty(),
+            console=self._console, get_renderable=self._panel, transient=True, redirect_stderr=sys.stderr.isatty()
         )
 
     def __enter__(self) -> Self:

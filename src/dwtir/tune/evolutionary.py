@@ -95,9 +95,7 @@ class _Designs:
         """List what strategies take for likely to be fast, the likeliest first."""
         shape, target, epilogue = self.task.shape, self.target, self.task.epilogue
         found = [
-            tile.with_room_for(shape, epilogue)
-            for chosen in self._chosen
-            for tile in chosen.guesses(shape, target)
+            tile.with_room_for(shape, epilogue) for chosen in self._chosen for tile in chosen.guesses(shape, target)
         ]
         found.sort(key=lambda tile: tile.expected_seconds(shape, target) or 0.0)
         return found[:_GUESSES]
@@ -150,10 +148,7 @@ class _Designs:
         for chosen, space in zip(self._chosen, self._spaces, strict=True):
             if type(chosen) is type(strategy):
                 own = strategy.parameters
-                return all(
-                    own[field] in space.get(field, (value,))
-                    for field, value in chosen.parameters.items()
-                )
+                return all(own[field] in space.get(field, (value,)) for field, value in chosen.parameters.items())
         return False
 
     def is_valid(self, trace: Trace) -> bool:
@@ -229,9 +224,7 @@ class _Parameters(ms.feature_extractor.PyFeatureExtractor):
         super().__init__()
         self._designs = designs
 
-    def extract_from(
-        self, context: ms.TuneContext, candidates: Sequence[ms.MeasureCandidate]
-    ) -> list[Any]:
+    def extract_from(self, context: ms.TuneContext, candidates: Sequence[ms.MeasureCandidate]) -> list[Any]:
         rows = [self._designs.features(self._designs.read(c.sch.trace)) for c in candidates]
         return [tvm.runtime.tensor(np.array([row], "float32")) for row in rows]
 
@@ -265,9 +258,7 @@ class EvolutionarySearch(Search):
                     mutator_probs={_MoveParameter(self._designs, state): 1.0},
                 ),
                 search_strategy=ms.search_strategy.EvolutionarySearch(
-                    population_size=_POPULATION,
-                    init_min_unmeasured=_BATCH,
-                    genetic_num_iters=_GENERATIONS,
+                    population_size=_POPULATION, init_min_unmeasured=_BATCH, genetic_num_iters=_GENERATIONS
                 ),
                 rand_state=state,
                 num_threads=1,  # the designs are Python; the cores are for the builders
@@ -279,10 +270,7 @@ class EvolutionarySearch(Search):
             extractor=_Parameters(self._designs), num_warmup_samples=_WARMUP, num_tuning_cores=1
         )
         self._context.pre_tuning(
-            _MAX_TRIALS,
-            num_trials_per_iter=_BATCH,
-            database=self._database,
-            cost_model=self._model,
+            _MAX_TRIALS, num_trials_per_iter=_BATCH, database=self._database, cost_model=self._model
         )
         self._learnt: list[tuple[Strategy, float | None]] = []
         self._begun = False
@@ -324,9 +312,7 @@ class EvolutionarySearch(Search):
             secs = [_FAILED_SECONDS if seconds is None else seconds]
             candidates.append(ms.MeasureCandidate(sch, info))
             results.append(ms.runner.RunnerResult(secs, None))
-            self._database.commit_tuning_record(
-                ms.database.TuningRecord(sch.trace, self._workload, secs, target, info)
-            )
+            self._database.commit_tuning_record(ms.database.TuningRecord(sch.trace, self._workload, secs, target, info))
         self._learnt.clear()
         self._model.update(self._context, candidates, results)
         self._context.notify_runner_results(candidates, results)

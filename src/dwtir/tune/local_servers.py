@@ -21,9 +21,7 @@ _POLL_SECONDS = 0.2
 
 
 @contextlib.contextmanager
-def local_servers(
-    names: Sequence[str], kind: str
-) -> Iterator[tuple[tuple[str, int], dict[str, str]]]:
+def local_servers(names: Sequence[str], kind: str) -> Iterator[tuple[tuple[str, int], dict[str, str]]]:
     """Start a tracker on loopback and some servers, and end them with the context.
 
     The error of a server that does not start has the last lines that it wrote.
@@ -42,11 +40,7 @@ def local_servers(
                 command += ["--gpu", name] if kind == "cuda" else []
                 with Path(logs, key).open("wb") as log:
                     servers[key] = subprocess.Popen(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        start_new_session=True,
+                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                     )
             _await(port, servers, Path(logs))
             yield ("127.0.0.1", port), keys
@@ -94,9 +88,7 @@ def _await(port: int, servers: Mapping[str, subprocess.Popen[bytes]], logs: Path
                 code, late = servers[key].poll(), time.monotonic() > deadline
                 if code is not None or late:
                     words = "\n".join((logs / key).read_text(errors="replace").splitlines()[-10:])
-                    how = (
-                        f"ended with status {code}" if code is not None else "did not start in time"
-                    )
+                    how = f"ended with status {code}" if code is not None else "did not start in time"
                     raise DeviceError(f"the server of {name} {how}:\n{words}")
             time.sleep(_POLL_SECONDS)
 

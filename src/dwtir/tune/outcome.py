@@ -75,9 +75,7 @@ class Outcome:
         return Counter(trial.cause for trial in self.trials if trial.cause)
 
 
-def floor_seconds(
-    shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue | None = None
-) -> float | None:
+def floor_seconds(shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue | None = None) -> float | None:
     """Return the least time the device could take, or None where its rates are not known.
 
     The greater of the least bytes at the bandwidth of its memory, and the

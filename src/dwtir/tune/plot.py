@@ -60,10 +60,7 @@ def _draw(axes: Axes, outcome: Outcome) -> None:
         numbers.append(outcome.trials[-1].number)
         best.append(best[-1])
     axes.step(numbers, best, where="post", marker=".", label="best")
-    lines = {
-        "manual": ("--", record.manual_median_secs),
-        "floor": (":", floor_seconds(record.shape, record.target)),
-    }
+    lines = {"manual": ("--", record.manual_median_secs), "floor": (":", floor_seconds(record.shape, record.target))}
     drawn = list(best)
     for name, (style, seconds) in lines.items():
         if seconds is not None:

@@ -168,28 +168,19 @@ def gpus_fleet(
 
 
 def _fleet(
-    tracker: _Tracker,
-    places: Sequence[tuple[str, str]],
-    target: TargetLike,
-    note: Callable[[str], object],
+    tracker: _Tracker, places: Sequence[tuple[str, str]], target: TargetLike, note: Callable[[str], object]
 ) -> tuple[Target, Fleet]:
     """Make a device for each name and key, after the first was asked what it is."""
     channel = tracker.connect(places[0][1])
     try:
-        device = (
-            channel.target
-            if isinstance(channel, StockChannel)
-            else _target_there(channel, target, tracker.wait)
-        )
+        device = channel.target if isinstance(channel, StockChannel) else _target_there(channel, target, tracker.wait)
     finally:
         channel.close()
     if device.kind == "opencl":
         raise InvalidTargetError("tuning needs a device with a clock: CUDA or the CPU, got OpenCL")
     settled = replace(tracker, target=device)
     threads = builder_threads(len(places))
-    devices = [
-        Device(name, functools.partial(settled.connect, key), threads, note) for name, key in places
-    ]
+    devices = [Device(name, functools.partial(settled.connect, key), threads, note) for name, key in places]
     return device, Fleet(devices, window=WINDOW * len(devices))
 
 

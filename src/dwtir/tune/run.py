@@ -63,15 +63,7 @@ def tune(
     home = None if folder is None else Path(folder)
     stop = threading.Event()
     try:
-        return tune_task(
-            task,
-            device,
-            fleet,
-            settings or Settings(),
-            folder=home,
-            display=shown,
-            stop=stop,
-        )
+        return tune_task(task, device, fleet, settings or Settings(), folder=home, display=shown, stop=stop)
     finally:
         fleet.close()
 
@@ -94,14 +86,7 @@ def tune_all(
             break
         try:
             outcome = tune_task(
-                task,
-                target,
-                fleet,
-                settings,
-                folder=folder,
-                display=display,
-                stop=stop,
-                place=(index, len(tasks)),
+                task, target, fleet, settings, folder=folder, display=display, stop=stop, place=(index, len(tasks))
             )
         except DwtirError as error:
             failed += 1

@@ -116,8 +116,4 @@ def searched_strategies(shape: DepthwiseConv2dShape, target: Target) -> list[typ
 
     The ladder of 2025 is there to be read: none of its steps reuses a value.
     """
-    return [
-        strategy
-        for strategy in STRATEGIES.values()
-        if strategy is not Ladder and strategy.claims(shape, target)
-    ]
+    return [strategy for strategy in STRATEGIES.values() if strategy is not Ladder and strategy.claims(shape, target)]

@@ -43,9 +43,7 @@ def parse_address(text: str, allow_remote: bool) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 1 << 16:
-        raise InvalidTargetError(
-            f"an address is HOST:PORT with a port from 1 to 65535, got {text!r}"
-        )
+        raise InvalidTargetError(f"an address is HOST:PORT with a port from 1 to 65535, got {text!r}")
     require_loopback("the tracker's address", host, allow_remote)
     return host, int(port)
 
@@ -62,8 +60,7 @@ def require_loopback(what: str, host: str, allow_remote: bool) -> None:
     """Refuse an address that others can reach, unless that is allowed."""
     if not allow_remote and not _is_loopback(host):
         raise InvalidTargetError(
-            f"{what} must be loopback, such as 127.0.0.1, unless --allow-remote is given, "
-            f"got {host!r}. {WARNING}"
+            f"{what} must be loopback, such as 127.0.0.1, unless --allow-remote is given, got {host!r}. {WARNING}"
         )
 
 
@@ -96,9 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port-end", type=int, default=9199, help="after the last to try")
     parser.add_argument("--custom-addr", metavar="ADDR", help="what the tracker tells clients")
     parser.add_argument("--gpu", metavar="N", help="serve this GPU, as CUDA_VISIBLE_DEVICES has it")
-    parser.add_argument(
-        "--allow-remote", action="store_true", help="also listen, or go to a tracker, elsewhere"
-    )
+    parser.add_argument("--allow-remote", action="store_true", help="also listen, or go to a tracker, elsewhere")
     parser.add_argument("--with-parent", action="store_true", help="end with the parent process")
     return parser
 

@@ -96,9 +96,7 @@ def tune_task(
 class _Session:
     """Trials of one task, those of earlier sessions included."""
 
-    def __init__(
-        self, task: Task, target: Target, settings: Settings, folder: Path, display: Display
-    ) -> None:
+    def __init__(self, task: Task, target: Target, settings: Settings, folder: Path, display: Display) -> None:
         self.folder = folder
         self.record: Record | None = None
         self._task, self._target, self._settings = task, target, settings
@@ -123,11 +121,7 @@ class _Session:
 
     def is_done(self) -> bool:
         """Tell whether to begin nothing new."""
-        trials, budget, patience = (
-            self._settings.trials,
-            self._settings.budget,
-            self._settings.patience,
-        )
+        trials, budget, patience = (self._settings.trials, self._settings.budget, self._settings.patience)
         return (
             (trials is not None and self.done >= trials)
             or (budget is not None and self._elapsed() >= budget)
@@ -175,9 +169,7 @@ class _Session:
             return fleet.window
         return max(0, min(fleet.window, trials - self.done - fleet.outstanding))
 
-    def _submit(
-        self, fleet: Fleet, strategies: Iterable[Strategy], *, proposed: bool = False
-    ) -> None:
+    def _submit(self, fleet: Fleet, strategies: Iterable[Strategy], *, proposed: bool = False) -> None:
         number = self.done + fleet.outstanding
         fleet.submit([Job(number + i, strategy, proposed) for i, strategy in enumerate(strategies)])
 

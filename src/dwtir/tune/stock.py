@@ -43,8 +43,7 @@ class StockChannel(RpcChannel):
 def _target_built_here(target: TargetLike) -> Target:
     if target is None:
         raise InvalidTargetError(
-            "the server is TVM's own, which cannot say what device it has; give --target, "
-            f"or {_OWN_SERVER}"
+            f"the server is TVM's own, which cannot say what device it has; give --target, or {_OWN_SERVER}"
         )
     try:
         device = resolve(target)
@@ -138,10 +137,7 @@ class RemoteTestbed(Testbed):
         import tvm
 
         *inputs, out = self._tensors
-        workspace = [
-            tvm.runtime.empty(extents, dtype, self._device)
-            for dtype, extents in kernel.info.workspace
-        ]
+        workspace = [tvm.runtime.empty(extents, dtype, self._device) for dtype, extents in kernel.info.workspace]
         return [*inputs, *workspace, out]
 
 

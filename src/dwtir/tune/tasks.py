@@ -12,14 +12,7 @@ from typing import Any
 
 from .. import suite
 from ..epilogue import Epilogue, EpilogueLike
-from ..errors import (
-    ArgumentError,
-    DwtirError,
-    InvalidEpilogueError,
-    InvalidShapeError,
-    RecordError,
-    ToolchainError,
-)
+from ..errors import ArgumentError, DwtirError, InvalidEpilogueError, InvalidShapeError, RecordError, ToolchainError
 from ..files import read_json
 from ..shape import DepthwiseConv2dShape as Shape
 from .outcome import Task
@@ -101,9 +94,7 @@ def _entry(entry: Any, epilogue: Epilogue) -> Task:
     return Task(Shape.of(parameters), Epilogue.of(steps), count)
 
 
-def from_suite(
-    name: str, *, batches: Sequence[int], dtypes: Sequence[str], layouts: Sequence[str]
-) -> list[Task]:
+def from_suite(name: str, *, batches: Sequence[int], dtypes: Sequence[str], layouts: Sequence[str]) -> list[Task]:
     """Return the tasks of a part of the suite, in every combination of what is asked for.
 
     Parameters
@@ -119,19 +110,12 @@ def from_suite(
         )
     if name == "all":
         forms: dict[str, Any] = {"batches": batches, "dtypes": dtypes, "layouts": layouts}
-        return _distinct(
-            task for network in suite.networks() for task in from_network(network, **forms)
-        )
+        return _distinct(task for network in suite.networks() for task in from_network(network, **forms))
     raise InvalidShapeError(f"the suite has no part {name!r}; allowed are seeds, all")
 
 
 def from_network(
-    name: str,
-    *,
-    batches: Sequence[int],
-    dtypes: Sequence[str],
-    layouts: Sequence[str],
-    epilogue: EpilogueLike = None,
+    name: str, *, batches: Sequence[int], dtypes: Sequence[str], layouts: Sequence[str], epilogue: EpilogueLike = None
 ) -> list[Task]:
     """Return the depthwise layers of a network, if any, in every combination asked for.
 
@@ -215,9 +199,7 @@ def _distinct(tasks: Iterable[Task]) -> list[Task]:
     return [Task(shape, epilogue, count) for (shape, epilogue), count in counts.items()]
 
 
-def _tasks(
-    layers: Iterable[dict[str, Any]], forms: Iterable[tuple[int, str, str]], epilogue: Epilogue
-) -> list[Task]:
+def _tasks(layers: Iterable[dict[str, Any]], forms: Iterable[tuple[int, str, str]], epilogue: Epilogue) -> list[Task]:
     return _distinct(
         Task(Shape(**layer, batch=batch, dtype=dtype, layout=layout), epilogue)
         for batch, dtype, layout in forms

@@ -52,13 +52,10 @@ class Testbed:
 
     def _check_expected(self, manual: schedules.Strategy) -> None:
         """Compare the manual kernel with the reference on some images and channels."""
-        ratio = spotcheck.error_ratio(
-            self.task.shape, self.task.epilogue, self._inputs, self._expected
-        )
+        ratio = spotcheck.error_ratio(self.task.shape, self.task.epilogue, self._inputs, self._expected)
         if not ratio <= 1:
             raise WrongResultError(
-                f"{manual} is wrong on {self.task.shape}: its error is {ratio:.1f} times what "
-                "sums in float32 may have"
+                f"{manual} is wrong on {self.task.shape}: its error is {ratio:.1f} times what sums in float32 may have"
             )
 
     def check(self, kernel: Kernel) -> None:
@@ -84,9 +81,7 @@ class Testbed:
         limit : float, optional
             Seconds of the best so far; what takes far longer is measured only once.
         """
-        return tuple(
-            kernel.time(*self._inputs, repeats=1, min_repeat_ms=4).median for _ in range(5)
-        )
+        return tuple(kernel.time(*self._inputs, repeats=1, min_repeat_ms=4).median for _ in range(5))
 
 
 class CudaTestbed(Testbed):

@@ -84,9 +84,7 @@ class _Build:
         Whether it may be given up.
     """
 
-    def __init__(
-        self, build: Callable[[], Kernel], threads: ThreadPoolExecutor, is_proposed: bool
-    ) -> None:
+    def __init__(self, build: Callable[[], Kernel], threads: ThreadPoolExecutor, is_proposed: bool) -> None:
         self._build, self.is_proposed = build, is_proposed
         self._begun: float | None = None
         self._limit = Limit(_COMPILE_SECONDS)
@@ -115,9 +113,7 @@ class _Build:
 class Worker:
     """Owns the first device that the process sees; another testbed may have its elsewhere."""
 
-    def __init__(
-        self, open_testbed: Callable[[Task, Target], Testbed] = testbed.open_testbed
-    ) -> None:
+    def __init__(self, open_testbed: Callable[[Task, Target], Testbed] = testbed.open_testbed) -> None:
         self._open_testbed = open_testbed
         self._is_here = open_testbed is testbed.open_testbed
         self._testbed: Testbed | None = None
