@@ -89,16 +89,16 @@ _LEAST_ROWS = 8  # inputs of a tile's own; of less the model knows little
 class BandedMatrix(Strategy):
     """Tile of the products with banded matrices."""
 
-    name: ClassVar[str] = "banded_matrix"
+    name = "banded_matrix"
     layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
-    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
-    needs_mma: ClassVar[bool] = True
-    registers: ClassVar[tuple[int, int]] = (295, 350)
+    dtypes = ("float16", "bfloat16")
+    operations = ("forward", "grad_data")
+    needs_mma = True
+    registers = (295, 350)
     """That a tile may count on without spilling, if it takes some steps, or one."""
-    cycles: ClassVar[tuple[float, ...]] = (2.0, 2.5, 1.6, 2.0, 50.0, 100.0)
+    cycles = (2.0, 2.5, 1.6, 2.0, 50.0, 100.0)
     """Of an SM for an input, a weight, a product and a store of a warp; a step; and a start."""
-    device: ClassVar[str] = "a GPU from sm_80 on (a gradient: with stride 1 and channel_multiplier 1)"
+    device = "a GPU from sm_80 on (a gradient: with stride 1 and channel_multiplier 1)"
 
     rows: int
     """Output rows of a tile, of 8 columns each."""

@@ -19,7 +19,7 @@ are vectors, of which four or more lie side by side. No shared memory, no barrie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ..bands import Bands
 from ..planes import Planes, channel_threads
@@ -46,10 +46,10 @@ _MULTIPLY_ADDS, _TAP = 16e12, 18e-9
 class BandedPlanes(BandedMatrix):
     """Tile of the products, as of `BandedMatrix`."""
 
-    name: ClassVar[str] = "banded_planes"
-    layouts: ClassVar[tuple[str, ...]] = LAYOUTS
-    registers: ClassVar[tuple[int, int]] = (285, 350)
-    cycles: ClassVar[tuple[float, ...]] = (1.0, 0.5, 2.4, 2.0, 20.0, 0.0)
+    name = "banded_planes"
+    layouts = LAYOUTS
+    registers = (285, 350)
+    cycles = (1.0, 0.5, 2.4, 2.0, 20.0, 0.0)
 
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:

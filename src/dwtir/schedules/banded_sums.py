@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ..diagonals import Diagonals
 from ..epilogue import Epilogue
@@ -69,11 +69,11 @@ _TOGETHER, _WITH_MEMORY = 5.1, 2.55  # exponents: a large one takes the longest 
 class BandedSums(MatrixSums):
     """Tile of the products."""
 
-    name: ClassVar[str] = "banded_sums"
-    layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
-    device: ClassVar[str] = "a GPU from sm_80 on"
-    least: ClassVar[tuple[int, ...]] = (1, 1, 1, 1)
-    likeness: ClassVar[tuple[str, ...]] = ("rows",)
+    name = "banded_sums"
+    layouts = ("NCHW",)
+    device = "a GPU from sm_80 on"
+    least = (1, 1, 1, 1)
+    likeness = ("rows",)
 
     rows: int
     """Output rows of a tile, of 8 columns each."""

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
@@ -58,10 +58,10 @@ _MOST_REGISTERS = 200
 class ChannelVector(Window):
     """Tile of the NHWC channel vectors."""
 
-    name: ClassVar[str] = "channel_vector"
-    layouts: ClassVar[tuple[str, ...]] = ("NHWC",)
-    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
-    most_values: ClassVar[int] = 300
+    name = "channel_vector"
+    layouts = ("NHWC",)
+    operations = ("forward", "grad_data")
+    most_values = 300
 
     rows: int
     cols: int

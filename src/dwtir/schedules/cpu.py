@@ -20,7 +20,7 @@ padded copy costs one pass through the cache and frees the taps of all tests.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
@@ -38,10 +38,10 @@ _SUMS = 12
 class Cpu(Strategy):
     """Tile of the CPU schedule."""
 
-    name: ClassVar[str] = "cpu"
-    on_gpu: ClassVar[bool] = False
-    device: ClassVar[str] = "a CPU"
-    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
+    name = "cpu"
+    on_gpu = False
+    device = "a CPU"
+    operations = ("forward", "grad_data")
 
     rows: int
     cols: int

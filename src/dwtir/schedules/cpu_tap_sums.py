@@ -19,7 +19,7 @@ an image have no place in a sum.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 class CpuTapSums(Strategy):
     """Tile of the weight's gradient on the CPU."""
 
-    name: ClassVar[str] = "cpu_tap_sums"
-    on_gpu: ClassVar[bool] = False
-    device: ClassVar[str] = "a CPU"
-    operations: ClassVar[tuple[str, ...]] = ("grad_weight",)
+    name = "cpu_tap_sums"
+    on_gpu = False
+    device = "a CPU"
+    operations = ("grad_weight",)
 
     kernel_rows: int
     """Kernel rows whose sums are in registers at a time; divides them."""

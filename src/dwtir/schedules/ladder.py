@@ -19,7 +19,7 @@ kernels are bound by those loads. Registers: one sum; shared memory: none.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
@@ -35,8 +35,8 @@ LADDER_STEPS = ("naive", "v1", "v2", "v3", "v4")
 class Ladder(Strategy):
     """A step of the 2025 article."""
 
-    name: ClassVar[str] = "ladder"
-    layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
+    name = "ladder"
+    layouts = ("NCHW",)
 
     step: str = "v4"
     """One of `LADDER_STEPS`."""

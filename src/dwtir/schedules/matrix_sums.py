@@ -25,8 +25,8 @@ MAX_PRODUCTS = 1024
 class MatrixSums(PartSums):
     """Products, of which the first kernel sums diagonals."""
 
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
-    needs_mma: ClassVar[bool] = True
+    dtypes = ("float16", "bfloat16")
+    needs_mma = True
 
     least: ClassVar[tuple[int, ...]]
     """The smallest tile."""

@@ -6,7 +6,7 @@ same in every run, and so are the bits of the result.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ..shape import DepthwiseConv2dShape
 from ..target import Target
@@ -25,7 +25,7 @@ _MOST_LOADS = 64
 class PartSums(Strategy):
     """A strategy that has such a second kernel."""
 
-    operations: ClassVar[tuple[str, ...]] = ("grad_weight",)
+    operations = ("grad_weight",)
 
     parts: int
     part_threads: int

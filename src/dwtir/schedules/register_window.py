@@ -33,7 +33,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
@@ -68,11 +68,11 @@ _MOST_REGISTERS = 260
 class RegisterWindow(Window):
     """Tile of the NCHW register window."""
 
-    name: ClassVar[str] = "register_window"
-    layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
-    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
-    simplify: ClassVar[bool] = True
-    most_values: ClassVar[int] = 400
+    name = "register_window"
+    layouts = ("NCHW",)
+    operations = ("forward", "grad_data")
+    simplify = True
+    most_values = 400
 
     rows: int
     cols: int

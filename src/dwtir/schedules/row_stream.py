@@ -39,7 +39,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape as Shape
@@ -85,9 +85,9 @@ windows in registers hold what lies between the taps too."""
 class RowStream(Strategy):
     """Tile of the streamed rows."""
 
-    name: ClassVar[str] = "row_stream"
-    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
-    device: ClassVar[str] = (
+    name = "row_stream"
+    operations = ("forward", "grad_data")
+    device = (
         f"a GPU (with stride 1, at most {_MAX_TAPS} taps, and less padding than the kernel's rows; "
         "a dilation that divides the padding, of no more than the image; a gradient: with "
         "channel_multiplier 1)"

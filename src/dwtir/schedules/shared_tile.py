@@ -24,7 +24,7 @@ room for more than 65535 channels.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class SharedTile(Strategy):
     """Tile of the 2017 article."""
 
-    name: ClassVar[str] = "shared_tile"
-    layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
+    name = "shared_tile"
+    layouts = ("NCHW",)
 
     block_h: int = 32
     block_w: int = 32

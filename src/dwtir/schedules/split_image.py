@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, log2, prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ..epilogue import Epilogue
 from ..images import Images, is_small
@@ -80,10 +80,10 @@ _MARGIN, _STRIDED_MARGIN = 1.06, 1.2
 class SplitImage(Strategy):
     """Tile of the split images."""
 
-    name: ClassVar[str] = "split_image"
-    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
-    layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
-    device: ClassVar[str] = (
+    name = "split_image"
+    operations = ("forward", "grad_data")
+    layouts = ("NCHW",)
+    device = (
         f"a GPU (images and results of 2 to {_MOST_PIXELS} pixels, a gradient's times the stride, "
         f"and at most {MAX_SUMS} columns; at most {_MOST_TAPS} taps, channel_multiplier 1)"
     )

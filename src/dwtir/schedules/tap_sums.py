@@ -22,7 +22,7 @@ gradients of a row are loaded as aligned vectors, as in `register_window`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 class TapSums(PartSums):
     """Tile of the weight's gradient."""
 
-    name: ClassVar[str] = "tap_sums"
-    hoist: ClassVar[bool] = True
-    simplify: ClassVar[bool] = True
+    name = "tap_sums"
+    hoist = True
+    simplify = True
     # of a tile beyond the last: one test for all its products
 
     rows: int

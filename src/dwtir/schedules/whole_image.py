@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import ceil, log2, prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ..epilogue import Epilogue
 from ..images import Images, is_small
@@ -90,9 +90,9 @@ _MARGIN, _BANDS_MARGIN = {"NCHW": 1.0, "NHWC": 0.93}, 0.75
 class WholeImage(Strategy):
     """Tile of the whole images."""
 
-    name: ClassVar[str] = "whole_image"
-    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
-    device: ClassVar[str] = (
+    name = "whole_image"
+    operations = ("forward", "grad_data")
+    device = (
         f"a GPU (images and results of 2 to {_MOST_PIXELS} pixels, at most {_MOST_TAPS} taps, "
         "channel_multiplier 1; a gradient: with stride 1)"
     )
