@@ -20,7 +20,7 @@ import pytest
 import tvm
 
 import dwtir
-from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, Strategy, Target
+from dwtir import STRATEGIES, Epilogue, Shape, Strategy, Target
 from dwtir.arguments import ALIGNMENT, Signature
 from dwtir.build import schedule_for
 from dwtir.reference import numpy_dtype
@@ -64,7 +64,7 @@ class Backend:
 
     name: str
     target: Callable[[], Target]
-    compile: Callable[[Strategy, DepthwiseConv2dShape, Epilogue], Run]
+    compile: Callable[[Strategy, Shape, Epilogue], Run]
 
     @property
     def on_gpu(self):

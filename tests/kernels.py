@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from dwtir import DepthwiseConv2dShape, Epilogue, Kernel, reference
+from dwtir import Epilogue, Kernel, Shape, reference
 from strategies import Array, integer_tensors
 
-SHAPE = DepthwiseConv2dShape.parse("2x6x9x11_k3_s2x1_psame_m2")
+SHAPE = Shape.parse("2x6x9x11_k3_s2x1_psame_m2")
 EPILOGUE = Epilogue(("bias", "relu"))
 
 

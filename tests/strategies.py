@@ -15,7 +15,7 @@ import numpy as np
 from hypothesis import example
 from numpy.typing import NDArray
 
-from dwtir import DepthwiseConv2dShape, Epilogue, InvalidScheduleError
+from dwtir import Epilogue, InvalidScheduleError, Shape
 from dwtir.epilogue import STEPS
 from dwtir.reference import numpy_dtype
 from dwtir.schedules.ladder import LADDER_STEPS
@@ -43,7 +43,7 @@ def named_shapes(**others):
 
     def decorate(test):
         for name, text in NAMED_SHAPES.items():
-            test = example(shape=DepthwiseConv2dShape.parse(text), **others).via(name)(test)
+            test = example(shape=Shape.parse(text), **others).via(name)(test)
         return test
 
     return decorate
@@ -110,7 +110,7 @@ def shapes(
         )
 
     def make(batch=1, in_channels=1, multiplier=1, **names):
-        return DepthwiseConv2dShape(
+        return Shape(
             batch=batch,
             in_channels=in_channels,
             height=sizes[0],

@@ -10,8 +10,7 @@ from hypothesis import given
 
 import dwtir
 from backends import H200, REPLAY
-from dwtir import DepthwiseConv2dShape as Shape
-from dwtir import Epilogue, InvalidScheduleError, reference, schedules
+from dwtir import Epilogue, InvalidScheduleError, Shape, reference, schedules
 from dwtir.bands import COLUMNS, DEPTH, TILES, Bands
 from dwtir.nvrtc import _with_min_blocks
 from dwtir.planes import Planes

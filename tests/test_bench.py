@@ -6,8 +6,7 @@ import dataclasses
 import pytest
 
 import dwtir
-from dwtir import DepthwiseConv2dShape as Shape
-from dwtir import Epilogue, InvalidShapeError
+from dwtir import Epilogue, InvalidShapeError, Shape
 from dwtir.bench import Row, bench_layer, layers
 from dwtir.bench.__main__ import main
 from dwtir.bench.report import row_cells, summary, text

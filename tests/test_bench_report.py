@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import processes
-from dwtir import ArgumentError, DepthwiseConv2dShape, Epilogue, RecordError
+from dwtir import ArgumentError, Epilogue, RecordError, Shape
 from dwtir.bench import Row, machine, readme
 from dwtir.bench.__main__ import main
 from dwtir.bench.articles import PUBLISHED_US, TUNED
@@ -38,7 +38,7 @@ def results(*, articles=True, networks=True):
     )
     rows = [
         Row(
-            DepthwiseConv2dShape.parse(f"{layer}_{layout}"),
+            Shape.parse(f"{layer}_{layout}"),
             Epilogue.of(steps),
             replace(H200, features=()),
             True,

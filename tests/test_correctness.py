@@ -12,7 +12,7 @@ from hypothesis import given, note
 from tvm.s_tir import Schedule
 
 from backends import H200, cells, replay, run_guarded
-from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, reference
+from dwtir import STRATEGIES, Epilogue, Shape, reference
 from strategies import (
     EXACT_STEPS,
     adapted,
@@ -86,7 +86,7 @@ def test_any_tile_that_passes_its_check(backend, strategy, operation, layout, dt
 
 @pytest.mark.parametrize("place", ["before out", "after out", "an input", "nowhere"])
 def test_a_kernel_that_errs_by_one_byte_is_caught(place):
-    shape = DepthwiseConv2dShape.parse("1x2x5x5_k1_float16")
+    shape = Shape.parse("1x2x5x5_k1_float16")
     tensors = real_tensors(shape, Epilogue(), 0)
 
     def run(given):

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 
 import dwtir
-from dwtir import DepthwiseConv2dShape as Shape
-from dwtir import Epilogue, compute, nvrtc
+from dwtir import Epilogue, Shape, compute, nvrtc
 from dwtir.schedules import BandedMatrix, ChannelVector, RegisterWindow, RowStream, WholeImage, choose
 from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touched
 from dwtir.schedules.tiles import MAX_SIDE

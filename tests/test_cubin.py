@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 
 import dwtir
-from dwtir import STRATEGIES, DepthwiseConv2dShape, schedules, suite
+from dwtir import STRATEGIES, Shape, schedules, suite
 from dwtir.notation import LAYOUTS, OPERATIONS
 from dwtir.target import resolve
 
@@ -62,7 +62,7 @@ LAYERS = [
 ]
 
 # All are compiled as they are, and each as one of its gradients; nightly runs have them all.
-CASES = [DepthwiseConv2dShape.parse(text) for text in LAYERS]
+CASES = [Shape.parse(text) for text in LAYERS]
 CASES += [replace(shape, operation="grad_weight" if shape.batch in (1, 32) else "grad_data") for shape in CASES]
 
 NIGHTLY = os.environ.get("DWTIR_NIGHTLY") == "1" or hypothesis.settings.get_current_profile_name() == "nightly"

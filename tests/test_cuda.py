@@ -16,7 +16,7 @@ import pytest
 import tvm
 import tvm_ffi
 
-from dwtir import DepthwiseConv2dShape, Epilogue, cuda, nvrtc
+from dwtir import Epilogue, Shape, cuda, nvrtc
 from dwtir.build import compile_kernel
 from dwtir.errors import CompileError, InvalidTargetError
 from dwtir.nvrtc import Cubin, KernelResources, compile_cubin
@@ -249,7 +249,7 @@ def test_folder_name(name, folder):
 
 def generate(dtype, vector=4):
     """CUDA source by TVM: vector loads and stores around scalar float32 arithmetic."""
-    shape = DepthwiseConv2dShape.parse(f"1x64x16x16_k3_p1_{dtype}_nhwc")
+    shape = Shape.parse(f"1x64x16x16_k3_p1_{dtype}_nhwc")
     tile = ChannelVector(1, 2, vector, 64 // vector, 4, 1)
     return compile_kernel(shape, Epilogue(("silu", "gelu")), H200, tile).source()
 
@@ -316,7 +316,7 @@ SPILLING = RegisterWindow(7, 4, 5, 4, 2, 2, 2, min_blocks=16)
 
 @pytest.fixture(scope="module")
 def spilling():
-    shape = DepthwiseConv2dShape.parse("8x64x56x56_k5x5_p2_float32_nchw")
+    shape = Shape.parse("8x64x56x56_k5x5_p2_float32_nchw")
     return compile_kernel(shape, Epilogue(), H200, SPILLING).source()
 
 

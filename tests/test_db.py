@@ -10,8 +10,7 @@ from tvm.s_tir import meta_schedule as ms
 
 import dwtir
 import processes
-from dwtir import DepthwiseConv2dShape as Shape
-from dwtir import Epilogue, compute, database, traces
+from dwtir import Epilogue, Shape, compute, database, traces
 from dwtir.build import schedule_for
 from dwtir.database import TuneDB
 from dwtir.db import main

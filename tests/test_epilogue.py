@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dwtir import DepthwiseConv2dShape, Epilogue, InvalidEpilogueError, reference
+from dwtir import Epilogue, InvalidEpilogueError, Shape, reference
 from dwtir.epilogue import STEPS
 from strategies import epilogues, shapes
 
@@ -69,7 +69,7 @@ def by_definition(step, x):
 @pytest.mark.parametrize("step", STEPS)
 def test_the_oracles_steps_are_the_published_functions(step):
     points = np.array([-40.0, -6.5, -3.0, -1.25, -0.0, 0.5, 1.0, 2.75, 3.0, 5.5, 6.0, 7.5, 40.0])
-    shape = DepthwiseConv2dShape.parse(f"1x1x1x{points.size}_k1")
+    shape = Shape.parse(f"1x1x1x{points.size}_k1")
     operands = {
         "bias": np.array([2.5]),
         "scale": np.array([3.0]),
@@ -83,7 +83,7 @@ def test_the_oracles_steps_are_the_published_functions(step):
 
 
 def test_steps_are_applied_in_the_order_given():
-    shape = DepthwiseConv2dShape.parse("1x1x1x2_k1")
+    shape = Shape.parse("1x1x1x2_k1")
     data, weight = np.array([[[[-4.0, 1.0]]]]), np.ones((1, 1, 1, 1))
     operands = {"bias": np.array([2.0])}
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 import dwtir
-from dwtir import DepthwiseConv2dShape, reference
+from dwtir import Shape, reference
 from dwtir.search_limits import Limit, SlowCompileError, for_search
 from processes import python, run
 
 pytestmark = pytest.mark.gpu
 
-SHAPE = DepthwiseConv2dShape.parse("2x24x19x23_k3_psame")
+SHAPE = Shape.parse("2x24x19x23_k3_psame")
 
 
 def tensors(shape=SHAPE, device="cuda"):
@@ -31,7 +31,7 @@ def tensors(shape=SHAPE, device="cuda"):
 def test_torch_tensors_in_and_out(dtype, layout):
     import torch
 
-    shape = DepthwiseConv2dShape.parse(f"{SHAPE}".replace("float32_nchw", f"{dtype}_{layout}"))
+    shape = Shape.parse(f"{SHAPE}".replace("float32_nchw", f"{dtype}_{layout}"))
     kernel = dwtir.build(shape)
     data, weight, expected = tensors(shape)
     assert kernel.target.kind == "cuda"

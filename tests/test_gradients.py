@@ -8,8 +8,7 @@ from hypothesis import given
 
 import dwtir
 from backends import CPU, CUDA, OPENCL
-from dwtir import DepthwiseConv2dShape as Shape
-from dwtir import Epilogue, InvalidEpilogueError, reference, schedules
+from dwtir import Epilogue, InvalidEpilogueError, Shape, reference, schedules
 from dwtir.notation import OPERATIONS
 from dwtir.target import resolve
 from strategies import integer_tensors, named_shapes, real_tensors, seeds, shapes

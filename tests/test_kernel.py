@@ -9,12 +9,12 @@ from tvm.ir import load_json
 import dwtir
 from dwtir import (
     ArgumentError,
-    DepthwiseConv2dShape,
     InvalidEpilogueError,
     InvalidScheduleError,
     InvalidShapeError,
     InvalidTargetError,
     Resources,
+    Shape,
     ToolchainError,
 )
 from dwtir.kernel import KernelInfo
@@ -96,7 +96,7 @@ def test_schedules_by_name_and_as_objects():
     ):
         kernel = dwtir.build(text, schedule, target="opencl")
         if isinstance(strategy, type):
-            shape = DepthwiseConv2dShape.parse(text)
+            shape = Shape.parse(text)
             assert kernel.strategy == strategy.choose(shape, target)
         else:
             assert kernel.strategy == strategy

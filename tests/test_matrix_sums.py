@@ -10,8 +10,7 @@ from hypothesis import given
 
 import dwtir
 from backends import H200, REPLAY
-from dwtir import DepthwiseConv2dShape as Shape
-from dwtir import Epilogue, InvalidScheduleError, reference, schedules
+from dwtir import Epilogue, InvalidScheduleError, Shape, reference, schedules
 from dwtir.bands import COLUMNS, TILES
 from dwtir.diagonals import INPUTS, Diagonals
 from dwtir.schedules import BandedSums, TapSums, UnitSums

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from dwtir import ArgumentError, DepthwiseConv2dShape, Epilogue, InvalidShapeError, reference
+from dwtir import ArgumentError, Epilogue, InvalidShapeError, Shape, reference
 from dwtir.nn import DepthwiseConv2d
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import arranged, as_layout, memory_format, packed_weight
@@ -148,7 +148,7 @@ def test_the_same_sizes_may_lie_otherwise(form):
 def test_tensorflows_padding_depends_on_the_image(size, stride, dilation):
     image, weight = torch.randn(1, 4, *size), torch.randn(4, 1, 3, 4)
     parts = {"batch": 1, "in_channels": 4, "height": size[0], "width": size[1], "kernel": (3, 4)}
-    shape = DepthwiseConv2dShape(**parts, stride=stride, dilation=dilation, padding="SAME")
+    shape = Shape(**parts, stride=stride, dilation=dilation, padding="SAME")
     got = depthwise_conv2d(image, weight, None, stride, "SAME", dilation)
     torch.testing.assert_close(got, torchs(shape, image, weight))
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dwtir import ArgumentError, DepthwiseConv2dShape
+from dwtir import ArgumentError, Shape
 from dwtir.nn import DepthwiseConv2d, OriginalPathWarning, convert, restore
 
 FORMS = [torch.contiguous_format, torch.channels_last]
@@ -151,7 +151,7 @@ def test_the_report_says_what_became_of_each_layer(fuse):
     notes = [f"{i}.norm2, {i}.act2" if fuse else "" for i in (1, 2, 3)]
     assert [layer.note for layer in report.layers] == notes
     assert all(layer.replaced and layer.before is layer.after is None for layer in report.layers)
-    shape = DepthwiseConv2dShape.parse("2x24x16x16_k3_s2_p1")
+    shape = Shape.parse("2x24x16x16_k3_s2_p1")
     assert report.layers[1].shape == str(shape)
     head, *rows, total = str(report).splitlines()
     assert head.split() == ["layer", "shape", "before", "us", "after", "us"]
@@ -321,7 +321,7 @@ class BatchNormAct2d(nn.BatchNorm2d):
 
 def test_tensorflows_padding():
     layer = converted(chain(Conv2dSame(6, 6, 3, 2, groups=6)), image_of(2, 6, 9, 8))
-    assert layer.shape == str(DepthwiseConv2dShape.parse("2x6x9x8_k3_s2_psame"))
+    assert layer.shape == str(Shape.parse("2x6x9x8_k3_s2_psame"))
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ import pytest
 from tvm import s_tir
 from tvm.script import tirx as T
 
-from dwtir import DepthwiseConv2dShape, Epilogue, compute, opencl
+from dwtir import Epilogue, Shape, compute, opencl
 from dwtir.errors import ArgumentError, CompileError, InvalidScheduleError, ToolchainError
 from dwtir.opencl import OpenCLKernel, compile_opencl
 from dwtir.opencl_source import Launch, Lowered
 from dwtir.reference import numpy_dtype
 from processes import python
 
-SHAPE = DepthwiseConv2dShape.parse("1x2x5x5_k3")
+SHAPE = Shape.parse("1x2x5x5_k3")
 Array = np.ndarray[Any, Any]
 
 

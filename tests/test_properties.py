@@ -10,7 +10,7 @@ import tvm
 from hypothesis import given, note, settings
 
 from backends import CPU, CUDA, H200, REPLAY, llvm, run_guarded
-from dwtir import ARTICLE_STEPS, STRATEGIES, DepthwiseConv2dShape, Epilogue, reference, schedules
+from dwtir import ARTICLE_STEPS, STRATEGIES, Epilogue, Shape, reference, schedules
 from dwtir import compute as tir
 from dwtir.notation import OPERATIONS
 from strategies import EXACT_STEPS, adapted, epilogues, integer_tensors, named_shapes, passes, seeds, shapes
@@ -106,7 +106,7 @@ def test_scheduled_and_unscheduled_agree(shape, epilogue, seed):
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_every_step_of_the_articles_agrees(layout):
-    shape = DepthwiseConv2dShape.parse(f"2x3x37x41_k3_psame_{layout}")
+    shape = Shape.parse(f"2x3x37x41_k3_psame_{layout}")
     epilogue = Epilogue(("scale_shift", "relu"))
     steps = sum(map(len, ARTICLE_STEPS.values()))
     assert check_all_agree(shape, epilogue, 0) == (5 + steps if layout == "nchw" else 3)

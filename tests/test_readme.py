@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dwtir import DepthwiseConv2dShape, Target, database
+from dwtir import Shape, Target, database
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def test_the_example_of_a_record_is_one(tmp_path, monkeypatch):
     path.write_text(example)
     monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
     target = Target(path.parent.name, "cuda", "sm_90", 132)
-    found = database.find(DepthwiseConv2dShape.parse(path.stem), target)
+    found = database.find(Shape.parse(path.stem), target)
     line = ", ".join(map(str, found[0].parameters.values()))
     assert (found[0].name, line) == (record["strategy"], record["parameters"])
     assert found[1] == path

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dwtir
-from dwtir import STRATEGIES, DepthwiseConv2dShape, Epilogue, RecordError, Target, database, traces
+from dwtir import STRATEGIES, Epilogue, RecordError, Shape, Target, database, traces
 from dwtir.build import schedule_for
 from dwtir.records import MAX_BYTES, Record
 from dwtir.schedules import Cpu, Ladder
@@ -23,7 +23,7 @@ from dwtir.target import KNOWN_GPUS, resolve
 from processes import run
 from record_corpus import corpus, hostile_names
 
-SHAPE = DepthwiseConv2dShape.parse("2x6x9x11_k3_s2x1_psame_m2")
+SHAPE = Shape.parse("2x6x9x11_k3_s2x1_psame_m2")
 H200 = KNOWN_GPUS["nvidia-h200"]
 TILE = Cpu(rows=3, cols=1, lanes=2)
 
@@ -46,7 +46,7 @@ def all_records():
         "2x6x9x11_k3_s2_psame_wgrad",
         "2x6x7x7_k3_psame",
     ):
-        shape = DepthwiseConv2dShape.parse(text)
+        shape = Shape.parse(text)
         for target in (resolve("cpu"), H200):
             for strategy in STRATEGIES.values():
                 if strategy.claims(shape, target):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dwtir import DepthwiseConv2dShape, Epilogue, reference
+from dwtir import Epilogue, Shape, reference
 from dwtir.shape import DTYPES
 from strategies import epilogues, named_shapes, real_tensors, seeds, shapes
 
@@ -104,7 +104,7 @@ def test_the_bound_grows_with_an_epilogue_and_stays_a_number(shape, epilogue, se
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bound_is_tight(dtype, layout):
     """A wrong tap, a 16-bit sum, or twice the roundings must not hide under the bound."""
-    shape = DepthwiseConv2dShape.parse(f"1x4x20x20_k3_p1_{dtype}_{layout}")
+    shape = Shape.parse(f"1x4x20x20_k3_p1_{dtype}_{layout}")
     data, weight = real_tensors(shape, Epilogue(), 0).values()
     expected = reference.depthwise_conv2d(shape, data, weight)
     bound = reference.error_bound(shape, data, weight)

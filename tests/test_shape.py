@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dwtir import DepthwiseConv2dShape as Shape
-from dwtir import InvalidShapeError
+from dwtir import InvalidShapeError, Shape
 from strategies import invalid_shapes, shapes
 
 

@@ -14,8 +14,7 @@ from tvm.s_tir.schedule import Trace
 
 import dwtir
 from backends import H200, OPENCL, REPLAY
-from dwtir import ARTICLE_STEPS, STRATEGIES, Epilogue, reference
-from dwtir import DepthwiseConv2dShape as Shape
+from dwtir import ARTICLE_STEPS, STRATEGIES, Epilogue, Shape, reference
 from dwtir.build import schedule_for
 from dwtir.images import Images
 from dwtir.schedules import (

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import dwtir
-from dwtir import DepthwiseConv2dShape as Shape
-from dwtir import InvalidScheduleError
+from dwtir import InvalidScheduleError, Shape
 from dwtir.nvrtc import _with_min_blocks
 from dwtir.schedules import TapSums
 from dwtir.schedules.tap_cost import Tiles, estimate, other_blocks, tiles_of_channel

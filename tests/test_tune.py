@@ -17,7 +17,7 @@ import pytest
 
 import dwtir
 import processes
-from dwtir import DepthwiseConv2dShape
+from dwtir import Shape
 from dwtir.build import compile_kernel
 from dwtir.records import Record
 from dwtir.schedules import Cpu, SharedTile
@@ -38,7 +38,7 @@ GPU = resolve("nvidia-h200")
 
 
 def task(text):
-    return Task(DepthwiseConv2dShape.parse(text))
+    return Task(Shape.parse(text))
 
 
 @pytest.mark.parametrize("text", [LAYER, f"{LAYER}_nhwc", "2x6x9x9_k5_s2_p2_m2_float16_nhwc"])
@@ -258,7 +258,7 @@ def test_builds_that_take_too_long_cost_no_session(tmp_path, monkeypatch):
 
 
 def test_the_largest_sums_of_a_testbed_fit_a_half():
-    shape = DepthwiseConv2dShape.parse("1x1x256x256_k3_psame_float16_wgrad")
+    shape = Shape.parse("1x1x256x256_k3_psame_float16_wgrad")
     assert testbed.open_testbed(Task(shape), resolve("cpu"))
 
 

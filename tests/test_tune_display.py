@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dwtir import DepthwiseConv2dShape, Epilogue
+from dwtir import Epilogue, Shape
 from dwtir.records import Record
 from dwtir.schedules import RegisterWindow, SharedTile
 from dwtir.target import KNOWN_GPUS
@@ -20,8 +20,8 @@ from processes import python
 H200 = KNOWN_GPUS["nvidia-h200"]
 UNKNOWN = KNOWN_GPUS["tesla-t4"]
 TASKS = (
-    Task(DepthwiseConv2dShape.parse("1x256x96x96_k3_psame")),
-    Task(DepthwiseConv2dShape.parse("8x64x56x56_k7_s2_psame"), Epilogue(("bias", "relu"))),
+    Task(Shape.parse("1x256x96x96_k3_psame")),
+    Task(Shape.parse("8x64x56x56_k7_s2_psame"), Epilogue(("bias", "relu"))),
 )
 EXTRA = {"log": "logs/tune.jsonl", "plot": "out/[best].png"}
 NAMES = {"shape": str(TASKS[0].shape), "epilogue": "none", "device": "nvidia-h200"}
@@ -318,7 +318,7 @@ def test_a_terminal_without_rich_has_plain_lines():
 
 def test_the_grid_is_a_table():
     """As in the article: threads in y down, in x across."""
-    shape = DepthwiseConv2dShape.parse("1x256x96x96_k3_p1")
+    shape = Shape.parse("1x256x96x96_k3_p1")
     tiles = [SharedTile(thread_y=y, thread_x=x) for y in (4, 8) for x in (16, 32)]
     trials = [Trial(i, tile, ((i + 1) * 1e-6,)) for i, tile in enumerate(tiles[:3])]
     trials.append(Trial(3, tiles[3], cause="does not compile"))

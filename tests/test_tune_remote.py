@@ -17,7 +17,7 @@ from tvm.rpc import connect_tracker
 from tvm.rpc.tracker import Tracker
 
 import dwtir
-from dwtir import DepthwiseConv2dShape, cuda
+from dwtir import Shape, cuda
 from dwtir.epilogue import Epilogue
 from dwtir.target import resolve
 from dwtir.tune import Settings, Task, devices, server
@@ -114,7 +114,7 @@ def session_of(server):
 
 
 def run(device, fleet, trials, folder, display, layer=LAYER):
-    task = Task(DepthwiseConv2dShape.parse(layer), Epilogue.of("bias"))
+    task = Task(Shape.parse(layer), Epilogue.of("bias"))
     try:
         outcomes, failed = tune_all(
             [task],

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from dwtir import DepthwiseConv2dShape, Epilogue, InvalidEpilogueError, InvalidShapeError, suite
+from dwtir import Epilogue, InvalidEpilogueError, InvalidShapeError, Shape, suite
 from dwtir.errors import RecordError, ToolchainError
 from dwtir.tune import tasks
 from dwtir.tune.outcome import Task
 
 
 def shape(text):
-    return DepthwiseConv2dShape.parse(text)
+    return Shape.parse(text)
 
 
 # Texts
@@ -130,7 +130,7 @@ class Conv2dSame(SimpleNamespace):
 )
 def test_a_depthwise_layer_becomes_a_shape(layer, text):
     parameters = tasks.depthwise_parameters(layer, 10, 11)
-    assert DepthwiseConv2dShape(batch=1, **parameters) == shape(text)
+    assert Shape(batch=1, **parameters) == shape(text)
 
 
 @pytest.mark.parametrize(

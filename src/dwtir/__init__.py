@@ -19,7 +19,7 @@ from .errors import (
 from .kernel import Kernel, Timing, load
 from .resources import Resources
 from .schedules import ARTICLE_STEPS, STRATEGIES, Strategy
-from .shape import DepthwiseConv2dShape
+from .shape import DepthwiseConv2dShape, Shape
 from .target import Target
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "NotTunedWarning",
     "RecordError",
     "Resources",
+    "Shape",
     "Strategy",
     "Target",
     "Timing",

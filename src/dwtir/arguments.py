@@ -17,7 +17,7 @@ import numpy as np
 from .epilogue import Epilogue
 from .errors import ArgumentError
 from .reference import numpy_dtype
-from .shape import DepthwiseConv2dShape
+from .shape import Shape
 from .workspace import Workspace
 
 ALIGNMENT = 16
@@ -49,9 +49,7 @@ class Signature:
     dtypes and shapes of the tensors before the output, which no caller sees.
     """
 
-    def __init__(
-        self, shape: DepthwiseConv2dShape, epilogue: Epilogue, device: str, *, workspace: Workspace = ()
-    ) -> None:
+    def __init__(self, shape: Shape, epilogue: Epilogue, device: str, *, workspace: Workspace = ()) -> None:
         inputs = shape.input_shapes | epilogue.operands(shape)
         self.names = (*inputs, "out")
         self.shapes = (*inputs.values(), shape.result_shape)

@@ -17,7 +17,7 @@ beside it: what lies between a part's columns is loaded for the other part.
 from dataclasses import dataclass
 from typing import Any
 
-from .shape import DepthwiseConv2dShape
+from .shape import Shape
 
 TILES, COLUMNS, DEPTH = 16, 8, 16
 """Rows, columns and depth of the product: tiles of results, results of a row, inputs."""
@@ -32,7 +32,7 @@ def place_of(tile: Any, down: Any, across: Any) -> tuple[Any, Any, Any]:
 class Bands:
     """Sizes for a shape, if tiles have `rows` rows and a step takes `kernel_rows` of the kernel."""
 
-    shape: DepthwiseConv2dShape
+    shape: Shape
     """A forward convolution, or the data's gradient of one with stride 1 and multiplier 1, which is
     a forward convolution of the output's gradient with the kernel turned round."""
     rows: int

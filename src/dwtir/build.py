@@ -14,7 +14,7 @@ from .errors import InvalidScheduleError, NotTunedError, RecordError
 from .kernel import Kernel, KernelInfo, from_library
 from .resources import Resources, with_cubin_resources
 from .schedules import Strategy
-from .shape import DepthwiseConv2dShape, ShapeLike
+from .shape import Shape, ShapeLike
 from .target import Target, TargetLike, resolve
 from .workspace import Workspace, hoist
 
@@ -74,7 +74,7 @@ def build(
     >>> kernel(np.ones((1, 8, 16, 16), "float32"), np.ones((8, 1, 3, 3), "float32"))[0, 0, 0, 0]
     np.float32(4.0)
     """
-    checked = DepthwiseConv2dShape.of(shape)
+    checked = Shape.of(shape)
     steps = Epilogue.of(epilogue)
     steps.check_for(checked)
     device = resolve(target)
@@ -94,14 +94,14 @@ def build(
     return kernel
 
 
-def compile_kernel(shape: DepthwiseConv2dShape, epilogue: Epilogue, target: Target, strategy: Strategy) -> Kernel:
+def compile_kernel(shape: Shape, epilogue: Epilogue, target: Target, strategy: Strategy) -> Kernel:
     """Compile one candidate for CUDA or the CPU, past the cache: most are never used again."""
     strategy.check_use(shape, target)
     return _compile(shape, epilogue, target, strategy, {"chosen": "candidate"})[0]
 
 
 def _compile(
-    shape: DepthwiseConv2dShape, epilogue: Epilogue, target: Target, strategy: Strategy, provenance: dict[str, str]
+    shape: Shape, epilogue: Epilogue, target: Target, strategy: Strategy, provenance: dict[str, str]
 ) -> tuple[Kernel, Compiled]:
     from .compiler import compile_module
 
@@ -115,7 +115,7 @@ def _compile(
     return from_library(info, compiled.library), compiled
 
 
-def schedule_for(shape: DepthwiseConv2dShape, epilogue: Epilogue, strategy: Strategy) -> Schedule:
+def schedule_for(shape: Shape, epilogue: Epilogue, strategy: Strategy) -> Schedule:
     """Define the convolution and apply a strategy to it."""
     from tvm.s_tir import Schedule
 
@@ -125,7 +125,7 @@ def schedule_for(shape: DepthwiseConv2dShape, epilogue: Epilogue, strategy: Stra
 
 
 def _find_strategy(
-    shape: DepthwiseConv2dShape, epilogue: Epilogue, schedule: str | Strategy, target: Target, on_miss: str
+    shape: Shape, epilogue: Epilogue, schedule: str | Strategy, target: Target, on_miss: str
 ) -> tuple[Strategy, dict[str, str]]:
     """Turn what the caller asked for into a strategy, and say where it came from."""
     if on_miss not in ("warn", "error"):
@@ -175,7 +175,7 @@ def _keeps_code(target: Target) -> bool:
 
 
 def _build_opencl(
-    shape: DepthwiseConv2dShape, epilogue: Epilogue, target: Target, strategy: Strategy, provenance: dict[str, str]
+    shape: Shape, epilogue: Epilogue, target: Target, strategy: Strategy, provenance: dict[str, str]
 ) -> Kernel:
     from .opencl import compile_opencl
 
@@ -188,7 +188,7 @@ def _build_opencl(
 
 
 def _describe(
-    shape: DepthwiseConv2dShape,
+    shape: Shape,
     epilogue: Epilogue,
     target: Target,
     strategy: Strategy,

@@ -16,7 +16,7 @@ from .epilogue import Epilogue
 from .errors import DwtirError, RecordError
 from .records import Record, file_name
 from .schedules import Strategy
-from .shape import DepthwiseConv2dShape
+from .shape import Shape
 from .target import Target
 
 if TYPE_CHECKING:
@@ -73,18 +73,14 @@ def folders() -> Iterator[Path]:
     yield shipped_folder()
 
 
-def find(shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue | None = None) -> tuple[Strategy, Path] | None:
+def find(shape: Shape, target: Target, epilogue: Epilogue | None = None) -> tuple[Strategy, Path] | None:
     """Look up the record of exactly this shape on exactly this device; see `find_record`."""
     found = find_record(shape, target, epilogue)
     return None if found is None else (found[0].strategy, found[1])
 
 
 def find_record(
-    shape: DepthwiseConv2dShape,
-    target: Target,
-    epilogue: Epilogue | None = None,
-    *,
-    within: Iterable[Path] | None = None,
+    shape: Shape, target: Target, epilogue: Epilogue | None = None, *, within: Iterable[Path] | None = None
 ) -> tuple[Record, Path] | None:
     """Look up the record of a shape on a device.
 

@@ -126,9 +126,9 @@ def _show(options: argparse.Namespace) -> int:
     if file.is_file():
         found = [(file, Record.read(file.resolve()))]
     else:
-        from .shape import DepthwiseConv2dShape
+        from .shape import Shape
 
-        shape = DepthwiseConv2dShape.parse(options.record)
+        shape = Shape.parse(options.record)
         found = [(path, record) for path, record in _good(options) if record.shape == shape]
         if not found:
             raise RecordError(f"no record of {shape} in {', '.join(map(str, _folders(options)))}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .bands import COLUMNS, TILES, place_of
-from .shape import DepthwiseConv2dShape
+from .shape import Shape
 
 INPUTS = 16
 """Rows of a product: inputs that lie side by side."""
@@ -23,7 +23,7 @@ INPUTS = 16
 class Diagonals:
     """Sizes for a shape, if tiles have `rows` rows."""
 
-    shape: DepthwiseConv2dShape
+    shape: Shape
     """A gradient of the weight."""
     rows: int
     """Rows of a tile, each of 8 columns."""

@@ -8,7 +8,7 @@ from math import prod
 from typing import TypeAlias
 
 from .errors import InvalidEpilogueError
-from .shape import DepthwiseConv2dShape
+from .shape import Shape
 
 STEPS: dict[str, tuple[str, ...]] = {
     "bias": ("bias",),
@@ -79,7 +79,7 @@ class Epilogue:
         """Whether results wait in registers, for a residual or an exponential."""
         return not {"residual", "silu", "gelu"}.isdisjoint(self.steps)
 
-    def operands(self, shape: DepthwiseConv2dShape) -> dict[str, tuple[int, ...]]:
+    def operands(self, shape: Shape) -> dict[str, tuple[int, ...]]:
         """Name and shape of each tensor that the steps take, in the order of use."""
         return {
             name: shape.out_shape if name == "residual" else (shape.out_channels,)
@@ -87,14 +87,14 @@ class Epilogue:
             for name in STEPS[step]
         }
 
-    def check_for(self, shape: DepthwiseConv2dShape) -> None:
+    def check_for(self, shape: Shape) -> None:
         """Refuse steps behind a gradient."""
         if self.steps and shape.operation != "forward":
             raise InvalidEpilogueError(
                 f"only the forward convolution has an epilogue, got {self} for {shape.operation}"
             )
 
-    def least_bytes(self, shape: DepthwiseConv2dShape) -> int:
+    def least_bytes(self, shape: Shape) -> int:
         """Bytes of the extra tensors, each read once."""
         return shape.itemsize * sum(map(prod, self.operands(shape).values()))
 

@@ -18,7 +18,7 @@ from .kernel import Kernel
 from .replay import replay_on_cpu
 from .resources import Resources
 from .schedules import ARTICLE_STEPS, named
-from .shape import DepthwiseConv2dShape
+from .shape import Shape
 from .target import KNOWN_GPUS, Target, resolve
 
 _LAYERS = ("1x256x96x96_k3x3_p1", "3x4x16x32_k7x7_p3")
@@ -30,7 +30,7 @@ _WIDTHS = (14, 12, 12, 10, 9, 5, 8, 9, 10, 7)
 class _Problem:
     """A layer with data and its true output."""
 
-    shape: DepthwiseConv2dShape
+    shape: Shape
     data: np.ndarray[Any, Any]
     weight: np.ndarray[Any, Any]
     expected: np.ndarray[Any, Any]
@@ -38,7 +38,7 @@ class _Problem:
 
     @classmethod
     def make(cls, text: str) -> _Problem:
-        shape = DepthwiseConv2dShape.parse(text)
+        shape = Shape.parse(text)
         rng = np.random.default_rng(0)
         data = rng.standard_normal(shape.data_shape, np.float32)
         weight = rng.standard_normal(shape.weight_shape, np.float32)

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from math import gcd, prod
 
-from .shape import DepthwiseConv2dShape
+from .shape import Shape
 
 _ALIKE = 16
 """How many times as large one of two buffers may be that TVM puts in one place."""
 
 
-def is_small(shape: DepthwiseConv2dShape, most: int) -> bool:
+def is_small(shape: Shape, most: int) -> bool:
     """Tell whether it is one that `Images` is for, with 2 to so many pixels an image."""
     sizes = shape.height * shape.width, shape.out_height * shape.out_width
     return shape.channel_multiplier == 1 and min(sizes) > 1 and max(sizes) <= most
@@ -19,7 +19,7 @@ def is_small(shape: DepthwiseConv2dShape, most: int) -> bool:
 class Images:
     """Sizes of a block's share of a convolution, or of the data's gradient."""
 
-    shape: DepthwiseConv2dShape
+    shape: Shape
     channels: int
     images: int
     """Of a block."""

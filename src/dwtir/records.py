@@ -21,7 +21,7 @@ from ._version import __version__
 from .epilogue import Epilogue
 from .errors import DwtirError, RecordError
 from .schedules import STRATEGIES, Strategy
-from .shape import DepthwiseConv2dShape
+from .shape import Shape
 from .target import Target
 from .target_json import integer, text
 
@@ -49,7 +49,7 @@ class Record:
         If a field is not what a record allows.
     """
 
-    shape: DepthwiseConv2dShape
+    shape: Shape
     target: Target
     strategy: Strategy
     epilogue: Epilogue
@@ -71,7 +71,7 @@ class Record:
     def measured(
         cls,
         strategy: Strategy,
-        shape: DepthwiseConv2dShape,
+        shape: Shape,
         target: Target,
         run_secs: Sequence[float],
         *,
@@ -170,7 +170,7 @@ class Record:
             values = files.read_json(path, MAX_BYTES)
             if isinstance(values, dict):
                 name, *steps = path.stem.split("+")
-                shape = DepthwiseConv2dShape.parse(name).brief
+                shape = Shape.parse(name).brief
                 place = shape, str(Epilogue(tuple(steps))), path.parent.name
                 values = dict(zip(_PLACE, place, strict=True)) | values
                 if "versions" not in values:
@@ -198,7 +198,7 @@ class Record:
             extra = traces.brief(sorted(set(record) - set(_FIELDS)))
             missing = sorted(set(_FIELDS) - set(record))
             raise RecordError(f"a record has the fields {', '.join(_FIELDS)}; missing {missing}, unknown {extra}")
-        shape = DepthwiseConv2dShape.parse(text("shape", record["shape"]))
+        shape = Shape.parse(text("shape", record["shape"]))
         steps = text("epilogue", record["epilogue"])
         epilogue = Epilogue.of(None if steps == "none" else steps)
         for name, canonical in (("shape", shape.brief), ("epilogue", str(epilogue))):
@@ -296,7 +296,7 @@ def read_strategy(kind: object, parameters: object) -> Strategy:
     return STRATEGIES[kind].from_parameters(parameters)
 
 
-def file_name(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> str:
+def file_name(shape: Shape, epilogue: Epilogue) -> str:
     """Name the file of a record: the shape, and the epilogue it was tuned with if any."""
     return f"{shape}{'+' if epilogue.steps else ''}{'+'.join(epilogue.steps)}.json"
 

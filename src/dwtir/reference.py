@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .epilogue import Epilogue, EpilogueLike
-from .shape import DepthwiseConv2dShape as Shape
+from .shape import Shape
 
 Array: TypeAlias = NDArray[Any]
 Float64: TypeAlias = NDArray[np.float64]

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex, TypeAlias
 from .errors import InvalidShapeError
 from .notation import DTYPES, LAYOUTS, OPERATIONS, parameters_of
 
-__all__ = ["DTYPES", "LAYOUTS", "OPERATIONS", "DepthwiseConv2dShape", "ShapeLike"]
+__all__ = ["DTYPES", "LAYOUTS", "OPERATIONS", "DepthwiseConv2dShape", "Shape", "ShapeLike"]
 
 _MAX_ELEMENTS = 2**31 - 1  # kernels index with int32
 
@@ -333,7 +333,10 @@ class DepthwiseConv2dShape:
                 )
 
 
-ShapeLike: TypeAlias = DepthwiseConv2dShape | str | Mapping[str, Any]
+Shape = DepthwiseConv2dShape
+"""Its short name."""
+
+ShapeLike: TypeAlias = Shape | str | Mapping[str, Any]
 """What functions of dwtir take as a shape."""
 
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from . import reference
 from .epilogue import Epilogue
-from .shape import DepthwiseConv2dShape
+from .shape import Shape
 
 _MAX_PRODUCTS = 30_000_000
 _Array = np.ndarray[Any, Any]
 
 
-def error_ratio(shape: DepthwiseConv2dShape, epilogue: Epilogue, inputs: Sequence[_Array], out: _Array) -> float:
+def error_ratio(shape: Shape, epilogue: Epilogue, inputs: Sequence[_Array], out: _Array) -> float:
     """Compare a result with the reference, on as much of it as takes about a second.
 
     Images and channels do not depend on each other, but for the weight's gradient,
@@ -53,7 +53,7 @@ def error_ratio(shape: DepthwiseConv2dShape, epilogue: Epilogue, inputs: Sequenc
     return float((error / np.maximum(bound, tiny)).max())
 
 
-def _sample(shape: DepthwiseConv2dShape) -> tuple[_Array, _Array]:
+def _sample(shape: Shape) -> tuple[_Array, _Array]:
     """Choose images and channels, the first and last among them, for the reference."""
     per_channel = prod(shape.out_shape[1:]) // shape.in_channels * prod(shape.kernel)
     pairs = max(1, _MAX_PRODUCTS // max(per_channel, 1))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import gcd
 
-from .shape import DepthwiseConv2dShape as Shape
+from .shape import Shape
 
 _RESIDUAL = 8
 """Registers that more than one row of a residual may take."""

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from .errors import InvalidShapeError
-from .shape import DepthwiseConv2dShape as Shape
+from .shape import Shape
 
 BATCHES = (1, 8, 32, 128)
 """Batch sizes that each layer of a network is measured with."""

@@ -17,7 +17,7 @@ from . import files
 from .epilogue import Epilogue
 from .errors import DwtirError, InvalidScheduleError, RecordError
 from .schedules import STRATEGIES, WEIGHT, Strategy
-from .shape import DepthwiseConv2dShape as Shape
+from .shape import Shape
 from .target import Target
 
 if TYPE_CHECKING:

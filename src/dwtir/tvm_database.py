@@ -16,7 +16,7 @@ from . import compute, database, traces
 from .epilogue import Epilogue
 from .errors import DwtirError
 from .records import Record
-from .shape import DepthwiseConv2dShape
+from .shape import Shape
 from .target import TargetLike, resolve
 
 _Module: TypeAlias = tvm.IRModule
@@ -27,7 +27,7 @@ _FAILED_SECS = 1e6
 class Workload(NamedTuple):
     """What one of our functions computes."""
 
-    shape: DepthwiseConv2dShape
+    shape: Shape
     epilogue: Epilogue
 
 
@@ -39,7 +39,7 @@ def unscheduled(work: Workload) -> _Module:
 def parse_workload(shape: str, epilogue: str) -> Workload:
     """Read the attributes of one of our functions."""
     steps = Epilogue.of(None if epilogue == "none" else epilogue)
-    return Workload(DepthwiseConv2dShape.parse(shape), steps)
+    return Workload(Shape.parse(shape), steps)
 
 
 def recognise(mod: _Module) -> Workload | None:

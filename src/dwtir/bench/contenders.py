@@ -10,7 +10,7 @@ import numpy as np
 from ..build import build
 from ..epilogue import Epilogue
 from ..reference import numpy_dtype
-from ..shape import LAYOUTS, DepthwiseConv2dShape
+from ..shape import LAYOUTS, Shape
 from .gradients import gradient
 from .problem import Problem, aligned, import_torch
 from .processor import keep_memory
@@ -66,7 +66,7 @@ def _copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return copy
 
 
-def _memory(name: str, tensor: Any, shape: DepthwiseConv2dShape) -> Any:
+def _memory(name: str, tensor: Any, shape: Shape) -> Any:
     """Turn a tensor of torch's into ours: an image, or a weight, which may be copied."""
     if shape.layout == "NCHW":
         return tensor
@@ -135,7 +135,7 @@ def convolutions(torch: Any, *, cudnn: bool) -> Iterator[None]:
         yield
 
 
-def _function(torch: Any, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> Callable[..., Any]:
+def _function(torch: Any, shape: Shape, epilogue: Epilogue) -> Callable[..., Any]:
     """Write the layer as a PyTorch user would."""
     functional = torch.nn.functional
     top, left, bottom, right = shape.padding

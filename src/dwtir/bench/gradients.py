@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from ..shape import DepthwiseConv2dShape
+from ..shape import Shape
 
 
 def gradient(
-    torch: Any, shape: DepthwiseConv2dShape, layout: str, sets: list[list[Any]]
+    torch: Any, shape: Shape, layout: str, sets: list[list[Any]]
 ) -> tuple[Callable[..., Any], list[list[Any]]]:
     """Write a gradient as PyTorch computes it, with the tensors to call it with.
 

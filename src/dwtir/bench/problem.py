@@ -10,7 +10,7 @@ from .. import timing
 from ..epilogue import Epilogue
 from ..errors import ToolchainError
 from ..reference import numpy_dtype
-from ..shape import DepthwiseConv2dShape
+from ..shape import Shape
 from ..target import Target
 
 _CACHE_SIZES = 3
@@ -43,7 +43,7 @@ class Problem:
     cache.
     """
 
-    def __init__(self, shape: DepthwiseConv2dShape, epilogue: Epilogue, target: Target, cold: bool) -> None:
+    def __init__(self, shape: Shape, epilogue: Epilogue, target: Target, cold: bool) -> None:
         self.shape, self.epilogue, self.target = shape, epilogue, target
         rng = np.random.default_rng(0)
         extents = shape.input_shapes | epilogue.operands(shape)

@@ -14,7 +14,7 @@ from ..epilogue import Epilogue
 from ..errors import DwtirError, RecordError
 from ..files import read_json
 from ..kernel import Timing
-from ..shape import DepthwiseConv2dShape
+from ..shape import Shape
 from ..target import Target
 from .articles import PUBLISHED_US, Case
 from .row import Row
@@ -120,7 +120,7 @@ def _read_row(values: dict[str, Any], target: Target) -> Row:
     if "dwtir" not in timings:
         raise RecordError(f"no time of dwtir for {values['shape']}")
     return Row(
-        DepthwiseConv2dShape.parse(values["shape"]),
+        Shape.parse(values["shape"]),
         Epilogue.of(values["epilogue"]),
         target,
         bool(values["cold"]),

@@ -9,7 +9,7 @@ from .. import spotcheck
 from ..epilogue import Epilogue
 from ..errors import ArgumentError, CompileError, InvalidTargetError
 from ..kernel import Timing
-from ..shape import DepthwiseConv2dShape
+from ..shape import Shape
 from ..target import Target
 from .contenders import Contender, ours, peers
 from .problem import Problem
@@ -23,7 +23,7 @@ _SUM_ERROR = 2.0**-23
 
 
 def bench_layer(
-    shape: DepthwiseConv2dShape,
+    shape: Shape,
     target: Target,
     *,
     epilogue: Epilogue | None = None,
@@ -102,7 +102,7 @@ def in_short(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
 
 
-def _peer_error(shape: DepthwiseConv2dShape) -> float:
+def _peer_error(shape: Shape) -> float:
     """Return what a peer may be off, as a part of the largest output.
 
     Errors of a sum of n random terms one after the other grow with the root of n, as a

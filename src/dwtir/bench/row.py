@@ -5,7 +5,7 @@ from typing import Any
 
 from ..epilogue import Epilogue
 from ..kernel import Timing
-from ..shape import LAYOUTS, OPERATIONS, DepthwiseConv2dShape
+from ..shape import LAYOUTS, OPERATIONS, Shape
 from ..target import Target
 from ..tune.outcome import floor_seconds
 from .processor import LOUD
@@ -23,7 +23,7 @@ def is_wide(timing: Timing) -> bool:
 class Row:
     """One layer, measured."""
 
-    shape: DepthwiseConv2dShape
+    shape: Shape
     epilogue: Epilogue
     target: Target
     """What was computed, and where; the target with its rates, where they are known."""

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from ..epilogue import Epilogue
 from ..errors import NotTunedError
 from ..kernel import Timing
-from ..shape import DepthwiseConv2dShape
+from ..shape import Shape
 from ..target import Target
 from .articles import LIBRARY, PUBLISHED_US, Case, Table
 from .contenders import Contender, ours, peers
@@ -34,7 +34,7 @@ def measure(target: Target, *, baselines: bool, rounds: int) -> dict[Case, Found
     found: dict[Case, Found] = {}
     cases = sorted(PUBLISHED_US, key=_layer)
     for (shape, epilogue), group in groupby(cases, key=_layer):
-        problem = Problem(DepthwiseConv2dShape.parse(shape), Epilogue.of(epilogue), target, cold=False)
+        problem = Problem(Shape.parse(shape), Epilogue.of(epilogue), target, cold=False)
         found |= _measure_layer(problem, list(group), baselines, rounds)
     return {case: found[case] for case in PUBLISHED_US}
 

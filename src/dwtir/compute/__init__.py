@@ -32,7 +32,7 @@ from ..bands import Bands
 from ..diagonals import Diagonals
 from ..epilogue import Epilogue
 from ..images import Images
-from ..shape import DepthwiseConv2dShape
+from ..shape import Shape
 from ..strips import Strip
 from ..units import Units
 from . import banded, diagonal, forward, grad_data, grad_weight, split, streamed, units, whole
@@ -128,7 +128,7 @@ def split_images(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFun
 
 
 @lru_cache(maxsize=64)  # to parse TVMScript takes 10 ms, and functions do not change
-def depthwise_conv2d(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+def depthwise_conv2d(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the shape's operation with its epilogue.
 
     Returns
@@ -152,5 +152,5 @@ def depthwise_conv2d(shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.Pr
     return _named(func, shape, epilogue)
 
 
-def _named(func: tirx.PrimFunc, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+def _named(func: tirx.PrimFunc, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     return func.with_attr(SHAPE_ATTR, str(shape)).with_attr(EPILOGUE_ATTR, str(epilogue))

@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
 from ..epilogue import Epilogue
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 from . import script
 from .sizes import aligned, image, padded_sizes
 

@@ -25,7 +25,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 from . import script
 from .sizes import SLACK, aligned, image
 

@@ -6,12 +6,12 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
-from ..shape import DepthwiseConv2dShape
+from ..shape import Shape
 from . import script
 from .sizes import aligned, image, padded_sizes
 
 
-def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
+def nchw(shape: Shape) -> tirx.PrimFunc:
     """Define the gradient on NCHW images."""
     N, C, M, H, W = image(shape)
     OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
@@ -55,7 +55,7 @@ def nchw(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
     return grad_weight_nchw
 
 
-def nhwc(shape: DepthwiseConv2dShape) -> tirx.PrimFunc:
+def nhwc(shape: Shape) -> tirx.PrimFunc:
     """Define the gradient on NHWC images."""
     N, C, M, H, W = image(shape)
     OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 
 SLACK = 63
 """Rows and columns that a tile may hang over the edge without costing predicates."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError
-from ..shape import DepthwiseConv2dShape
+from ..shape import Shape
 from . import eager
 from .chain import Chain
 from .derived import Derived
@@ -95,7 +95,7 @@ class ConvertedForward:
             return f"it is not converted for {tuple(image.shape)}, {image.dtype}, {form}, {image.device}"
         return None
 
-    def shape(self, image: Tensor) -> DepthwiseConv2dShape:
+    def shape(self, image: Tensor) -> Shape:
         """Describe the convolution of an image, if a kernel takes it."""
         conv, dtype = self.chain.conv, autocast(image) or image.dtype
         if image.device.type not in DEVICES:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from ..epilogue import Epilogue
 from ..errors import InvalidScheduleError
-from ..shape import DepthwiseConv2dShape
+from ..shape import Shape
 from ..target import Target
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
@@ -71,7 +71,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 _NO_STEPS = Epilogue()
 
-_Step: TypeAlias = Callable[[DepthwiseConv2dShape, Target], Strategy]
+_Step: TypeAlias = Callable[[Shape, Target], Strategy]
 
 
 def _fixed(strategy: Strategy) -> _Step:
@@ -95,7 +95,7 @@ ARTICLE_STEPS: dict[str, dict[str, _Step]] = {
 """The steps of the two articles, in their order; each is a name that `build` takes."""
 
 
-def choose(shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Strategy:
+def choose(shape: Shape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Strategy:
     """Pick strategy and tile for ``schedule="manual"``."""
     for strategy in STRATEGIES.values():
         if strategy.claims(shape, target) and strategy.pays(shape, target):
@@ -103,7 +103,7 @@ def choose(shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue = _NO
     raise InvalidScheduleError(f"no strategy for {shape} on {target.name}")
 
 
-def named(name: str, shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Strategy:
+def named(name: str, shape: Shape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Strategy:
     """Find a strategy by the name of a step or of the strategy itself.
 
     Raises

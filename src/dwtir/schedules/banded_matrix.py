@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..bands import COLUMNS, Bands
 from ..epilogue import Epilogue
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 from ..target import Target
 from .base import Strategy, unroll_all, varied
 from .cost import registers_for

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 
 from ..bands import Bands
 from ..planes import Planes, channel_threads
-from ..shape import LAYOUTS
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import LAYOUTS, Shape
 from ..target import Target
 from .banded_matrix import BandedMatrix, place_residual
 from .base import unroll_all

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 
 from ..diagonals import Diagonals
 from ..epilogue import Epilogue
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 from ..target import Target
 from .base import unroll_all, unroll_in_source, with_guesses
 from .cost import registers_for

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ..epilogue import Epilogue
 from ..errors import InvalidScheduleError
-from ..shape import DTYPES, LAYOUTS
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import DTYPES, LAYOUTS, Shape
 from ..target import Target
 from .tiles import MAX_BLOCKS, MAX_THREADS, whole_phases, windows_of
 

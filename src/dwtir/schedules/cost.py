@@ -24,7 +24,7 @@ from functools import cache, lru_cache
 from math import ceil, gcd, prod
 from typing import NamedTuple
 
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 from ..target import Target
 from .tiles import MAX_BLOCKS, MAX_THREADS, REGISTERS, phases, reach, step
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import InvalidScheduleError
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 from ..target import Target
 from .base import varied
 from .part_sums import PartSums

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..shape import DepthwiseConv2dShape
+from ..shape import Shape
 from ..target import Target
 from .base import Strategy, get_blocks
 from .tiles import largest_divisor
@@ -49,7 +49,7 @@ def part_threads_for(parts: int, taps: int, target: Target) -> int:
     return largest_divisor(parts, max(1, most))
 
 
-def sum_parts(sch: Schedule, shape: DepthwiseConv2dShape, part_threads: Any, channels: Any) -> None:
+def sum_parts(sch: Schedule, shape: Shape, part_threads: Any, channels: Any) -> None:
     """Give a block a row of taps (NCHW) or some channels (NHWC), and its threads the parts.
 
     Parameters

@@ -35,7 +35,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
 
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 from ..target import Target
 from .base import get_blocks, has_steps, stage_operands, stage_output, unroll_in_source
 from .cost import Work, conversions, halo

@@ -42,7 +42,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ..epilogue import Epilogue
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 from ..strips import Strip, apart, has_parts, part_sizes
 from ..target import Target
 from .base import Strategy, varied, with_guesses

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from ..epilogue import Epilogue
 from ..images import Images, is_small
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 from ..target import Target
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 from ..target import Target
 from .base import get_blocks, unroll_in_source
 from .part_sums import PartSums, sum_parts

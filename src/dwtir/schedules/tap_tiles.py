@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 from ..target import Target
 from .tap_cost import (
     SHARED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 
 MAX_UNROLLED = 4096
 """Multiply-adds of one thread in straight line: a second of compilation, and what the

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 
 from ..epilogue import Epilogue
 from ..images import Images, is_small
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 from ..target import Target
 from .base import Strategy, varied, with_guesses
 from .channel_vector import ChannelVector

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
 from ..epilogue import Epilogue
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 from ..target import Target
 from .base import Strategy, varied, with_guesses
 from .cost import LINE, SECTOR, Model, Work, blocks_at_a_time, ranking, registers_for, registers_needed, touched

@@ -8,7 +8,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from ..schedules import SharedTile
-from ..shape import DepthwiseConv2dShape
+from ..shape import Shape
 from ..target import Target
 from .outcome import Outcome, Task, Trial, floor_seconds
 
@@ -66,9 +66,7 @@ class Running:
         ]
 
 
-def _speed(
-    shape: DepthwiseConv2dShape, target: Target, best: float | None, manual: float | None
-) -> dict[str, float | None]:
+def _speed(shape: Shape, target: Target, best: float | None, manual: float | None) -> dict[str, float | None]:
     """Set the best time, in seconds, beside the manual schedule's, the traffic and the floor."""
     floor = floor_seconds(shape, target)
     return {

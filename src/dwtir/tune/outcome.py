@@ -7,7 +7,7 @@ from pathlib import Path
 from ..epilogue import Epilogue
 from ..records import Record
 from ..schedules import Strategy
-from ..shape import DepthwiseConv2dShape
+from ..shape import Shape
 from ..target import Target
 
 
@@ -15,7 +15,7 @@ from ..target import Target
 class Task:
     """One layer to tune, and how often its network runs it."""
 
-    shape: DepthwiseConv2dShape
+    shape: Shape
     epilogue: Epilogue = field(default_factory=Epilogue)
     count: int = 1
 
@@ -75,7 +75,7 @@ class Outcome:
         return Counter(trial.cause for trial in self.trials if trial.cause)
 
 
-def floor_seconds(shape: DepthwiseConv2dShape, target: Target, epilogue: Epilogue | None = None) -> float | None:
+def floor_seconds(shape: Shape, target: Target, epilogue: Epilogue | None = None) -> float | None:
     """Return the least time the device could take, or None where its rates are not known.
 
     The greater of the least bytes at the bandwidth of its memory, and the

@@ -9,7 +9,7 @@ from pathlib import Path
 from .. import cuda
 from ..epilogue import Epilogue, EpilogueLike
 from ..errors import DwtirError, InvalidTargetError
-from ..shape import DepthwiseConv2dShape, ShapeLike
+from ..shape import Shape, ShapeLike
 from ..target import Target, TargetLike, resolve
 from .channels import PipeChannel
 from .devices import Device
@@ -56,7 +56,7 @@ def tune(
         If an argument is not valid, the device is not usable, or the manual
         schedule itself fails.
     """
-    task = Task(DepthwiseConv2dShape.of(shape), Epilogue.of(epilogue))
+    task = Task(Shape.of(shape), Epilogue.of(epilogue))
     device = present_target(target)
     shown = display or PlainDisplay(io.StringIO())
     fleet = local_fleet(device, shown.note)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..errors import InvalidScheduleError
 from ..schedules import STRATEGIES, Ladder, SharedTile, Strategy
-from ..shape import DepthwiseConv2dShape
+from ..shape import Shape
 from ..target import Target
 from .outcome import Task
 
@@ -102,7 +102,7 @@ def open_search(name: str, task: Task, target: Target, seed: int) -> Search:
     return searches[name](task, target, seed)
 
 
-def is_worth_a_trial(strategy: Strategy, shape: DepthwiseConv2dShape, target: Target) -> bool:
+def is_worth_a_trial(strategy: Strategy, shape: Shape, target: Target) -> bool:
     """Tell whether a strategy takes the shape, and is not known to be slow there."""
     try:
         strategy.check_use(shape, target)
@@ -111,7 +111,7 @@ def is_worth_a_trial(strategy: Strategy, shape: DepthwiseConv2dShape, target: Ta
     return strategy.is_promising(shape)
 
 
-def searched_strategies(shape: DepthwiseConv2dShape, target: Target) -> list[type[Strategy]]:
+def searched_strategies(shape: Shape, target: Target) -> list[type[Strategy]]:
     """Return the strategies whose parameters are searched.
 
     The ladder of 2025 is there to be read: none of its steps reuses a value.

@@ -14,7 +14,7 @@ from .. import suite
 from ..epilogue import Epilogue, EpilogueLike
 from ..errors import ArgumentError, DwtirError, InvalidEpilogueError, InvalidShapeError, RecordError, ToolchainError
 from ..files import read_json
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 from .outcome import Task
 
 _MAX_FILE_BYTES = 1 << 20

@@ -39,7 +39,7 @@ from ..errors import CompileError, DeviceError, DwtirError, InvalidScheduleError
 from ..kernel import Kernel
 from ..schedules import Strategy
 from ..search_limits import Limit, SlowCompileError, SpillError, for_search
-from ..shape import DepthwiseConv2dShape
+from ..shape import Shape
 from ..target import Target, resolve
 from . import testbed
 from .channels import answer_lines
@@ -145,7 +145,7 @@ class Worker:
         self._testbed = None  # frees the last layer's tensors first
         self._kept.clear()
         target = Target(**message["target"] | {"features": tuple(message["target"]["features"])})
-        shape = DepthwiseConv2dShape.parse(message["shape"])
+        shape = Shape.parse(message["shape"])
         self._threads.shutdown()
         self._threads = ThreadPoolExecutor(message["threads"])
         if self._is_here and (present := resolve(target.kind)).name != target.name:
