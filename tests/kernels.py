@@ -1,7 +1,5 @@
 """A small layer as a kernel: its tensors, and what must come out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dwtir import Epilogue, Kernel, Shape, reference

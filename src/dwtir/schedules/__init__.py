@@ -1,7 +1,5 @@
 """The strategies, and how one of them is found for a shape, a target and a name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeAlias
 

@@ -17,8 +17,6 @@ tiles of one layer, and say little about a time. The measurements, and the progr
 constants to them or to another GPU's, are in the history: ``git show 139d1f6:bench/fit_cost.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from math import ceil, gcd, prod

@@ -12,8 +12,6 @@ of the faster ones, and 5 % slower. There what lies beside the lines that a warp
 more than the instructions do.
 """
 
-from __future__ import annotations
-
 from math import gcd
 from typing import NamedTuple
 

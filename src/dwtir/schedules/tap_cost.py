@@ -15,8 +15,6 @@ serve to compare tiles of one layer, and say little about a time. The measuremen
 program that fits the constants are in the history: ``git show 139d1f6:bench/fit_tap_cost.py``.
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 

@@ -1,7 +1,5 @@
 """The tiles of `tap_sums` worth comparing for a shape, and their order by `tap_cost`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import gcd

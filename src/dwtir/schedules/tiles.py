@@ -1,7 +1,5 @@
 """Arithmetic that several strategies choose their tiles with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from ..shape import Shape
