@@ -32,7 +32,7 @@ def markdown(results: Results) -> list[str]:
     lines += piped([("", ""), *results.about.items()])
     if results.rows:
         lines += ["", "## Layers", "", *_explained(results.rows), ""]
-        cells = [tuple(line[i] for i in _ON_PAGE) for line in row_cells(results.rows)]
+        cells = [tuple(line[i].removeprefix("torch ") for i in _ON_PAGE) for line in row_cells(results.rows)]
         lines += [*_bullets(summary(results.rows)), "", *piped(cells)]
     for title, cells in _article_tables(results):
         lines += ["", f"## {title}", "", *piped(cells)]
@@ -51,7 +51,7 @@ def _explained(rows: Sequence[Row]) -> list[str]:
     )
     return [
         f"Medians of rounds in turns, {data}. Ratios are PyTorch's time over dwtir's, of its",
-        "fastest way in the same layout and in any, by which library and layout that is: above 1,",
+        "fastest way in the same layout and in any, and by which layout and library that is: above 1,",
         f"dwtir is faster. ~ marks a spread (p20 to p80) above {100 * WIDE:.0f} %, ! a row whose",
         "CPU others used meanwhile.",
     ]
