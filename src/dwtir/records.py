@@ -307,6 +307,7 @@ def _rounded(seconds: float) -> float:
 
 
 def _pretty(record: dict[str, Any]) -> str:
-    """Write a field a line."""
-    lines = (f"{json.dumps(name)}:{traces.dump(value)}" for name, value in record.items())
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    """Write a field a line, and numbers without zeros before their exponents' digits."""
+    found = {name: traces.dump(value) for name, value in record.items()}
+    short = {name: text if '"' in text else text.replace("e-0", "e-") for name, text in found.items()}
+    return "{\n" + ",\n".join(f'"{name}":{text}' for name, text in short.items()) + "\n}\n"
