@@ -48,7 +48,7 @@ from ..bands import COLUMNS, Bands
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, unroll_all, varied
+from .base import Strategy, bind, compute_at, unroll_all, varied
 from .cost import registers_for
 from .register_window import RegisterWindow
 from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SIDE, REGISTERS, even_split, with_value
@@ -270,7 +270,7 @@ class BandedMatrix(Strategy):
         warp, lane = self._deal(sch, shape, store)
 
         # Results leave in pairs, and so come what they are added to.
-        sch.compute_at(epilogue, lane, preserve_unit_loops=True)
+        compute_at(sch, epilogue, lane)
         sch.set_scope(epilogue, 0, "local")
         unroll_all(sch, sch.get_loops(epilogue)[-3:])
         for block in (store, *place_residual(sch, epilogue, lane)):
@@ -285,9 +285,7 @@ class BandedMatrix(Strategy):
         blocks, warp = sch.split(group, [None, self.warps])
         outer = (c, blocks) if self.bands(shape).is_copied else (blocks, c)  # as planes lie
         sch.reorder(*outer, warp, lane, rows, half, pair)
-        sch.bind(sch.fuse(*outer), "blockIdx.x")
-        sch.bind(warp, "threadIdx.y")
-        sch.bind(lane, "threadIdx.x")
+        bind(sch, outer, warp, lane)
         return warp, lane
 
     def _multiply(self, sch: Schedule, shape: Shape, blocks: tuple[SBlockRV, SBlockRV, SBlockRV], warp: LoopRV) -> None:
@@ -298,8 +296,7 @@ class BandedMatrix(Strategy):
         bands = self.bands(shape)
 
         # 1. The sums of a warp, for a few rows of the kernel at a time.
-        sch.set_scope(conv, 0, "local")
-        sch.compute_at(conv, warp, preserve_unit_loops=True)
+        compute_at(sch, conv, warp, "local")
         *_, tile, oh, kh, depth, lane, half, pair, k = sch.get_loops(conv)
         step, kh = sch.split(kh, [None, self.kernel_rows])
         sch.reorder(tile, step, kh, oh, depth, lane, half, pair, k)
@@ -311,8 +308,7 @@ class BandedMatrix(Strategy):
 
         # 2. Inputs and weights of a step, in the registers of the lanes that multiply them.
         for load, count in ((pad, 6), (band, 5)):
-            sch.set_scope(load, 0, "local")
-            sch.compute_at(load, step, preserve_unit_loops=True)
+            compute_at(sch, load, step, "local")
             loops = sch.get_loops(load)[-count:]
             holder = loops.pop(2)
             sch.reorder(holder, *loops)
@@ -331,7 +327,7 @@ def place_residual(sch: Schedule, epilogue: SBlockRV, thread: LoopRV) -> list[SB
     if "held" not in [region.source.name for region in sch.get(epilogue).reads]:
         return []
     load = sch.get_sblock("residual")
-    sch.compute_at(load, thread, preserve_unit_loops=True)
+    compute_at(sch, load, thread)
     sch.set_scope(load, 0, "local")
     return [load]
 

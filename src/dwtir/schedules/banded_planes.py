@@ -26,7 +26,7 @@ from ..planes import Planes, channel_threads
 from ..shape import LAYOUTS, Shape
 from ..target import Target
 from .banded_matrix import BandedMatrix, place_residual
-from .base import unroll_all
+from .base import bind, compute_at, unroll_all
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -121,15 +121,12 @@ class BandedPlanes(BandedMatrix):
         bc, tc, c = sch.split(c, [None, channel_count, channels])
         bf, tf, f = sch.split(f, [None, threads, places])
         sch.reorder(bf, bc, tf, tc, c, f)
-        sch.bind(sch.fuse(bf, bc), "blockIdx.x")
-        sch.bind(tf, "threadIdx.y")
-        sch.bind(tc, "threadIdx.x")
+        bind(sch, (bf, bc), tf, tc)
         sch.unroll(c)
         sch.vectorize(f)
-        sch.compute_at(turn, tc, preserve_unit_loops=True)
+        compute_at(sch, turn, tc)
         unroll_all(sch, sch.get_loops(turn)[-2:])
-        sch.set_scope(gather, 0, "local")
-        sch.compute_at(gather, tc, preserve_unit_loops=True)
+        compute_at(sch, gather, tc, "local")
         *_, f, c = sch.get_loops(gather)
         sch.unroll(f)
         whole = shape.layout == "NCHW" or shape.channel_multiplier == 1  # the weights' vectors
@@ -143,14 +140,12 @@ def _bring_back(sch: Schedule, shape: Shape) -> None:
     c, group, rows, lane, half, pair = sch.get_loops(store)
     bc, tc, c = sch.split(c, [None, threads, lanes])
     sch.reorder(group, rows, half, bc, lane, tc, pair, c)
-    sch.bind(sch.fuse(group, rows, half, bc), "blockIdx.x")
-    sch.bind(lane, "threadIdx.y")
-    sch.bind(tc, "threadIdx.x")
+    bind(sch, (group, rows, half, bc), lane, tc)
     sums = sch.cache_read(epilogue, 0, "local")
-    sch.compute_at(epilogue, tc, preserve_unit_loops=True)
+    compute_at(sch, epilogue, tc)
     sch.set_scope(epilogue, 0, "local")
     unroll_all(sch, sch.get_loops(epilogue)[-6:])
-    sch.compute_at(sums, tc, preserve_unit_loops=True)
+    compute_at(sch, sums, tc)
     *outer, innermost = sch.get_loops(sums)[-6:]
     unroll_all(sch, outer)
     sch.vectorize(innermost)

@@ -38,7 +38,7 @@ from ..diagonals import Diagonals
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
-from .base import unroll_all, unroll_in_source, with_guesses
+from .base import bind_threads, compute_at, unroll_all, unroll_in_source, with_guesses
 from .cost import registers_for
 from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
@@ -190,23 +190,19 @@ class BandedSums(MatrixSums):
         block = sch.fuse(p, c, m)
         _, ty, tx = sch.split(sch.fuse(kh, kw), [None, self.warps, 32])
         sch.bind(block, "blockIdx.x")
-        sch.bind(ty, "threadIdx.y")
-        sch.bind(tx, "threadIdx.x")
-        sch.compute_at(taps, tx, preserve_unit_loops=True)
+        bind_threads(sch, ty, tx)
+        compute_at(sch, taps, tx)
         unroll_in_source(sch, sch.get_loops(taps)[-2])
 
         # 2. The sums of warps.
-        sch.set_scope(leave, 0, "shared")
-        sch.compute_at(leave, block, preserve_unit_loops=True)
+        compute_at(sch, leave, block, "shared")
         _, _, _, warp, kh, s, lane, h, e = sch.get_loops(leave)
         sch.reorder(warp, lane, kh, s, h, e)
-        sch.bind(warp, "threadIdx.y")
-        sch.bind(lane, "threadIdx.x")
+        bind_threads(sch, warp, lane)
         unroll_all(sch, [kh, s, h])
         sch.vectorize(e)
 
-        sch.set_scope(conv, 0, "local")
-        sch.compute_at(conv, warp, preserve_unit_loops=True)
+        compute_at(sch, conv, warp, "local")
         *_, kh, s, turn, oh, lane, h, e, k = sch.get_loops(conv)
         sch.reorder(turn, oh, kh, s, lane, h, e, k)
         zero = sch.decompose_reduction(conv, turn)
@@ -217,8 +213,7 @@ class BandedSums(MatrixSums):
 
         # 3. Inputs and gradients of a group of tiles, in the registers of the lanes.
         for load, count in ((pairs, 6), (pad, 6), (grads, 4)):
-            sch.set_scope(load, 0, "local")
-            sch.compute_at(load, turn, preserve_unit_loops=True)
+            compute_at(sch, load, turn, "local")
             loops = sch.get_loops(load)[-count:]
             holder = loops.pop(-4 if load is not grads else -3)
             sch.reorder(holder, *loops)

@@ -336,17 +336,32 @@ def stage_operands(
     for index in range(1, len(sch.get(epilogue).reads)):
         load = sch.cache_read(epilogue, index, "local")
         is_image = len(sch.get(load).iter_vars) == 4
-        sch.compute_at(load, row if is_image else at, preserve_unit_loops=True)
+        compute_at(sch, load, row if is_image else at)
         *outer, innermost = sch.get_loops(load)[-len(sch.get(load).iter_vars) :]
         if lanes is not None and len(outer) == 3:
             vectors, innermost = sch.split(innermost, [None, lanes])
             outer.append(vectors)
-        for loop in outer:
-            sch.unroll(loop)
-        if vector:
-            sch.vectorize(innermost)
-        else:
-            sch.unroll(innermost)
+        unroll_all(sch, outer)
+        sch.vectorize(innermost) if vector else sch.unroll(innermost)
+
+
+def compute_at(sch: Schedule, block: SBlockRV, loop: LoopRV, scope: str = "") -> None:
+    """Compute a block under a loop, where it keeps all of its loops, into a scope of memory if given."""
+    if scope:
+        sch.set_scope(block, 0, scope)
+    sch.compute_at(block, loop, preserve_unit_loops=True)
+
+
+def bind(sch: Schedule, grid: Iterable[LoopRV], *threads: LoopRV) -> None:
+    """Make loops, fused, the blocks of a grid, and others the threads of a block."""
+    sch.bind(sch.fuse(*grid), "blockIdx.x")
+    bind_threads(sch, *threads)
+
+
+def bind_threads(sch: Schedule, *loops: LoopRV) -> None:
+    """Make loops the threads of a block, the last one along x."""
+    for axis, loop in zip("zyx"[-len(loops) :], loops, strict=True):
+        sch.bind(loop, f"threadIdx.{axis}")
 
 
 def unroll_all(sch: Schedule, loops: Iterable[LoopRV]) -> None:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import get_blocks, has_steps, stage_operands, stage_output, unroll_in_source
+from .base import bind, compute_at, get_blocks, has_steps, stage_operands, stage_output, unroll_all, unroll_in_source
 from .cost import Work, conversions, halo
 from .tiles import (
     BLOCK_COUNTS,
@@ -213,26 +213,21 @@ class ChannelVector(Window):
         by, ty, ow = sch.split(ow, [None, self.thread_y, self.cols])
         bx, tx, c = sch.split(c, [None, self.thread_x, self.vector])
         sch.reorder(n, bz, by, bx, tz, ty, tx, oh, ow, c)
-        sch.bind(sch.fuse(n, bz, by, bx), "blockIdx.x")
-        sch.bind(tz, "threadIdx.z")
-        sch.bind(ty, "threadIdx.y")
-        sch.bind(tx, "threadIdx.x")
+        bind(sch, (n, bz, by, bx), tz, ty, tx)
 
         # 2. Outputs are rounded one by one and leave as one vector a pixel. What there is to do
         #    besides is done for a row before the next is begun: of all the sums together, ptxas
         #    would store none until the last is there.
         row = oh if self.window == "tile" and is_fused else tx
-        sch.compute_at(epilogue, row, preserve_unit_loops=True)
-        for loop in sch.get_loops(epilogue)[-3:]:
-            sch.unroll(loop)
+        compute_at(sch, epilogue, row)
+        unroll_all(sch, sch.get_loops(epilogue)[-3:])
         stage_operands(sch, epilogue, tx, row, vector=True)
         sch.unroll(oh)
         sch.unroll(ow)
         sch.vectorize(c)
 
         # 3. Sums in registers, all taps of a kernel row for all outputs in straight line.
-        sch.set_scope(conv, 0, "local")
-        sch.compute_at(conv, row, preserve_unit_loops=True)
+        compute_at(sch, conv, row, "local")
         *_, conv_n, conv_oh, conv_ow, conv_c, kh, kw = sch.get_loops(conv)
         sch.reorder(conv_n, kh, kw, conv_oh, conv_ow, conv_c)
 
@@ -241,15 +236,13 @@ class ChannelVector(Window):
         at, unrolled = {"tile": (tx, conv_n), "row": (kh, kw), "tap": (kw, conv_oh)}[self.window]
         sch.set_scope(pad, 0, "local")
         for load in (pad, weight_local):
-            sch.compute_at(load, at, preserve_unit_loops=True)
+            compute_at(sch, load, at)
         vectorize = sch.vectorize if _is_vector(shape) else sch.unroll
         *outer, channels = sch.get_loops(pad)[-3:]
-        for loop in outer:
-            sch.unroll(loop)
+        unroll_all(sch, outer)
         vectorize(channels)
         *outer, channels, filters = sch.get_loops(weight_local)[-4:]
-        for loop in outer:
-            sch.unroll(loop)
+        unroll_all(sch, outer)
         vectorize(sch.fuse(channels, filters))
         unroll_in_source(sch, unrolled)
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, get_blocks
+from .base import Strategy, compute_at, get_blocks, unroll_all
 from .tiles import even_tile, phases, step, with_value
 
 if TYPE_CHECKING:
@@ -106,15 +106,15 @@ class Cpu(Strategy):
 
         # 2. The padded input of a core, once. With a stride, the columns that neighbouring
         #    outputs read at a tap are put side by side: a vector loads them, not a loop.
-        sch.compute_at(conv, tile, preserve_unit_loops=True)
+        compute_at(sch, conv, tile)
         stride = step(shape, 1)
         if shape.layout == "NCHW" and stride > 1:
             columns = sch.cache_read(conv, 0, "global")
             sch.transform_layout(
                 columns, ("write", 0), lambda n, c, h, w: [n, c, h, w % stride, w // stride], pad_value=0.0
             )
-            sch.compute_at(columns, core, preserve_unit_loops=True)
-        sch.compute_at(pad, core, preserve_unit_loops=True)
+            compute_at(sch, columns, core)
+        compute_at(sch, pad, core)
 
         # 3. The taps around the sums, the sums in registers: unrolled, they are scalars and
         #    vectors to LLVM. Columns past the edge are computed in the slack and not stored.
@@ -130,12 +130,10 @@ class Cpu(Strategy):
             *_, conv_oh, conv_ow, conv_lane, kh, kw = sch.get_loops(conv)
         sch.reorder(kh, kw, conv_oh, conv_ow, conv_lane)
         sch.vectorize(conv_lane)
-        for loop in (conv_oh, conv_ow, oh, ow):
-            sch.unroll(loop)
+        unroll_all(sch, [conv_oh, conv_ow, oh, ow])
         zero = sch.decompose_reduction(conv, kh)
         *_, zero_oh, zero_ow, zero_lane = sch.get_loops(zero)
-        for loop in (zero_oh, zero_ow):
-            sch.unroll(loop)
+        unroll_all(sch, [zero_oh, zero_ow])
         sch.vectorize(zero_lane)
         if shape.layout == "NHWC":
             sch.vectorize(lane)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, get_blocks
+from .base import Strategy, compute_at, get_blocks, unroll_all
 from .tiles import divisors
 
 if TYPE_CHECKING:
@@ -82,14 +82,13 @@ class CpuTapSums(Strategy):
         sch.parallel(cores)
 
         # 2. The padded image of a core's channels, and the results when all images are done.
-        sch.compute_at(pad, n, preserve_unit_loops=True)
+        compute_at(sch, pad, n)
         for result in (epilogue,) if taps is conv else (conv, epilogue):
             sch.reverse_compute_at(result, cores, preserve_unit_loops=True)
 
         # 3. The sums in registers.
         sch.vectorize(lane)
-        for loop in (kh, kw):
-            sch.unroll(loop)
+        unroll_all(sch, [kh, kw])
         sch.decompose_reduction(taps, n)
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, get_blocks
+from .base import Strategy, bind_threads, compute_at, get_blocks
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -88,10 +88,8 @@ class Ladder(Strategy):
                 by = sch.fuse(by, bx)
             sch.bind(sch.fuse(n, c), "blockIdx.x")
             sch.bind(by, "blockIdx.y")
-            sch.bind(ty, "threadIdx.y")
-            sch.bind(tx, "threadIdx.x")
+            bind_threads(sch, ty, tx)
             innermost = tx
 
         # 3. The sum of one output in a register.
-        sch.set_scope(conv, 0, "local")
-        sch.compute_at(conv, innermost, preserve_unit_loops=True)
+        compute_at(sch, conv, innermost, "local")

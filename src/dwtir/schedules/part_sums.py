@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, get_blocks
+from .base import Strategy, bind_threads, compute_at, get_blocks
 from .tiles import largest_divisor
 
 if TYPE_CHECKING:
@@ -77,17 +77,15 @@ def sum_parts(sch: Schedule, shape: Shape, part_threads: Any, channels: Any) -> 
         block = sch.fuse(kh, kw, bc, m)
     sch.bind(block, "blockIdx.x")
     sch.bind(tap, "threadIdx.x")
-    sch.set_scope(total, 0, "local")
-    sch.compute_at(total, tap, preserve_unit_loops=True)
+    compute_at(sch, total, tap, "local")
 
     sch.set_scope(shared_sum, 0, "shared")
     leave = sch.cache_write(shared_sum, 0, "local")
-    sch.compute_at(leave, block, preserve_unit_loops=True)
+    compute_at(sch, leave, block)
     _, share, *taps = sch.get_loops(leave)
     tap = taps[3 if nchw else 2]
     sch.reorder(share, tap)
-    sch.bind(share, "threadIdx.y")
-    sch.bind(tap, "threadIdx.x")
+    bind_threads(sch, share, tap)
     sch.compute_at(shared_sum, sch.get_loops(leave)[-1], preserve_unit_loops=True)
     parts = sch.get_loops(shared_sum)[-6]
     sch.annotate(parts, "pragma_auto_unroll_max_step", _MOST_LOADS)

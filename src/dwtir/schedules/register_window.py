@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import get_blocks, has_steps, stage_operands, stage_output, unroll_in_source
+from .base import bind, compute_at, get_blocks, has_steps, stage_operands, stage_output, unroll_all, unroll_in_source
 from .cost import Work, conversions, halo
 from .tiles import (
     BLOCK_COUNTS,
@@ -232,17 +232,13 @@ class RegisterWindow(Window):
         by, ty, oh = sch.split(oh, [None, self.thread_y, self.rows])
         bx, tx, ow = sch.split(ow, [None, self.thread_x, self.cols])
         sch.reorder(bz, by, bx, tz, ty, tx, oh, ow)
-        sch.bind(sch.fuse(bz, by, bx), "blockIdx.x")
-        sch.bind(tz, "threadIdx.z")
-        sch.bind(ty, "threadIdx.y")
-        sch.bind(tx, "threadIdx.x")
+        bind(sch, (bz, by, bx), tz, ty, tx)
 
         # 2. The outputs of a row leave as vectors, with an epilogue before the next row is begun:
         #    of all the sums together, ptxas would store none until the last is there.
         row = oh if self.window == "tile" and is_fused else tx
-        sch.compute_at(epilogue, row, preserve_unit_loops=True)
-        for loop in sch.get_loops(epilogue)[-2:]:
-            sch.unroll(loop)
+        compute_at(sch, epilogue, row)
+        unroll_all(sch, sch.get_loops(epilogue)[-2:])
         stage_operands(sch, epilogue, tx, row, vector=True, lanes=self.store)
         ow, vector = sch.split(ow, [None, self.store])
         sch.unroll(oh)
@@ -250,8 +246,7 @@ class RegisterWindow(Window):
         sch.vectorize(vector)
 
         # 3. Sums in registers, all taps of a kernel row for all outputs in straight line.
-        sch.set_scope(conv, 0, "local")
-        sch.compute_at(conv, row, preserve_unit_loops=True)
+        compute_at(sch, conv, row, "local")
         *_, conv_n, conv_c, conv_oh, conv_ow, kh, kw = sch.get_loops(conv)
         sch.reorder(conv_n, conv_c, kh, kw, conv_oh, conv_ow)
 
@@ -259,9 +254,8 @@ class RegisterWindow(Window):
         #    compiler, because TVM proves most tests for padding away once an index is a number.
         sch.set_scope(pad, 0, "local")
         at, unrolled = {"tile": (tx, conv_n), "row": (kh, kw), "tap": (kw, conv_oh)}[self.window]
-        sch.compute_at(vectors, at, preserve_unit_loops=True)
-        for loop in sch.get_loops(vectors)[-2:]:
-            sch.unroll(loop)
+        compute_at(sch, vectors, at)
+        unroll_all(sch, sch.get_loops(vectors)[-2:])
         sch.vectorize(lanes)
         unroll_in_source(sch, unrolled)
 

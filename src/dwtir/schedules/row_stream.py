@@ -45,7 +45,7 @@ from ..epilogue import Epilogue
 from ..shape import Shape
 from ..strips import Strip, apart, has_parts, part_sizes
 from ..target import Target
-from .base import Strategy, varied, with_guesses
+from .base import Strategy, bind, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import LINE, SECTOR, touched
 from .register_window import RegisterWindow
@@ -311,10 +311,7 @@ class RowStream(Strategy):
         # In NCHW, the parts of an image share sectors of memory: their blocks run together.
         blocks = [by, bz, bx] if not outer and shape.dilation[0] > 1 else [*outer, bz, by, bx]
         sch.reorder(*blocks, tz, ty, tx)
-        sch.bind(sch.fuse(*blocks), "blockIdx.x")
-        sch.bind(tz, "threadIdx.z")
-        sch.bind(ty, "threadIdx.y")
-        sch.bind(tx, "threadIdx.x")
+        bind(sch, blocks, tz, ty, tx)
 
 
 @lru_cache(maxsize=256)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, get_blocks, share_among_threads
+from .base import Strategy, bind_threads, compute_at, get_blocks, share_among_threads
 from .tiles import with_value
 
 if TYPE_CHECKING:
@@ -139,12 +139,10 @@ class SharedTile(Strategy):
         # 2. Threads next to each other; virtual threads a sub-tile apart.
         sch.bind(vy, "vthread.y")
         sch.bind(vx, "vthread.x")
-        sch.bind(ty, "threadIdx.y")
-        sch.bind(tx, "threadIdx.x")
+        bind_threads(sch, ty, tx)
 
         # 3. The sums in registers; scale, shift and activation follow from there.
-        sch.set_scope(conv, 0, "local")
-        sch.compute_at(conv, tx, preserve_unit_loops=True)
+        compute_at(sch, conv, tx, "local")
 
         # 4. Input tile and filter in shared memory: each value is read KH*KW times
         #    and KH*KW*outputs times.
@@ -157,5 +155,5 @@ class SharedTile(Strategy):
         filters = sch.cache_read(conv, 1, "shared")
         threads = {"threadIdx.y": self.thread_y, "threadIdx.x": self.thread_x}
         for copy in (stage, filters):
-            sch.compute_at(copy, tile, preserve_unit_loops=True)
+            compute_at(sch, copy, tile)
             share_among_threads(sch, copy, 2, threads)

@@ -41,7 +41,7 @@ from ..shape import Shape
 from ..target import Target
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
-from .base import Strategy, varied, with_guesses
+from .base import Strategy, bind_threads, varied, with_guesses
 from .cost import registers_for
 from .register_window import RegisterWindow
 from .row_stream import RowStream
@@ -253,9 +253,7 @@ class SplitImage(Strategy):
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("images"))), "blockIdx.x")
         for name in ("gather", "filters", "depthwise_conv2d", "epilogue", "store"):
             *_, z, y, x = sch.get_loops(sch.get_sblock(name))
-            sch.bind(z, "threadIdx.z")
-            sch.bind(y, "threadIdx.y")
-            sch.bind(x, "threadIdx.x")
+            bind_threads(sch, z, y, x)
 
 
 @lru_cache(maxsize=256)

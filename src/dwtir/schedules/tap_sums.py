@@ -28,7 +28,7 @@ import numpy as np
 
 from ..shape import Shape
 from ..target import Target
-from .base import get_blocks, unroll_in_source
+from .base import compute_at, get_blocks, unroll_all, unroll_in_source
 from .part_sums import PartSums, sum_parts
 from .tap_cost import Tiles, estimate, is_held, window
 from .tap_tiles import MAX_KERNEL_THREADS, MAX_TAP_SUMS, grad_lanes_of, lanes_of, ranked, vectors_of
@@ -239,19 +239,17 @@ class TapSums(PartSums):
         # 3. The products of a tile in straight line, with its inputs in registers.
         grad = sch.cache_read(thread_sum, 1, "local")
         sch.set_scope(pad, 0, "local")
-        sch.compute_at(grad, turn, preserve_unit_loops=True)
+        compute_at(sch, grad, turn)
         *outer, innermost = sch.get_loops(grad)[-4:]
         if nchw:
             vectors, innermost = sch.split(innermost, [None, self.grad_lanes])
             outer.append(vectors)
-        for loop in outer:
-            sch.unroll(loop)
+        unroll_all(sch, outer)
         sch.vectorize(innermost)
-        sch.compute_at(window, turn, preserve_unit_loops=True)
+        compute_at(sch, window, turn)
         if not nchw:
             lanes = sch.get_loops(pad)[-1]
-        for loop in sch.get_loops(window)[-4:] if nchw else sch.get_loops(pad)[-4:-1]:
-            sch.unroll(loop)
+        unroll_all(sch, sch.get_loops(window)[-4:] if nchw else sch.get_loops(pad)[-4:-1])
         sch.vectorize(lanes)
         unroll_in_source(sch, oh)
 
@@ -259,8 +257,7 @@ class TapSums(PartSums):
         sch.set_scope(thread_sum, 0, "shared")
         leave = sch.cache_write(thread_sum, 0, "local")
         sch.reverse_compute_at(leave, tc, preserve_unit_loops=True)
-        for loop in sch.get_loops(leave)[-6:]:
-            sch.unroll(loop)
+        unroll_all(sch, sch.get_loops(leave)[-6:])
         zero = sch.decompose_reduction(thread_sum, turn)
         unroll_in_source(sch, sch.get_loops(zero)[4])
 
@@ -273,7 +270,7 @@ class TapSums(PartSums):
         sch.bind(tz, "threadIdx.z")
         sch.bind(ty, axes[0])
         sch.bind(tx, axes[1])
-        sch.compute_at(block_sum, tx, preserve_unit_loops=True)
+        compute_at(sch, block_sum, tx)
 
         # 6. Sums of all blocks, by the second kernel.
         sum_parts(sch, shape, self.part_threads, self.channels)

@@ -43,7 +43,7 @@ from ..epilogue import Epilogue
 from ..images import Images, is_small
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, varied, with_guesses
+from .base import Strategy, bind, bind_threads, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
 from .register_window import RegisterWindow
@@ -252,15 +252,12 @@ class WholeImage(Strategy):
             bn, tn = sch.split(n, [None, self.thread_y])
             bc, tc = sch.split(c, [None, self.thread_x])
             sch.reorder(bn, bc, tn, tc)
-            sch.bind(sch.fuse(bn, bc), "blockIdx.x")
-            sch.bind(tn, "threadIdx.y")
-            sch.bind(tc, "threadIdx.x")
+            bind(sch, (bn, bc), tn, tc)
             return
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("images"))), "blockIdx.x")
         for name in ("gather", "filters", "planes", "depthwise_conv2d", "epilogue", "store"):
             *_, y, x = sch.get_loops(sch.get_sblock(name))
-            sch.bind(y, "threadIdx.y")
-            sch.bind(x, "threadIdx.x")
+            bind_threads(sch, y, x)
 
 
 @lru_cache(maxsize=256)
