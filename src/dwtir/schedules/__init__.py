@@ -10,7 +10,7 @@ from ..target import Target
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
 from .banded_sums import BandedSums
-from .base import WEIGHT, Strategy
+from .base import WEIGHT, Strategy, paying
 from .channel_vector import ChannelVector
 from .cpu import Cpu
 from .cpu_tap_sums import CpuTapSums
@@ -95,9 +95,8 @@ ARTICLE_STEPS: dict[str, dict[str, _Step]] = {
 
 def choose(shape: Shape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Strategy:
     """Pick strategy and tile for ``schedule="manual"``."""
-    for strategy in STRATEGIES.values():
-        if strategy.claims(shape, target) and strategy.pays(shape, target):
-            return strategy.choose(shape, target).with_room_for(shape, epilogue)
+    for tile in paying(STRATEGIES.values(), shape, target):
+        return tile.with_room_for(shape, epilogue)
     raise InvalidScheduleError(f"no strategy for {shape} on {target.name}")
 
 

@@ -203,13 +203,12 @@ class BandedMatrix(Strategy):
         return least if bands.kernel_steps == 1 else needed
 
     def check(self, shape: Shape, target: Target) -> None:
-        self._require(self.rows <= MAX_SIDE, "rows", self.rows, f"at most {MAX_SIDE}")
+        self._require_most("rows", self.rows, MAX_SIDE)
         bands, loads, products = self._counts(shape)
-        height = bands.product_rows
-        self._require(self.kernel_rows <= height, "kernel_rows", self.kernel_rows, f"at most {height}")
-        self._require(self.warps <= bands.groups, "warps", self.warps, f"at most {bands.groups}, one a group")
-        self._require(loads <= MAX_LOADS, "unrolled loads", loads, f"at most {MAX_LOADS}")
-        self._require(products <= _MAX_PRODUCTS, "unrolled products", products, f"at most {_MAX_PRODUCTS}")
+        self._require_most("kernel_rows", self.kernel_rows, bands.product_rows)
+        self._require_most("warps", self.warps, bands.groups, ", one a group")
+        self._require_most("unrolled loads", loads, MAX_LOADS)
+        self._require_most("unrolled products", products, _MAX_PRODUCTS)
         self._require_launch(target, threads=32 * self.warps)
 
     def _counts(self, shape: Shape) -> tuple[Bands, int, int]:

@@ -122,16 +122,13 @@ class BandedSums(MatrixSums):
 
     def check(self, shape: Shape, target: Target) -> None:
         # Loops over nothing lose their variable, and then their thread.
-        rows, groups = shape.out_height, self.sizes(shape).groups
-        for name, value, most in (
-            ("rows", self.rows, rows),
-            ("warps", self.warps, groups),
-            ("parts", self.parts, -(-groups // self.warps)),
-            ("unrolled loads", self._loads(shape), MAX_LOADS),
-            ("unrolled products", self._products(shape), MAX_PRODUCTS),
-            ("sums of a thread", self._sums(shape), MAX_SUMS),
-        ):
-            self._require(value <= most, name, value, f"at most {most}")
+        groups = self.sizes(shape).groups
+        self._require_most("rows", self.rows, shape.out_height)
+        self._require_most("warps", self.warps, groups)
+        self._require_most("parts", self.parts, -(-groups // self.warps))
+        self._require_most("unrolled loads", self._loads(shape), MAX_LOADS)
+        self._require_most("unrolled products", self._products(shape), MAX_PRODUCTS)
+        self._require_most("sums of a thread", self._sums(shape), MAX_SUMS)
         self._require_parts(target, shape.kernel[1])
         threads = 32 * self.warps
         self._require_launch(target, threads=threads, shared_bytes=4 * self._sums(shape) * threads)

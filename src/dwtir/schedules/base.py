@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -13,7 +13,7 @@ from ..epilogue import Epilogue
 from ..errors import InvalidScheduleError
 from ..shape import DTYPES, LAYOUTS, Shape
 from ..target import Target
-from .tiles import MAX_BLOCKS, MAX_THREADS, whole_phases, windows_of
+from .tiles import MAX_BLOCKS, MAX_THREADS, whole_phases
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -93,9 +93,12 @@ class Strategy(ABC):
         return True
 
     @classmethod
-    @abstractmethod
     def choose(cls, shape: Shape, target: Target) -> Self:
-        """Pick a tile by reasoning about the shape and the target. It passes `check`."""
+        """Pick a tile by reasoning about the shape and the target. It passes `check`.
+
+        A strategy says this or `guesses`, of which the other is made.
+        """
+        return cls.guesses(shape, target)[0]
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
@@ -216,9 +219,12 @@ class Strategy(ABC):
         if not condition:
             raise InvalidScheduleError(f"{self}: {what} must be {allowed}, got {got}")
 
-    def _require_window(self, shape: Shape, window: str) -> None:
-        allowed = windows_of(shape)
-        self._require(window in allowed, "window", window, f"one of {allowed}")
+    def _require_most(self, what: str, value: int, most: int, where: str = "") -> None:
+        self._require(value <= most, what, value, f"at most {most}{where}")
+
+    def _require_in(self, field: str, allowed: tuple[object, ...]) -> None:
+        value = getattr(self, field)
+        self._require(value in allowed, field, value, f"one of {allowed}")
 
     def _require_whole_phases(self, shape: Shape, rows: int, cols: int, window: str) -> None:
         """Check that all tiles of a gradient with a stride have the same taps."""
@@ -235,25 +241,21 @@ class Strategy(ABC):
             blocks,
             f"at most {MAX_BLOCKS}, of at most {MAX_THREADS} threads together",
         )
-        self._require(
-            threads <= target.max_threads_per_block,
-            "threads per block",
-            threads,
-            f"at most {target.max_threads_per_block} on {target.name}",
-        )
-        self._require(
-            shared_bytes <= target.shared_bytes_per_block,
-            "shared bytes per block",
-            shared_bytes,
-            f"at most {target.shared_bytes_per_block} on {target.name}",
-        )
-        self._require(grid_y <= _MAX_GRID_Y, "blocks in y", grid_y, f"at most {_MAX_GRID_Y}")
+        where = f" on {target.name}"
+        self._require_most("threads per block", threads, target.max_threads_per_block, where)
+        self._require_most("shared bytes per block", shared_bytes, target.shared_bytes_per_block, where)
+        self._require_most("blocks in y", grid_y, _MAX_GRID_Y)
 
 
 @cache
 def _kinds(strategy: type[Strategy]) -> dict[str, object]:
     """List the fields of a tile, each with the name of its type."""
     return {field.name: field.type for field in fields(strategy)}  # type: ignore[arg-type]  # subclasses are dataclasses
+
+
+def paying(kinds: Iterable[type[Strategy]], shape: Shape, target: Target) -> Iterator[Strategy]:
+    """Choose the tile of each strategy that claims the shape and pays, in their order."""
+    return (kind.choose(shape, target) for kind in kinds if kind.claims(shape, target) and kind.pays(shape, target))
 
 
 def varied(tiles: Iterable[_Tile], likeness: Callable[[_Tile], object]) -> tuple[_Tile, ...]:

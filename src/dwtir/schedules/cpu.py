@@ -77,9 +77,8 @@ class Cpu(Strategy):
         }
 
     def check(self, shape: Shape, target: Target) -> None:
-        allowed = _lanes(shape, target)
-        self._require(self.lanes in allowed, "lanes", self.lanes, f"one of {allowed}")
-        self._require(self.rows * self.cols <= 64, "sums of a tile", self.rows * self.cols, "at most 64")
+        self._require_in("lanes", _lanes(shape, target))
+        self._require_most("sums of a tile", self.rows * self.cols, 64)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)

@@ -57,8 +57,7 @@ class CpuTapSums(Strategy):
 
     def check(self, shape: Shape, target: Target) -> None:
         for field, allowed in self.space(shape, target).items():
-            value = self.parameters[field]
-            self._require(value in allowed, field, value, f"one of {allowed}")
+            self._require_in(field, allowed)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)

@@ -53,7 +53,7 @@ class Ladder(Strategy):
         return {"thread_y": (1, 2, 4, 8, 16, 32), "thread_x": (8, 16, 32, 64)}
 
     def check(self, shape: Shape, target: Target) -> None:
-        self._require(self.step in LADDER_STEPS, "step", self.step, f"one of {LADDER_STEPS}")
+        self._require_in("step", LADDER_STEPS)
         rows = -(-shape.out_height // self.thread_y)
         columns = -(-shape.out_width // self.thread_x)
         threaded = self.step in ("v3", "v4")

@@ -45,15 +45,9 @@ class MatrixSums(PartSums):
         return bool(own < TapSums.choose(shape, target).expected_seconds(shape, target))
 
     @classmethod
-    def choose(cls, shape: Shape, target: Target) -> Self:
-        """Choose the tile that is expected to take the least time."""
-        ranked = _ranked(cls, shape, target)
-        return ranked[0] if ranked else cls(*cls.least)
-
-    @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
-        alike = varied(_ranked(cls, shape, target), attrgetter(*cls.likeness))
-        return alike or (cls.choose(shape, target),)
+        """List the tiles that are expected to take the least times, the fastest first."""
+        return varied(_ranked(cls, shape, target), attrgetter(*cls.likeness)) or (cls(*cls.least),)
 
     @classmethod
     @abstractmethod

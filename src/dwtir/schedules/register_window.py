@@ -141,10 +141,8 @@ class RegisterWindow(Window):
 
     def check(self, shape: Shape, target: Target) -> None:
         super().check(shape, target)
-        lanes = _allowed_lanes(shape, self.cols, self.window)
-        self._require(self.lanes in lanes, "lanes", self.lanes, f"one of {lanes}")
-        stores = _allowed_stores(shape, self.cols)
-        self._require(self.store in stores, "store", self.store, f"one of {stores}")
+        self._require_in("lanes", _allowed_lanes(shape, self.cols, self.window))
+        self._require_in("store", _allowed_stores(shape, self.cols))
 
     @property
     def sums(self) -> int:

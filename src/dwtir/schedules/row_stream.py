@@ -141,11 +141,6 @@ class RowStream(Strategy):
         return own.expected_seconds(shape, target) < most
 
     @classmethod
-    def choose(cls, shape: Shape, target: Target) -> RowStream:
-        """Choose the tile that the model expects the least time of."""
-        return cls.guesses(shape, target)[0]
-
-    @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[RowStream, ...]:
         """List the tiles that the model expects the least times of, the fastest first."""
         return _ranked(cls, shape, target)
@@ -203,19 +198,17 @@ class RowStream(Strategy):
         return replace(self, depth=max(_least_depth(shape), self.depth - 1))
 
     def check(self, shape: Shape, target: Target) -> None:
-        least, vectors = _least_depth(shape), _vectors(shape)
+        least = _least_depth(shape)
         self._require(least <= self.depth <= 4, "depth", self.depth, f"{least} to 4")
-        self._require(self.vector in vectors, "vector", self.vector, f"one of {vectors}")
+        self._require_in("vector", _vectors(shape))
         if shape.layout == "NCHW":
             self._require(self.cols % self.vector == 0, "vector", self.vector, "a divisor of cols")
-        self._require(self.cols <= MAX_SIDE, "cols", self.cols, f"at most {MAX_SIDE}")
-        height, _ = part_sizes(shape)
-        self._require(self.rows <= height, "rows", self.rows, f"at most {height}")
+        self._require_most("cols", self.cols, MAX_SIDE)
+        self._require_most("rows", self.rows, part_sizes(shape)[0])
         sums = self.cols * self._strip(shape).channels
-        self._require(sums <= MAX_SUMS, "sums of a row", sums, f"at most {MAX_SUMS}")
-        unrolled = self.depth * sums * shape.kernel[0] * shape.kernel[1]
-        self._require(unrolled <= MAX_UNROLLED, "multiply-adds", unrolled, f"at most {MAX_UNROLLED}")
-        self._require(self.thread_z <= 64, "thread_z", self.thread_z, "at most 64")
+        self._require_most("sums of a row", sums, MAX_SUMS)
+        self._require_most("multiply-adds", self.depth * sums * prod(shape.kernel), MAX_UNROLLED)
+        self._require_most("thread_z", self.thread_z, 64)
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
 
     def _strip(self, shape: Shape) -> Strip:

@@ -41,7 +41,7 @@ from ..shape import Shape
 from ..target import Target
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
-from .base import Strategy, bind_threads, varied, with_guesses
+from .base import Strategy, bind_threads, paying, varied, with_guesses
 from .cost import registers_for
 from .register_window import RegisterWindow
 from .row_stream import RowStream
@@ -120,21 +120,14 @@ class SplitImage(Strategy):
         is_strided, is_smaller = _is_strided(shape), is_small(shape, _MOST_PIXELS)
         if not is_strided and (not is_smaller or shape.stride != (1, 1)):
             return False
-        kinds = (BandedPlanes, BandedMatrix, RowStream, RegisterWindow)
-        found = (kind for kind in kinds if kind.claims(shape, target) and kind.pays(shape, target))
-        other = next(found).choose(shape, target)
-        if isinstance(other, BandedMatrix):
-            return False
+        other = next(paying((BandedPlanes, BandedMatrix, RowStream, RegisterWindow), shape, target))
         expected = other.expected_seconds(shape, target)
+        if isinstance(other, BandedMatrix) or expected is None:
+            return False
         own = cls.choose(shape, target).expected_seconds(shape, target)
         margin = _STRIDED_MARGIN if is_strided else _MARGIN
         slower = isinstance(other, RegisterWindow) and is_smaller
         return own < (margin if slower else 1.0) * expected
-
-    @classmethod
-    def choose(cls, shape: Shape, target: Target) -> SplitImage:
-        """Choose the tile that is expected to take the least time."""
-        return cls.guesses(shape, target)[0]
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[SplitImage, ...]:
@@ -165,15 +158,12 @@ class SplitImage(Strategy):
         return self._registers(shape) <= registers_for(self._threads, self.min_blocks)
 
     def check(self, shape: Shape, target: Target) -> None:
-        rows, most = self._images(shape).band(self.bands), _most_bands(shape)
-        self._require(self.bands <= most, "bands", self.bands, f"at most {most}")
+        sums = self._images(shape).band(self.bands) * shape.result_width
+        self._require_most("bands", self.bands, _most_bands(shape))
         # TVM confuses the loops of a block whose threads are all of one channel.
         self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
-        for name, count, most in (
-            ("sums of a thread", rows * shape.result_width, MAX_SUMS),
-            ("multiply-adds", rows * shape.result_width * shape.kernel[1], MAX_UNROLLED),
-        ):
-            self._require(count <= most, name, count, f"at most {most}")
+        self._require_most("sums of a thread", sums, MAX_SUMS)
+        self._require_most("multiply-adds", sums * shape.kernel[1], MAX_UNROLLED)
         self._require_launch(target, threads=self._threads, shared_bytes=self._images(shape).shared_bytes)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:

@@ -117,36 +117,27 @@ class TapSums(PartSums):
             ("kernel_cols", self.kernel_cols, shape.kernel[1]),
         ):
             self._require(whole % part == 0, name, part, f"a divisor of {whole}")
-        most = min(MAX_KERNEL_THREADS, shape.kernel[0])
-        self._require(self.kernel_threads <= most, "kernel_threads", self.kernel_threads, f"at most {most}")
-        for name, value, allowed in (
-            ("vector", self.vector, vectors_of(shape)),
-            ("lanes", self.lanes, lanes_of(shape, self.cols, self.kernel_cols)),
-            ("grad_lanes", self.grad_lanes, grad_lanes_of(shape, self.cols)),
-        ):
-            self._require(value in allowed, name, value, f"one of {allowed}")
+        self._require_most("kernel_threads", self.kernel_threads, min(MAX_KERNEL_THREADS, shape.kernel[0]))
+        self._require_in("vector", vectors_of(shape))
+        self._require_in("lanes", lanes_of(shape, self.cols, self.kernel_cols))
+        self._require_in("grad_lanes", grad_lanes_of(shape, self.cols))
         if shape.layout == "NCHW":
             self._require(self.channels == 1, "channels", self.channels, "1 in NCHW")
         # Loops over nothing lose their variable, and then their thread.
-        for name, value, most in (
-            ("rows", self.rows, shape.out_height),
-            ("cols", self.cols, shape.out_width),
-            ("channels", self.channels, shape.in_channels // self.vector),
-            ("threads", self.threads, self._tiles(shape)),
-            ("parts", self.parts, -(-self._tiles(shape) // self.threads)),
-        ):
-            self._require(value <= most, name, value, f"at most {most}")
+        self._require_most("rows", self.rows, shape.out_height)
+        self._require_most("cols", self.cols, shape.out_width)
+        self._require_most("channels", self.channels, shape.in_channels // self.vector)
+        self._require_most("threads", self.threads, self._tiles(shape))
+        self._require_most("parts", self.parts, -(-self._tiles(shape) // self.threads))
         self._require(
             not self._is_mixed_up(shape),
             "threads",
             self.threads,
             "more or less, for thread and tap move the window equally far",
         )
-        loads = self._loads(shape)
-        self._require(loads <= MAX_LOADS, "unrolled loads", loads, f"at most {MAX_LOADS}")
-        self._require(self._sums <= MAX_TAP_SUMS, "sums of a thread", self._sums, f"at most {MAX_TAP_SUMS}")
-        nhwc = shape.layout == "NHWC"
-        self._require_parts(target, self.channels if nhwc else shape.kernel[1])
+        self._require_most("unrolled loads", self._loads(shape), MAX_LOADS)
+        self._require_most("sums of a thread", self._sums, MAX_TAP_SUMS)
+        self._require_parts(target, self.channels if shape.layout == "NHWC" else shape.kernel[1])
         threads = self.channels * self.threads * self.kernel_threads
         self._require_launch(target, threads=threads, shared_bytes=4 * self._sums * threads)
 

@@ -43,7 +43,7 @@ from ..epilogue import Epilogue
 from ..images import Images, is_small
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, bind, bind_threads, varied, with_guesses
+from .base import Strategy, bind, bind_threads, paying, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
 from .register_window import RegisterWindow
@@ -125,17 +125,11 @@ class WholeImage(Strategy):
 
         It is faster than tensor cores, which multiply padding too.
         """
-        kinds = (RowStream, RegisterWindow, ChannelVector)
-        found = (kind for kind in kinds if kind.claims(shape, target) and kind.pays(shape, target))
-        other = next(found).choose(shape, target).expected_seconds(shape, target)
+        others = paying((RowStream, RegisterWindow, ChannelVector), shape, target)
+        other = next(others).expected_seconds(shape, target)
         own = cls.choose(shape, target)
         margin = _MARGIN[shape.layout] if own.bands == 1 else _BANDS_MARGIN
         return other is None or own.expected_seconds(shape, target) < margin * other
-
-    @classmethod
-    def choose(cls, shape: Shape, target: Target) -> WholeImage:
-        """Choose the tile that is expected to take the least time."""
-        return cls.guesses(shape, target)[0]
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[WholeImage, ...]:
@@ -188,11 +182,10 @@ class WholeImage(Strategy):
 
     def check(self, shape: Shape, target: Target) -> None:
         height = shape.result_height
-        self._require(self.rows <= height, "rows", self.rows, f"at most {height}")
-        self._require(self.turns <= shape.batch, "turns", self.turns, f"at most {shape.batch}")
+        self._require_most("rows", self.rows, height)
+        self._require_most("turns", self.turns, shape.batch)
         self._require(self._sums_all(shape), "rows", self.rows, f"{height} in NHWC with turns")
-        bands = _bands(shape, self.rows, self.turns)
-        self._require(self.bands in bands, "bands", self.bands, f"one of {bands}")
+        self._require_in("bands", tuple(_bands(shape, self.rows, self.turns)))
         # TVM confuses the loops of a block whose threads are all of one channel.
         self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
         self._require_launch(

@@ -89,13 +89,8 @@ class Window(Strategy):
     kernel row or of one tap."""
 
     @classmethod
-    def choose(cls, shape: Shape, target: Target) -> Self:
-        """Choose the tile that the model expects the least time of, of the two best windows."""
-        return cls.guesses(shape, target)[0]
-
-    @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
-        """List the tiles that the model expects the least times of, the fastest first."""
+        """List the tiles that the model expects the least times of, of the two best windows."""
         return cast("tuple[Self, ...]", _ranked(cls, shape, target))
 
     def with_room_for(self, shape: Shape, epilogue: Epilogue) -> Self:
@@ -150,17 +145,12 @@ class Window(Strategy):
         )
 
     def check(self, shape: Shape, target: Target) -> None:
-        self._require_window(shape, self.window)
+        self._require_in("window", windows_of(shape))
         self._require_whole_phases(shape, self.rows, self.cols, self.window)
-        side = max(self.rows, self.cols)
-        loads = loads_of(shape, self.rows, self.cols, self.window)
-        for what, value, most in (
-            ("thread_z", self.thread_z, 64),
-            ("sums of a thread", self.sums, MAX_SUMS),
-            ("rows and cols", side, MAX_SIDE),
-            ("unrolled loads", loads, MAX_LOADS),
-        ):
-            self._require(value <= most, what, value, f"at most {most}")
+        self._require_most("thread_z", self.thread_z, 64)
+        self._require_most("sums of a thread", self.sums, MAX_SUMS)
+        self._require_most("rows and cols", max(self.rows, self.cols), MAX_SIDE)
+        self._require_most("unrolled loads", loads_of(shape, self.rows, self.cols, self.window), MAX_LOADS)
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
 
     @abstractmethod
