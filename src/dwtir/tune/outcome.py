@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from ..epilogue import Epilogue
 from ..records import Record
@@ -42,11 +43,7 @@ class Trial:
     @property
     def seconds(self) -> float | None:
         """Median time; None if the trial failed."""
-        if not self.times:
-            return None
-        ordered = sorted(self.times)
-        middle = len(ordered) // 2
-        return (ordered[middle] + ordered[~middle]) / 2
+        return median(self.times) if self.times else None
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,6 @@ WARNING = (
     "to anyone who can access it"
 )
 
-_START_SECONDS = 120.0
-_END_SECONDS = 5.0
-_POLL_SECONDS = 0.2
 _RESTART_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 

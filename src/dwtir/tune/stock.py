@@ -1,23 +1,22 @@
 """Devices behind TVM's own RPC servers: candidates are built here and sent there."""
 
-import contextlib
 import functools
 import itertools
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import cuda
-from ..errors import DeviceError, DwtirError, InvalidTargetError, ToolchainError
+from ..errors import DeviceError, InvalidTargetError, ToolchainError
 from ..kernel import Kernel
 from ..reference import numpy_dtype
 from ..target import Target, TargetLike, resolve
 from .outcome import Task
 from .rpc import Lane, RpcChannel
-from .testbed import Testbed
+from .testbed import Testbed, device_errors
 from .worker import Worker
 
 _FLUSHED_BYTES = 192 * 2**20
@@ -70,7 +69,7 @@ class RemoteTestbed(Testbed):
         self._device = session.cuda(0) if target.kind == "cuda" else session.cpu(0)
         self._numbers = itertools.count()
         self._loaded: tuple[Kernel, Any] | None = None
-        with _device_errors():
+        with device_errors():
             super().__init__(task, target)
 
     def _prepare(self) -> None:
@@ -103,7 +102,7 @@ class RemoteTestbed(Testbed):
         return tvm.runtime.empty(shape, self.task.shape.dtype, device)
 
     def _output(self, kernel: Kernel) -> Any:
-        with _device_errors():
+        with device_errors():
             self._fill(self._tensors[-1], self._nans)  # so that an output left out is seen
             self._load(kernel)["main"](*self._arguments(kernel))
             local, view = self._local(self._nans.shape)
@@ -128,7 +127,7 @@ class RemoteTestbed(Testbed):
             if self.target.kind == "cuda"
             else {"repeat": 5, "min_repeat_ms": 4}
         )
-        with _device_errors():
+        with device_errors():
             library = self._load(kernel)
             evaluator = library.time_evaluator("main", self._device, number=1, **how)
             return tuple(map(float, evaluator(*self._arguments(kernel)).results))
@@ -139,14 +138,3 @@ class RemoteTestbed(Testbed):
         *inputs, out = self._tensors
         workspace = [tvm.runtime.empty(extents, dtype, self._device) for dtype, extents in kernel.info.workspace]
         return [*inputs, *workspace, out]
-
-
-@contextlib.contextmanager
-def _device_errors() -> Iterator[None]:
-    """Take every error of a session for the end of it."""
-    try:
-        yield
-    except DwtirError:
-        raise
-    except Exception as error:
-        raise DeviceError(f"{type(error).__name__}: {error}") from error

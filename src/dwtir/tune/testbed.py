@@ -1,5 +1,7 @@
 """A layer's tensors on a device, on which candidates are checked and timed."""
 
+import contextlib
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -7,7 +9,7 @@ import numpy as np
 
 from .. import schedules, spotcheck
 from ..build import compile_kernel
-from ..errors import CompileError
+from ..errors import CompileError, DeviceError, DwtirError
 from ..kernel import Kernel
 from ..reference import numpy_dtype
 from ..target import Target
@@ -15,6 +17,17 @@ from ..timing import GraphTimer, rotation
 from .outcome import Task
 
 _Array = np.ndarray[Any, Any]
+
+
+@contextlib.contextmanager
+def device_errors() -> Iterator[None]:
+    """Take every error but our own for the end of the device, or of the way to it."""
+    try:
+        yield
+    except DwtirError:
+        raise
+    except Exception as error:
+        raise DeviceError(f"{type(error).__name__}: {error}") from error
 
 
 class WrongResultError(CompileError):

@@ -35,7 +35,7 @@ from typing import Any
 
 from ..build import compile_kernel
 from ..epilogue import Epilogue
-from ..errors import CompileError, DeviceError, DwtirError, InvalidScheduleError
+from ..errors import CompileError, DeviceError, InvalidScheduleError
 from ..kernel import Kernel
 from ..schedules import Strategy
 from ..search_limits import Limit, SlowCompileError, SpillError, for_search
@@ -44,7 +44,7 @@ from ..target import Target, resolve
 from . import testbed
 from .channels import answer_lines
 from .outcome import Task
-from .testbed import Testbed, WrongResultError
+from .testbed import Testbed, WrongResultError, device_errors
 from .wire import strategy_from_json
 
 
@@ -201,10 +201,11 @@ class Worker:
             raise _StuckError(f"the candidate was not built in {_BUILD_SECONDS:g} s")
         kernel = build.future.result()
         limit = message.get("limit")
-        times = self._on_device(lambda: bed.times(kernel, limit))
-        middle = sorted(times)[len(times) // 2]
-        if limit is None or middle < limit:
-            self._on_device(lambda: bed.check(kernel))
+        with device_errors():
+            times = bed.times(kernel, limit)
+            middle = sorted(times)[len(times) // 2]
+            if limit is None or middle < limit:
+                bed.check(kernel)
         if limit is None or middle < _KEPT_RATIO * limit:
             self._kept[kernel.strategy] = kernel
         return {"times": times}
@@ -221,24 +222,16 @@ class Worker:
         results: list[dict[str, Any]] = [{"times": []} for _ in kernels]
         for kernel, result in zip(kernels, results, strict=True):
             try:
-                self._on_device(lambda kernel=kernel: bed.check(kernel))
+                with device_errors():
+                    bed.check(kernel)
             except WrongResultError as error:
                 result.update(_failure(error))
         for _ in range(message["rounds"]):
             for kernel, result in zip(kernels, results, strict=True):
                 if "cause" not in result:
-                    times = self._on_device(lambda kernel=kernel: bed.times(kernel))
-                    result["times"].extend(times)
+                    with device_errors():
+                        result["times"].extend(bed.times(kernel))
         return {"results": results}
-
-    def _on_device(self, work: Any) -> Any:
-        """Run work on the device; what the driver reports there stays with the process."""
-        try:
-            return work()
-        except DwtirError:
-            raise
-        except Exception as error:
-            raise DeviceError(f"{type(error).__name__}: {error}") from error
 
 
 def _failure(error: Exception) -> dict[str, Any]:
