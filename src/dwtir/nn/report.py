@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..tables import aligned
+
 _HEAD = ("layer", "shape", "before us", "after us", "")
 
 
@@ -47,17 +49,8 @@ class Report:
             )
             for layer in self.layers
         ]
-        cells = [_HEAD, *rows]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if index in (2, 3) else cell.ljust(width)
-                for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in cells
-        ]
         total = f"{len(self.replaced)} of {len({layer.name for layer in self.layers})} replaced"
-        return "\n".join([*lines, total])
+        return "\n".join([*aligned([_HEAD, *rows]), total])
 
 
 def _microseconds(seconds: float | None) -> str:
