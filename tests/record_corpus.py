@@ -15,8 +15,7 @@ WRONG: tuple[Any, ...] = (None, True, -1, 0, 1.5, "", "x", [], {}, [[]], "\ud800
 
 def corpus(record):
     """Yield the name and bytes of each mutation of a good record's JSON."""
-    good = json.dumps(record).encode()
-    yield from _bytes(good)
+    yield from _bytes(json.dumps(record).encode())
     for name, changed in _values(record):
         yield name, json.dumps(changed).encode()
 

@@ -64,8 +64,7 @@ def test_planes_are_copied_as_vectors(about, copiers):
 
 def test_the_blocks_of_an_sm_are_those_of_the_products():
     shape = Shape.parse("32x64x14x14_k11_p5_float16_nhwc")
-    tile = BandedPlanes(7, 11, 4, 3)
-    source = dwtir.build(shape, tile, target="nvidia-h200").source()
+    source = dwtir.build(shape, BandedPlanes(7, 11, 4, 3), target="nvidia-h200").source()
     bounded = re.findall(r"_bounds__\((.*?)\) (\w+)\(", _with_min_blocks(source, 5))
     assert bounded[:3] == bounded[3:]
     assert bounded[:3] == [("32", "main_kernel"), ("128, 5", "main_kernel_1"), ("256", "main_kernel_2")]
@@ -107,8 +106,7 @@ def test_results_and_what_they_are_added_to_move_in_pairs(epilogue):
     ],
 )
 def test_who_gets_tensor_cores(about, target, is_banded):
-    shape = Shape.parse(about)
-    assert isinstance(schedules.choose(shape, resolve(target)), BandedMatrix) == is_banded
+    assert isinstance(schedules.choose(Shape.parse(about), resolve(target)), BandedMatrix) == is_banded
 
 
 @pytest.mark.parametrize(

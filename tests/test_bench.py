@@ -28,8 +28,7 @@ def row(text, own, spread=0.0, **peers):
     names = {"nchw": "torch NCHW native", "nhwc": "torch NHWC cudnn"}
     timings = {"dwtir": timing(own, spread)}
     timings |= {names[key]: timing(microseconds) for key, microseconds in peers.items()}
-    shape = Shape.parse(text)
-    return Row(shape, Epilogue(), H200, True, timings, ("torch NCHW cudnn: wrong",))
+    return Row(Shape.parse(text), Epilogue(), H200, True, timings, ("torch NCHW cudnn: wrong",))
 
 
 def test_ratios_are_of_the_fastest_peer():

@@ -110,8 +110,7 @@ def test_pictures_in_a_folder_and_in_a_file(tmp_path):
     assert plot(found, tmp_path / "all.png") == [f"wrote {tmp_path / 'all.png'}"]
     assert png_size(tmp_path / "all.png")[0] > png_size(tmp_path / "plots" / names[0])[0]
     plot(results(networks=False), tmp_path / "all.svg")
-    picture = (tmp_path / "all.svg").read_text()
-    assert "<svg" in picture
+    assert "<svg" in (tmp_path / "all.svg").read_text()
 
 
 def test_pictures_that_cannot_be_drawn_say_why(tmp_path):
@@ -124,8 +123,7 @@ def test_pictures_that_cannot_be_drawn_say_why(tmp_path):
         "no ladder: its steps have no times (not asked for)",
     ]
     needs_gpu = replace(found, rows=[], cases=dict.fromkeys(PUBLISHED_US, "needs a GPU"))
-    lines = plot(needs_gpu, tmp_path / "none.png")
-    assert "no ladder: its steps have no times (needs a GPU)" in lines
+    assert "no ladder: its steps have no times (needs a GPU)" in plot(needs_gpu, tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
     with pytest.raises(ArgumentError, match=r"a folder or a file that ends in .png, .svg, .pdf"):
         plot(found, tmp_path / "all.txt")
@@ -151,8 +149,7 @@ def test_plots_without_matplotlib_are_an_error_before_any_work(tmp_path):
 
 def test_the_report(tmp_path, run):
     results().write(tmp_path / "rows.json")
-    files = ("--markdown", "page.md", "--csv", "rows.csv", "--plot", "plots")
-    out, _ = run("report", "rows.json", *files)
+    out, _ = run("report", "rows.json", "--markdown", "page.md", "--csv", "rows.csv", "--plot", "plots")
     assert out.splitlines() == text(results())
     assert (tmp_path / "page.md").read_text().splitlines() == markdown(results())
     with (tmp_path / "rows.csv").open(newline="") as stream:
@@ -210,8 +207,7 @@ def test_what_is_generated_from_the_committed_results_is_current():
 
 def test_the_load_of_others_is_seen():
     others = OtherLoad()
-    spin = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
-    processes.run("-c", spin)
+    processes.run("-c", "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass")
     used, elapsed = others.seconds()
     assert used > 0.3
     assert elapsed > 0.3
@@ -229,8 +225,7 @@ def test_the_machine_is_described():
     assert machine.limits(rated).endswith("measured by copies and by NumPy's product of matrices")
     assert machine.with_rates(H200) == H200
     assert machine.limits(H200) == "4250 GB/s and 67000 GFLOP/s, known"
-    unknown = replace(H200, name="sm_90", bandwidth=None, fp32_rate=None)
-    assert machine.limits(unknown) == "not known for sm_90"
+    assert machine.limits(replace(H200, name="sm_90", bandwidth=None, fp32_rate=None)) == "not known for sm_90"
 
 
 def test_clocks_that_cannot_be_read_say_why(monkeypatch):

@@ -70,8 +70,7 @@ def test_a_table_sets_both_ratios_side_by_side():
 
 
 def test_the_command_shows_every_table(capsys):
-    options = ("--target", "cpu", "--baselines", "none", "--warm", "--rounds", "1")
-    out, _ = command(main, capsys)(*options, "seeds")
+    out, _ = command(main, capsys)("--target", "cpu", "--baselines", "none", "--warm", "--rounds", "1", "seeds")
     for table in TABLES:
         _, begin, rest = out.partition(f"\n{table.article.name}: {table.title}\n")
         assert begin

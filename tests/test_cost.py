@@ -100,8 +100,7 @@ def test_a_kernel_compiled_anew_takes_longer():
 
 
 def test_the_best_is_the_least_of_all_blocks_at_a_time():
-    counts = block_counts(WORK.threads)
-    assert MODEL.best(WORK) == min((MODEL.seconds(WORK, count), count) for count in counts)
+    assert MODEL.best(WORK) == min((MODEL.seconds(WORK, count), count) for count in block_counts(WORK.threads))
 
 
 def test_memory_is_the_least():
@@ -130,8 +129,7 @@ def test_the_choice_passes_its_check(shape):
 
 def test_channels_are_divided_where_they_can_be():
     """Vectors that hang over the last channel would cost every access a test."""
-    shape = Shape.parse("128x336x28x28_k7_p3_float16_nhwc")
-    tile = ChannelVector.choose(shape, H200)
+    tile = ChannelVector.choose(Shape.parse("128x336x28x28_k7_p3_float16_nhwc"), H200)
     assert 336 % (tile.thread_x * tile.vector) == 0
 
 
@@ -176,8 +174,7 @@ def test_rows_are_streamed_where_there_is_much_arithmetic(text, strategy):
 def test_small_images_take_turns_where_blocks_come_one_after_the_other(layout):
     """Measured on 128 of them: 6 and 14 % faster. On 32 all blocks are there at once."""
     for batch, turns in ((1, 1), (32, 1), (128, 2)):
-        shape = Shape.parse(f"{batch}x768x7x7_k7_p3_{layout}")
-        tile = WholeImage.choose(shape, H200)
+        tile = WholeImage.choose(Shape.parse(f"{batch}x768x7x7_k7_p3_{layout}"), H200)
         assert tile.turns == turns
         assert (tile.bands > 1) == (batch == 1 and layout == "nhwc")
 
@@ -206,8 +203,7 @@ def test_the_choice_is_the_fastest_measured(text, tile):
 
 def test_warps_have_the_registers_of_their_scheduler():
     """Nine warps, three for one scheduler, have no more than twelve."""
-    shape = Shape.parse("128x96x57x57_k5_p2_float16_nhwc")
-    assert not RowStream(57, 10, 2, 48, 2, 1, 3, 3).is_promising(shape)
+    assert not RowStream(57, 10, 2, 48, 2, 1, 3, 3).is_promising(Shape.parse("128x96x57x57_k5_p2_float16_nhwc"))
 
 
 @pytest.mark.parametrize(
@@ -263,8 +259,7 @@ def test_a_tile_makes_room_for_what_waits(layer, epilogue, changed):
 
 
 def test_columns_come_and_leave_as_vectors():
-    tile = RowStream(56, 8, 4, 7, 18, 1, 3, 2)
-    source = dwtir.build("8x96x56x56_k7_p3", tile, target="nvidia-h200").source()
+    source = dwtir.build("8x96x56x56_k7_p3", RowStream(56, 8, 4, 7, 18, 1, 3, 2), target="nvidia-h200").source()
     assert len(re.findall(r"= \*\(float4\*\)\(data_ptr", source)) == 3 * 4
     assert len(re.findall(r"\*\(float4\*\)\(out_ptr .* = ", source)) == (2 + 3) * 2
 
@@ -297,8 +292,7 @@ def test_four_halves_are_copied_as_words():
 def test_results_stay_in_registers(rows, thread_y, thread_z):
     """Also where as many planes share a block as blocks share a plane."""
     tile = RegisterWindow(rows, 4, 14, thread_y, thread_z, 4, 4)
-    kernel = dwtir.build("8x64x56x56_k3_p1", tile, target="nvidia-h200")
-    assert kernel.resources().stack_bytes == 0
+    assert dwtir.build("8x64x56x56_k3_p1", tile, target="nvidia-h200").resources().stack_bytes == 0
 
 
 def test_few_blocks_have_more_loads_under_way():

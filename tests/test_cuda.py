@@ -180,11 +180,9 @@ def build_driver(folder, *, init=0, version=13000, count=2):
     compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     assert compiler, "these tests need a C compiler"
     (folder / "driver.c").write_text(DRIVER)
-    values = {"INIT": init, "VERSION": version, "COUNT": count}
-    defines = [f"-D{name}={value}" for name, value in values.items()]
+    defines = [f"-D{name}={value}" for name, value in {"INIT": init, "VERSION": version, "COUNT": count}.items()]
     library = folder / "libcuda.so.1"
-    command = [compiler, "-shared", "-fPIC", *defines, "-o", str(library), str(folder / "driver.c")]
-    subprocess.run(command, check=True)
+    subprocess.run([compiler, "-shared", "-fPIC", *defines, "-o", str(library), str(folder / "driver.c")], check=True)
     return str(folder)
 
 
@@ -316,8 +314,7 @@ SPILLING = RegisterWindow(7, 4, 5, 4, 2, 2, 2, min_blocks=16)
 
 @pytest.fixture(scope="module")
 def spilling():
-    shape = Shape.parse("8x64x56x56_k5x5_p2_float32_nchw")
-    return compile_kernel(shape, Epilogue(), H200, SPILLING).source()
+    return compile_kernel(Shape.parse("8x64x56x56_k5x5_p2_float32_nchw"), Epilogue(), H200, SPILLING).source()
 
 
 def test_a_search_takes_no_kernel_that_was_compiled_anew(spilling, monkeypatch):
@@ -350,8 +347,7 @@ def test_a_search_stops_the_compiler(spilling):
 def test_arithmetic_is_not_fast_math():
     # Contraction is allowed; flushing subnormals and approximate division are not.
     def listing(expression):
-        source = f'extern "C" __global__ void k(float *p) {{ p[0] = {expression}; }}'
-        return compile_cubin(source, "sm_90").code
+        return compile_cubin(f'extern "C" __global__ void k(float *p) {{ p[0] = {expression}; }}', "sm_90").code
 
     assert listing("p[1] / p[2]") == listing("__fdiv_rn(p[1], p[2])")
     assert listing("sqrtf(p[1])") == listing("__fsqrt_rn(p[1])")
@@ -387,8 +383,7 @@ def test_unknown_arch_raises(arch):
 
 def test_threads_compile_independently(sources):
     def compile_named(index):
-        source = sources["float16"].replace("main_kernel", f"kernel_{index}")
-        return compile_cubin(source, "sm_90").kernels[0].name
+        return compile_cubin(sources["float16"].replace("main_kernel", f"kernel_{index}"), "sm_90").kernels[0].name
 
     with ThreadPoolExecutor(4) as pool:
         names = list(pool.map(compile_named, range(8)))

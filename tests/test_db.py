@@ -83,15 +83,13 @@ def test_it_answers_as_a_database(folder):
 def test_another_epilogue_takes_the_record_without_one(folder):
     db = TuneDB(folder, "cpu")
     steps = ("bias", "relu")
-    found = db.query_schedule(module(SHAPE, *steps), CPU.tvm(), "main")
-    assert found.mod.script() == script(SHAPE, TILE, *steps)
+    assert db.query_schedule(module(SHAPE, *steps), CPU.tvm(), "main").mod.script() == script(SHAPE, TILE, *steps)
 
 
 def test_another_device_is_a_miss(folder):
     db = TuneDB(folder, "cpu")
     assert db.query_schedule(module(), H200.tvm(), "main") is None
-    other = tvm.target.Target({"kind": "llvm", "mcpu": "nocona"})
-    assert db.query_tuning_record(module(), other, "main") is None
+    assert db.query_tuning_record(module(), tvm.target.Target({"kind": "llvm", "mcpu": "nocona"}), "main") is None
     gpu = TuneDB(folder, H200)
     assert gpu.query_schedule(module(), H200.tvm(), "main") is not None
     assert gpu.query_schedule(module(), CPU.tvm(), "main") is None
@@ -125,8 +123,7 @@ def test_what_is_committed_is_a_record_if_it_is_better(tmp_path):
     work = db.commit_workload(module())
 
     def commit(sch, *times):
-        record = ms.database.TuningRecord(sch.trace, work, list(times), CPU.tvm())
-        db.commit_tuning_record(record)
+        db.commit_tuning_record(ms.database.TuningRecord(sch.trace, work, list(times), CPU.tvm()))
 
     drawn, _ = traces.space_trace(TILE, SHAPE, CPU)
     commit(drawn, 2e-6, 3e-6)

@@ -78,8 +78,7 @@ def test_the_oracles_steps_are_the_published_functions(step):
     }
     data = points.reshape(shape.data_shape)
     got = reference.depthwise_conv2d(shape, data, np.ones((1, 1, 1, 1)), operands, epilogue=step).ravel()
-    expected = np.array([by_definition(step, float(x)) for x in points])
-    np.testing.assert_allclose(got, expected, rtol=1e-14, atol=1e-15)
+    np.testing.assert_allclose(got, np.array([by_definition(step, float(x)) for x in points]), rtol=1e-14, atol=1e-15)
 
 
 def test_steps_are_applied_in_the_order_given():

@@ -51,8 +51,7 @@ def test_the_oracle_is_its_own_adjoint(shape, seed):
 def test_the_weights_gradient_is_the_same_bits_every_time(backend, layout):
     shape = replace(Shape.parse("3x40x29x31_k3_s2_p1_wgrad"), layout=layout)
     tile = schedules.choose(shape, backend.target())
-    tensors = real_tensors(shape, Epilogue(), 0)
-    first, *others = backend.run(tile, shape, Epilogue(), *[tensors] * 4)
+    first, *others = backend.run(tile, shape, Epilogue(), *[real_tensors(shape, Epilogue(), 0)] * 4)
     for other in others:
         assert other.tobytes() == first.tobytes()
 

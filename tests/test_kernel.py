@@ -96,8 +96,7 @@ def test_schedules_by_name_and_as_objects():
     ):
         kernel = dwtir.build(text, schedule, target="opencl")
         if isinstance(strategy, type):
-            shape = Shape.parse(text)
-            assert kernel.strategy == strategy.choose(shape, target)
+            assert kernel.strategy == strategy.choose(Shape.parse(text), target)
         else:
             assert kernel.strategy == strategy
         assert kernel.provenance["chosen"] == chosen

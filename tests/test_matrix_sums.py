@@ -61,8 +61,7 @@ def test_each_product_is_one_instruction(about, dtype):
 @pytest.mark.parametrize("about", ["2x8x13x17_k3_p1", "32x96x28x28_k7_p3"])
 def test_barriers_stand_between_zeros_inputs_and_products(about):
     shape = Shape.parse(f"{about}_float16_nhwc_wgrad")
-    tile = UnitSums.choose(shape, H200)
-    source = dwtir.build(shape, tile, target="nvidia-h200").source()
+    source = dwtir.build(shape, UnitSums.choose(shape, H200), target="nvidia-h200").source()
     before = source[: source.index("mma.sync")]
     zeros, inputs, _ = before.split("__syncthreads();")
     assert "(staged_ptr" in zeros
@@ -82,8 +81,7 @@ def test_barriers_stand_between_zeros_inputs_and_products(about):
 )
 @pytest.mark.parametrize("layout", OF_LAYOUT)
 def test_who_gets_tensor_cores(about, target, is_for_them, layout):
-    shape = replace(Shape.parse(f"{about}_wgrad"), layout=layout)
-    chosen = schedules.choose(shape, resolve(target))
+    chosen = schedules.choose(replace(Shape.parse(f"{about}_wgrad"), layout=layout), resolve(target))
     assert type(chosen) is (OF_LAYOUT[layout] if is_for_them else TapSums)
 
 
@@ -98,8 +96,7 @@ def test_who_gets_tensor_cores(about, target, is_for_them, layout):
     ],
 )
 def test_who_does_not(about):
-    shape = Shape.parse(f"{about}_wgrad")
-    assert type(schedules.choose(shape, H200)) is TapSums
+    assert type(schedules.choose(Shape.parse(f"{about}_wgrad"), H200)) is TapSums
 
 
 @pytest.mark.parametrize(

@@ -136,8 +136,7 @@ def test_the_same_sizes_may_lie_otherwise(form):
         alike.append((image.clone(), weight.clone(), bias))
     for stride in (1, (2, 1), [2, 1]):
         for tensors in alike:
-            expected = F.conv2d(*tensors, stride, 1, groups=6)
-            torch.testing.assert_close(depthwise_conv2d(*tensors, stride, 1), expected)
+            torch.testing.assert_close(depthwise_conv2d(*tensors, stride, 1), F.conv2d(*tensors, stride, 1, groups=6))
 
 
 # Paddings
@@ -228,8 +227,7 @@ def test_a_weight_without_a_version():
     with torch.inference_mode():
         weight = torch.randn(6, 1, 3, 3)
         for _ in range(2):
-            got = depthwise_conv2d(image, weight)
-            torch.testing.assert_close(got, F.conv2d(image, weight, groups=6))
+            torch.testing.assert_close(depthwise_conv2d(image, weight), F.conv2d(image, weight, groups=6))
             weight.mul_(2)
 
 
@@ -245,8 +243,7 @@ def test_a_layer_for_channels_last_trains_a_packed_weight(multiplier):
     layer = DepthwiseConv2d(4, 4 * multiplier, 3, padding=1).to(memory_format=torch.channels_last)
     other = torch.nn.Conv2d(4, 4 * multiplier, 3, padding=1, groups=4)
     other.load_state_dict(layer.state_dict())
-    spatial = layer.weight.permute(2, 3, 0, 1)
-    assert spatial.is_contiguous()
+    assert layer.weight.permute(2, 3, 0, 1).is_contiguous()
     for image in (channels_last(2, 4, 6, 5), torch.randn(2, 4, 6, 5)):
         for net in (layer, other):
             net.zero_grad()
@@ -428,8 +425,7 @@ def test_autocast_decides_the_type(dtype, form):
     with torch.autocast("cpu", dtype=dtype):
         got = ours(image)
     assert got.dtype == dtype
-    half = copy.deepcopy(ours).to(dtype)
-    assert torch.equal(got, half(image.to(dtype)))
+    assert torch.equal(got, copy.deepcopy(ours).to(dtype)(image.to(dtype)))
     with torch.autocast("cpu", enabled=False):
         assert ours(image).dtype == torch.float32
 

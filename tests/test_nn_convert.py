@@ -79,8 +79,7 @@ def mobilenet():
 
 
 def convnext():
-    stem = nn.Conv2d(3, 8, 4, 4)
-    return nn.Sequential(stem, ConvNeXtBlock(8), ConvNeXtBlock(8)).eval()
+    return nn.Sequential(nn.Conv2d(3, 8, 4, 4), ConvNeXtBlock(8), ConvNeXtBlock(8)).eval()
 
 
 NETWORKS = {"mobilenet": mobilenet, "convnext": convnext}
@@ -151,8 +150,7 @@ def test_the_report_says_what_became_of_each_layer(fuse):
     notes = [f"{i}.norm2, {i}.act2" if fuse else "" for i in (1, 2, 3)]
     assert [layer.note for layer in report.layers] == notes
     assert all(layer.replaced and layer.before is layer.after is None for layer in report.layers)
-    shape = Shape.parse("2x24x16x16_k3_s2_p1")
-    assert report.layers[1].shape == str(shape)
+    assert report.layers[1].shape == str(Shape.parse("2x24x16x16_k3_s2_p1"))
     head, *rows, total = str(report).splitlines()
     assert head.split() == ["layer", "shape", "before", "us", "after", "us"]
     assert [row.split()[0] for row in rows] == ["1.depthwise", "2.depthwise", "3.depthwise"]
@@ -169,14 +167,12 @@ def test_the_report_says_what_became_of_each_layer(fuse):
 def test_what_follows_is_folded(activation, norm, bias, form):
     followers = [nn.BatchNorm2d(6)] if norm else []
     followers += [activation()] if activation else []
-    model = chain(depthwise(bias=bias), *followers, nn.Conv2d(6, 2, 1))
-    layer = converted(model, image_of(2, 6, 9, 7, form=form))
+    layer = converted(chain(depthwise(bias=bias), *followers, nn.Conv2d(6, 2, 1)), image_of(2, 6, 9, 7, form=form))
     assert layer.note == ", ".join(str(1 + index) for index in range(len(followers)))
 
 
 def test_a_normalisation_without_parameters_is_folded():
-    model = chain(depthwise(), nn.BatchNorm2d(6, affine=False))
-    assert converted(model, image_of(1, 6, 9, 7)).note == "1"
+    assert converted(chain(depthwise(), nn.BatchNorm2d(6, affine=False)), image_of(1, 6, 9, 7)).note == "1"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -334,8 +330,7 @@ def test_tensorflows_padding():
     ],
 )
 def test_a_normalisation_with_an_activation(drop, act, folded):
-    model = chain(depthwise(), BatchNormAct2d(6, drop, act), nn.ReLU())
-    assert converted(model, image_of(2, 6, 9, 8)).note == folded
+    assert converted(chain(depthwise(), BatchNormAct2d(6, drop, act), nn.ReLU()), image_of(2, 6, 9, 8)).note == folded
 
 
 # What is left
@@ -398,8 +393,7 @@ def test_a_model_that_has_only_sizes_is_left():
 
 
 def test_other_convolutions_are_not_in_the_report():
-    model = chain(nn.Conv2d(6, 6, 3), nn.Conv2d(6, 6, 1, groups=3), nn.Conv2d(6, 1, 1))
-    report = always(model, image_of(1, 6, 9, 7))
+    report = always(chain(nn.Conv2d(6, 6, 3), nn.Conv2d(6, 6, 1, groups=3), nn.Conv2d(6, 1, 1)), image_of(1, 6, 9, 7))
     assert report.layers == ()
     assert str(report).splitlines()[-1] == "0 of 0 replaced"
 
@@ -565,8 +559,7 @@ def test_exports():
     model, image = mobilenet(), image_of(2, 3, 32, 32)
     expected = model(image)
     always(model, image)
-    sizes = ({0: torch.export.Dim("batch")},)
-    exported = torch.export.export(model, (image,), dynamic_shapes=sizes)
+    exported = torch.export.export(model, (image,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     names = [str(node.target) for node in exported.graph.nodes]
     assert names.count("dwtir.depthwise_conv2d_fused.default") == 3
     assert_close(exported.module()(image), expected)
@@ -577,8 +570,7 @@ def test_convert_starts_from_the_original_modules():
     model, image = mobilenet(), image_of(2, 3, 32, 32)
     expected = model(image)
     for size in (16, 32):
-        report = always(model, image_of(1, 3, size, size))
-        assert len(report.replaced) == 3
+        assert len(always(model, image_of(1, 3, size, size)).replaced) == 3
     assert_close(model(image), expected)
     restore(model)
     restore(model)

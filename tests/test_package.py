@@ -21,8 +21,7 @@ EXTRAS = {"cuda", "opencl", "tune", "torch", "bench", "test", "lint", "dev"}
 
 def build(folder, function):
     """Build a wheel by one of the functions that pip calls."""
-    code = f"from hatchling.build import {function} as build; build({str(folder)!r})"
-    run("-c", code, cwd=ROOT)
+    run("-c", f"from hatchling.build import {function} as build; build({str(folder)!r})", cwd=ROOT)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -77,8 +76,7 @@ def test_an_editable_install_and_a_checkout_find_the_records(tmp_path):
     (tmp_path / "wheel").mkdir()
     editable = installed(build(tmp_path / "wheel", "build_editable"), tmp_path)
     for site in (editable, ROOT / "src"):
-        code = "from dwtir.database import shipped_folder; print(shipped_folder())"
-        shipped = import_dwtir(site, tmp_path, code)
+        shipped = import_dwtir(site, tmp_path, "from dwtir.database import shipped_folder; print(shipped_folder())")
         assert Path(shipped) == ROOT / "tune_db"
         assert (Path(shipped) / "README.md").exists()
 
@@ -86,8 +84,7 @@ def test_an_editable_install_and_a_checkout_find_the_records(tmp_path):
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    folders = {name.split("/")[0] for name in names}
-    assert folders == {"dwtir", f"dwtir-{dwtir.__version__}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {"dwtir", f"dwtir-{dwtir.__version__}.dist-info"}
     assert {"dwtir/py.typed", "dwtir/__main__.py", "dwtir/schedules/base.py"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

@@ -203,8 +203,7 @@ def test_a_nan_reaches_only_the_outputs_that_see_it(backend, strategy, shape, se
     taps_first(shape, weight)[:, :, c] = np.nan
     cases = [{"data": image}, {"data": pixel}, {"weight": weight}]
     results = convolve(backend, strategy, shape, *[tensors | case for case in cases])
-    ones = (np.ones(shape.data_shape), np.ones(shape.weight_shape))
-    sees_input = reference.depthwise_conv2d(shape, *ones) > 0
+    sees_input = reference.depthwise_conv2d(shape, np.ones(shape.data_shape), np.ones(shape.weight_shape)) > 0
     with np.errstate(invalid="ignore"):
         for case, got in zip(cases, results, strict=True):
             inputs = tensors | case

@@ -54,8 +54,7 @@ def test_the_example_of_a_record_is_one(tmp_path, monkeypatch):
     path.parent.mkdir()
     path.write_text(example)
     monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
-    target = Target(path.parent.name, "cuda", "sm_90", 132)
-    found = database.find(Shape.parse(path.stem), target)
+    found = database.find(Shape.parse(path.stem), Target(path.parent.name, "cuda", "sm_90", 132))
     line = ", ".join(map(str, found[0].parameters.values()))
     assert (found[0].name, line) == (record["strategy"], record["parameters"])
     assert found[1] == path

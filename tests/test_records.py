@@ -50,8 +50,7 @@ def all_records():
         for target in (resolve("cpu"), H200):
             for strategy in STRATEGIES.values():
                 if strategy.claims(shape, target):
-                    tile = strategy.choose(shape, target)
-                    found.append(Record.measured(tile, shape, target, [1e-5] * 64, seed=1))
+                    found.append(Record.measured(strategy.choose(shape, target), shape, target, [1e-5] * 64, seed=1))
     return found
 
 
@@ -142,8 +141,7 @@ def test_what_is_not_a_measurement_is_refused():
 
 
 def test_no_mutation_is_accepted_or_crashes(tmp_path):
-    unknown = replace(resolve("cpu"), name="cpu-unknown")
-    record = Record.measured(TILE, SHAPE, unknown, [1e-06, 2e-06])
+    record = Record.measured(TILE, SHAPE, replace(resolve("cpu"), name="cpu-unknown"), [1e-06, 2e-06])
     cases = dict(corpus(record.as_json()))
     assert len(cases) >= 200
     paths = {}
@@ -155,8 +153,7 @@ def test_no_mutation_is_accepted_or_crashes(tmp_path):
     listing = tmp_path / "list"
     listing.write_text("\n".join(paths))
     program = Path(__file__).with_name("record_corpus.py")
-    child = run("-X", "faulthandler", program, listing)
-    results = dict(json.loads(line) for line in child.stdout.splitlines())
+    results = dict(json.loads(line) for line in run("-X", "faulthandler", program, listing).stdout.splitlines())
     assert results.keys() == paths.keys()
     for path, error in results.items():
         assert error is None or (path in error and len(error) < 2500), "a name and a short reason"

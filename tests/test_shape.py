@@ -92,8 +92,7 @@ def test_same_is_tensorflows(size, kernel, stride, dilation, before, after, out)
             dilation=(dilation, 1) if vertical else (1, dilation),
             padding="same",
         )
-        wanted = (before, 0, after, 0) if vertical else (0, before, 0, after)
-        assert shape.padding == wanted
+        assert shape.padding == ((before, 0, after, 0) if vertical else (0, before, 0, after))
         assert (shape.out_height, shape.out_width) == ((out, 1) if vertical else (1, out))
 
 

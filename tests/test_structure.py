@@ -142,8 +142,7 @@ def assert_exact(backend, tile, shape, steps="bias+relu"):
     tensors = integer_tensors(shape, epilogue, 0)
     (got,) = backend.run(tile, shape, epilogue, tensors)
     data, weight, *_ = tensors.values()
-    expected = reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
-    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(got, reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue))
 
 
 ODD_LAYERS = pytest.mark.parametrize(
@@ -156,8 +155,7 @@ ODD_LAYERS = pytest.mark.parametrize(
 @ODD_LAYERS
 def test_inlined_padding_computes_the_same(backend, text):
     shape = Shape.parse(text)
-    tile = SharedTile(block_h=8, block_w=8, thread_y=4, thread_x=4, padding="inline")
-    assert_exact(backend, tile, shape)
+    assert_exact(backend, SharedTile(block_h=8, block_w=8, thread_y=4, thread_x=4, padding="inline"), shape)
 
 
 # Windows: what the two better strategies keep in registers
@@ -175,8 +173,7 @@ def test_inlined_padding_computes_the_same(backend, text):
 )
 @pytest.mark.parametrize("strategy", [RegisterWindow, ChannelVector])
 def test_the_window_shrinks_before_the_code_explodes(strategy, text, window):
-    shape = Shape.parse(f"{text}_{strategy.layouts[0]}")
-    kernel = dwtir.build(shape, strategy.name, target="nvidia-h200")
+    kernel = dwtir.build(Shape.parse(f"{text}_{strategy.layouts[0]}"), strategy.name, target="nvidia-h200")
     assert kernel.strategy.parameters["window"] == window
     assert len(kernel.source()) < 500_000
     assert kernel.resources().spill_bytes == 0
@@ -206,8 +203,7 @@ def test_every_window_computes_the_same(strategy, text, window, backend):
 )
 def test_rows_of_a_residual_meet_their_rows(images, rows, cols, depth):
     shape = Shape.parse(f"2x4x13x12_k5_p3x2_{images}")
-    tile = RowStream(rows, cols, 2, 2, 1, 2, 1, depth)
-    assert_exact(REPLAY, tile, shape, "scale_shift+residual")
+    assert_exact(REPLAY, RowStream(rows, cols, 2, 2, 1, 2, 1, depth), shape, "scale_shift+residual")
 
 
 def test_a_window_larger_than_shared_memory_is_not_claimed():
@@ -243,8 +239,7 @@ def test_the_trace_makes_the_script(target, about, epilogue):
         kernel = dwtir.build(shape, name, epilogue=epilogue, target=target)
         fresh = Schedule(kernel.strategy.define(shape, Epilogue.of(epilogue)))
         Trace.apply_json_to_schedule(load_json(kernel.trace), fresh)
-        expected = schedule_for(shape, Epilogue.of(epilogue), kernel.strategy).mod
-        tvm.ir.assert_structural_equal(fresh.mod, expected)
+        tvm.ir.assert_structural_equal(fresh.mod, schedule_for(shape, Epilogue.of(epilogue), kernel.strategy).mod)
         assert fresh.mod["main"].script() == kernel.script()
 
 
@@ -307,8 +302,7 @@ def test_whole_images_multiply_no_padding(text, tile):
     assert abs(resources.shared_bytes - images.shared_bytes) <= 16
     assert resources.spill_bytes == 0
     ones = [np.ones(extents, np.float32) for extents in shape.input_shapes.values()]
-    products = reference.depthwise_conv2d(shape, *ones)
-    assert images.multiply_adds * 6 * 40 == products.sum()
+    assert images.multiply_adds * 6 * 40 == reference.depthwise_conv2d(shape, *ones).sum()
 
 
 @pytest.mark.parametrize(
@@ -343,8 +337,7 @@ def kernel_names(source):
 
 def test_a_strided_gradient_multiplies_only_the_taps_that_are_there():
     """The source asks at every tap whether it is there, of the tile's own rows and columns."""
-    shape = Shape.parse("2x8x28x28_k3_s2_p1_dgrad")
-    source = dwtir.build(shape, "register_window", target="nvidia-h200").source()
+    source = dwtir.build(Shape.parse("2x8x28x28_k3_s2_p1_dgrad"), "register_window", target="nvidia-h200").source()
     tests = [line for line in source.splitlines() if "% 2) == 0" in line]
     assert tests
     assert not [line for line in tests if "Idx" in line]

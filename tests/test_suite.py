@@ -19,7 +19,6 @@ def test_every_network_has_layers_in_every_form():
 
 def test_a_network_is_found_by_its_short_name():
     assert suite.network("mobilenet_v2") == suite.network("torchvision/mobilenet_v2")
-    first = suite.network("mobilenet_v2")[0]
-    assert first.shape == Shape.parse("1x32x112x112_k3_p1")
+    assert suite.network("mobilenet_v2")[0].shape == Shape.parse("1x32x112x112_k3_p1")
     with pytest.raises(InvalidShapeError, match="the suite has no network 'vgg'; allowed are"):
         suite.network("vgg")

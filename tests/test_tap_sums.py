@@ -99,8 +99,7 @@ def test_min_blocks_bounds_only_the_first_kernel(shape):
     bounds = dict(re.findall(r"__launch_bounds__\(([\d, ]+)\) (\w+)\(", bounded))
     assert {"64, 6": "main_kernel"}.items() <= bounds.items()
     assert all("," not in bound for bound, name in bounds.items() if name == "main_kernel_1")
-    registers = kernel.resources().registers
-    assert registers <= 65536 // (6 * 64)
+    assert kernel.resources().registers <= 65536 // (6 * 64)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +141,6 @@ def test_large_layers_keep_the_device_busy(text):
 
 
 def test_kernels_of_31_rows_share_their_loads_among_threads():
-    shape = Shape.parse("32x128x56x56_k31_p15_float32_nchw_wgrad")
-    tile = TapSums.choose(shape, GPU)
+    tile = TapSums.choose(Shape.parse("32x128x56x56_k31_p15_float32_nchw_wgrad"), GPU)
     assert tile.kernel_rows * tile.kernel_cols * tile.vector <= 128
     assert tile.kernel_threads > 1

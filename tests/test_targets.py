@@ -36,8 +36,7 @@ def test_targets_as_mappings_and_of_tvm():
         assert (found.kind, found.arch, found.warp_size) == ("cuda", "sm_90", 32)
         assert found.shared_bytes_per_block == h200.shared_bytes_per_block
         assert found.bandwidth is None, "measured on one device, not on all of an architecture"
-    small = resolve({"kind": "cuda", "arch": "sm_75", "max_threads_per_block": 256})
-    assert small.max_threads_per_block == 256
+    assert resolve({"kind": "cuda", "arch": "sm_75", "max_threads_per_block": 256}).max_threads_per_block == 256
     assert resolve(tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})).arch == "x86-64-v3"
     assert resolve({"kind": "opencl"}).kind == "opencl"
     assert resolve(resolve("cpu").tvm()).arch == resolve("cpu").arch

@@ -258,8 +258,7 @@ def test_builds_that_take_too_long_cost_no_session(tmp_path, monkeypatch):
 
 
 def test_the_largest_sums_of_a_testbed_fit_a_half():
-    shape = Shape.parse("1x1x256x256_k3_psame_float16_wgrad")
-    assert testbed.open_testbed(Task(shape), resolve("cpu"))
+    assert testbed.open_testbed(Task(Shape.parse("1x1x256x256_k3_psame_float16_wgrad")), resolve("cpu"))
 
 
 class _Untimed(testbed.Testbed):

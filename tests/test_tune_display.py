@@ -89,8 +89,7 @@ def play(display, target=H200):
 
 def json_events(target=H200):
     stream = io.StringIO()
-    outcomes = play(JsonDisplay(stream), target)
-    return outcomes, [json.loads(line) for line in stream.getvalue().splitlines()]
+    return play(JsonDisplay(stream), target), [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
 def test_json_has_an_object_for_each_call():
@@ -202,8 +201,7 @@ def test_plain_closes_with_a_table():
     lines = stream.getvalue().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("task   "))
     head, *rows = lines[start : start + 3]
-    names = "task manual us best us gain % of floor trials failed seconds record"
-    assert " ".join(head.split()) == names
+    assert " ".join(head.split()) == "task manual us best us gain % of floor trials failed seconds record"
     assert [row.split()[-1] for row in rows] == [str(outcome.path) for outcome in outcomes]
     for row, outcome in zip(rows, outcomes, strict=True):
         share = share_of_floor(outcome.task)
@@ -273,8 +271,7 @@ def test_the_live_display_closes_with_a_table(terminal, monkeypatch, columns, ta
     assert f"{TASKS[0]}: ValueError: no kernel\nfor [this]\n" in text
     assert "plot: out/[best].png\n" in text
     assert "records: db/" in text
-    table = text[text.index("task  ") :]
-    (row,) = (line for line in table.splitlines() if line.startswith(" 1x256x96x96"))
+    (row,) = (line for line in text[text.index("task  ") :].splitlines() if line.startswith(" 1x256x96x96"))
     share = share_of_floor(TASKS[0]) if target is H200 else "-"
     assert row.split()[1:] == ["24.00", "16.00", "1.50x", share, "6", "3", "12.3"]
 

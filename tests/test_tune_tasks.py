@@ -74,8 +74,7 @@ def test_the_whole_suite_in_every_combination():
 
 
 def network(name, **changes):
-    forms = {"batches": (1,), "dtypes": ("float32",), "layouts": ("NCHW",)}
-    return tasks.from_network(name, **(forms | changes))
+    return tasks.from_network(name, **({"batches": (1,), "dtypes": ("float32",), "layouts": ("NCHW",)} | changes))
 
 
 def test_a_network_of_the_suite_needs_no_library():
@@ -129,8 +128,7 @@ class Conv2dSame(SimpleNamespace):
     ],
 )
 def test_a_depthwise_layer_becomes_a_shape(layer, text):
-    parameters = tasks.depthwise_parameters(layer, 10, 11)
-    assert Shape(batch=1, **parameters) == shape(text)
+    assert Shape(batch=1, **tasks.depthwise_parameters(layer, 10, 11)) == shape(text)
 
 
 @pytest.mark.parametrize(

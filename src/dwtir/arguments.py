@@ -278,8 +278,7 @@ def _tensor_of_array(array: np.ndarray[Any, Any], dtype: str) -> Any:
     if not array.flags.writeable:
         array = array.copy()  # DLPack cannot say "read-only", and NumPy will not lie
     if dtype == "bfloat16":
-        bits = tvm_ffi.from_dlpack(array.view(np.uint16))
-        return bits._create_view(array.shape, "bfloat16")
+        return tvm_ffi.from_dlpack(array.view(np.uint16))._create_view(array.shape, "bfloat16")
     return tvm_ffi.from_dlpack(array)
 
 

@@ -226,8 +226,7 @@ def _launch(sch: Schedule) -> Resources:
             extents[str(loop.thread_binding.thread_tag)] = int(loop.extent)
 
     body = sch.mod["main"].body.block.body
-    first = body.seq[0] if isinstance(body, tirx.SeqStmt) else body
-    tvm_ffi.structural_walk(first, [(tirx.For, visit)])
+    tvm_ffi.structural_walk(body.seq[0] if isinstance(body, tirx.SeqStmt) else body, [(tirx.For, visit)])
     grid, block = (
         (extents.get(f"{tag}.x", 1), extents.get(f"{tag}.y", 1), extents.get(f"{tag}.z", 1))
         for tag in ("blockIdx", "threadIdx")

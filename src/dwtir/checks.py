@@ -40,8 +40,7 @@ class Finding:
 
 
 def _check_python(target: str) -> Finding:
-    detail = f"{platform.python_implementation()} {platform.python_version()}"
-    return Finding("Python", "ok", detail, required=True)
+    return Finding("Python", "ok", f"{platform.python_implementation()} {platform.python_version()}", required=True)
 
 
 def _check_platform(target: str) -> Finding:
@@ -102,8 +101,7 @@ def _check_cudart(target: str) -> Finding:
     required = target == "cuda"
     if not status.usable:
         return Finding("CUDA runtime", "missing", status.reason, status.remedy, required)
-    path = cuda.find_toolkit().cudart
-    return Finding("CUDA runtime", "ok", str(path or "on the loader's path"), required=required)
+    return Finding("CUDA runtime", "ok", str(cuda.find_toolkit().cudart or "on the loader's path"), required=required)
 
 
 def _check_nvrtc(target: str) -> Finding:
@@ -121,8 +119,7 @@ def _check_headers(target: str) -> Finding:
     path = cuda.find_toolkit().include
     required = target == "cuda"
     if path is None:
-        detail = "cuda_fp16.h not found"
-        return Finding("CUDA headers", "missing", detail, cuda.INSTALL_CUDA, required)
+        return Finding("CUDA headers", "missing", "cuda_fp16.h not found", cuda.INSTALL_CUDA, required)
     return Finding("CUDA headers", "ok", str(path), required=required)
 
 
@@ -133,8 +130,7 @@ def _check_gpu(target: str) -> Finding:
         return Finding("GPU", "missing", status.reason, status.remedy, required)
     devices = [cuda.device_properties(index) for index in range(cuda.device_count())]
     names = ", ".join(f"{device.name} ({device.arch})" for device in devices)
-    detail = f"{names}; the driver supports CUDA {devices[0].driver_version}"
-    return Finding("GPU", "ok", detail, required=required)
+    return Finding("GPU", "ok", f"{names}; the driver supports CUDA {devices[0].driver_version}", required=required)
 
 
 def _check_cuda(target: str) -> Finding:

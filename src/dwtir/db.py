@@ -101,8 +101,7 @@ def _list(options: argparse.Namespace) -> int:
             del row["trace"]
         print(json.dumps(rows, indent=2))
         return 0
-    head = ("device", "shape", "epilogue", "strategy", "best us", "manual us", "gain", "path")
-    table = [head]
+    table = [("device", "shape", "epilogue", "strategy", "best us", "manual us", "gain", "path")]
     for path, record in found:
         manual, gain = record.manual_median_secs, record.gain
         table.append(

@@ -41,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     findings = diagnose(target)
     works = all(finding.status == "ok" for finding in findings if finding.required)
     if arguments.json:
-        report = {"target": target, "works": works, "findings": [asdict(f) for f in findings]}
-        print(json.dumps(report, indent=2))
+        print(json.dumps({"target": target, "works": works, "findings": [asdict(f) for f in findings]}, indent=2))
     else:
         _print_table(findings)
         print(f"\n{target} {'works' if works else 'does not work'} on this machine.")

@@ -184,12 +184,10 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     others: list[int | None] = []
     if min_blocks is not None:
         others.append(None)
-    taken = max(kernel.registers for kernel in cubin.kernels)
-    if min_blocks != 1 and taken < _most_registers(source):
+    if min_blocks != 1 and max(kernel.registers for kernel in cubin.kernels) < _most_registers(source):
         others.append(1)
     while _spills(cubin) and others:
-        again = _compile(nvrtc, _with_min_blocks(source, others.pop()), arch, options)
-        cubin = min(cubin, again, key=_spills)
+        cubin = min(cubin, _compile(nvrtc, _with_min_blocks(source, others.pop()), arch, options), key=_spills)
     return cubin
 
 

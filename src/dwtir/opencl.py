@@ -83,8 +83,7 @@ class OpenCLKernel:
                 buffers = [cl.Buffer(self._context, flags, hostbuf=bytes_) for bytes_ in data]
                 for kernel, launch in zip(self._kernels, self._launches, strict=True):
                     kernel.set_args(*(buffers[i] for i in launch.order))
-                    sizes = zip(launch.grid, launch.block, strict=True)
-                    total = tuple(groups * items for groups, items in sizes)
+                    total = tuple(groups * items for groups, items in zip(launch.grid, launch.block, strict=True))
                     cl.enqueue_nd_range_kernel(self._queue, kernel, total, launch.block)
                 cl.enqueue_copy(self._queue, data[-1], buffers[-1], is_blocking=True)
         except cl.Error as error:  # PoCL compiles for the work-group size here, not in build().

@@ -72,8 +72,7 @@ def lower(mod: tvm.IRModule, max_threads: int) -> Lowered:
     """Generate OpenCL C for a module with one PrimFunc ``main`` on buffers of static shape."""
     import tvm
 
-    main = mod["main"]
-    params = [(p.name, tuple(int(n) for n in p.ty.shape), str(p.ty.dtype)) for p in main.params]
+    params = [(p.name, tuple(int(n) for n in p.ty.shape), str(p.ty.dtype)) for p in mod["main"].params]
     kernels, target = _lower_device(mod, max_threads)
     launches, functions, helpers = [], {}, set()
     for name, func in kernels.items():
@@ -136,8 +135,7 @@ def _launch(func: Any) -> tuple[tuple[int, int, int], tuple[int, int, int], int]
         nonlocal local_bytes
         scope, dtype = node.buffer.scope(), node.buffer.ty.dtype.dtype
         if scope == "shared":
-            size = math.prod(int(n) for n in node.buffer.ty.shape)
-            local_bytes += size * dtype.lanes * dtype.bits // 8
+            local_bytes += math.prod(int(n) for n in node.buffer.ty.shape) * dtype.lanes * dtype.bits // 8
         elif scope != "local":
             # The code generator would turn shared.dyn into private memory without a word.
             refused.append(f"{node.buffer.name} is {scope!r}, memory can be 'shared' or 'local'")
@@ -248,8 +246,7 @@ def _floats_as_bits(func: Any) -> tuple[Any, set[str]]:
         if isinstance(node, tirx.Broadcast):
             return tirx.Broadcast(mutator.mutate(node.value), node.lanes)
         if isinstance(node, tirx.Select):
-            parts = (node.condition, node.true_value, node.false_value)
-            return tirx.Select(*map(mutator.mutate, parts))
+            return tirx.Select(*map(mutator.mutate, (node.condition, node.true_value, node.false_value)))
         return tirx.if_then_else(*map(mutator.mutate, node.args))
 
     callbacks = [

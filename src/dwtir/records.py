@@ -289,8 +289,7 @@ def read_strategy(kind: object, parameters: object) -> Strategy:
         if len(values) != len(names) or max(map(len, values)) > 20:
             got = traces.brief(parameters)
             raise RecordError(f"parameters must be {', '.join(names)} or an object, got {got}")
-        numbers = (int(value) if value.isdecimal() else value for value in values)
-        parameters = dict(zip(names, numbers, strict=True))
+        parameters = dict(zip(names, (int(value) if value.isdecimal() else value for value in values), strict=True))
     if not isinstance(parameters, dict):
         raise RecordError(f"parameters must be an object, got {traces.brief(parameters)}")
     return STRATEGIES[kind].from_parameters(parameters)

@@ -107,8 +107,7 @@ def _products(shape: Shape) -> int:
 
 def _sum_products(shape: Shape, first: Float64, second: Float64) -> Float64:
     """Take the operation's products and sum them, tap by tap."""
-    inputs = dict(zip(shape.input_shapes, (first, second), strict=True))
-    return _OPERATIONS[shape.operation](shape, **inputs)
+    return _OPERATIONS[shape.operation](shape, **dict(zip(shape.input_shapes, (first, second), strict=True)))
 
 
 def _forward(shape: Shape, *, data: Float64, weight: Float64) -> Float64:

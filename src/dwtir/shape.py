@@ -168,8 +168,7 @@ class DepthwiseConv2dShape:
             "d": self.dilation,
             "m": (self.channel_multiplier,),
         }
-        sizes = (self.batch, self.in_channels, self.height, self.width)
-        parts = ["x".join(map(str, sizes))]
+        parts = ["x".join(map(str, (self.batch, self.in_channels, self.height, self.width)))]
         parts += [key + "x".join(map(str, values)) for key, values in numbers.items()]
         parts += [self.dtype, self.layout.lower(), OPERATIONS[self.operation]]
         return "_".join(filter(None, parts))

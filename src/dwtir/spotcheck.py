@@ -49,8 +49,7 @@ def error_ratio(shape: Shape, epilogue: Epilogue, inputs: Sequence[_Array], out:
     right = reference.depthwise_conv2d(*about, epilogue=epilogue)
     bound = reference.error_bound(*about, epilogue=epilogue)
     error = np.nan_to_num(np.abs(cut(result, out).astype(np.float64) - right), nan=np.inf)
-    tiny = np.finfo(np.float64).tiny
-    return float((error / np.maximum(bound, tiny)).max())
+    return float((error / np.maximum(bound, np.finfo(np.float64).tiny)).max())
 
 
 def _sample(shape: Shape) -> tuple[_Array, _Array]:

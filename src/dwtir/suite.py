@@ -32,8 +32,7 @@ class Layer:
 
 @lru_cache(maxsize=1)
 def _data() -> dict[str, Any]:
-    data = lzma.decompress((files("dwtir") / "data" / "suite.json.xz").read_bytes())
-    found: dict[str, Any] = json.loads(data)
+    found: dict[str, Any] = json.loads(lzma.decompress((files("dwtir") / "data" / "suite.json.xz").read_bytes()))
     return found
 
 

@@ -205,8 +205,7 @@ def _host() -> Target:
         raise ToolchainError(f"no CPU schedule for {platform.machine()}; x86-64 and arm64 have one")
     del tvm
     arch = str(get_global_func("target.llvm_get_system_cpu")())
-    features = get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
-    has = {str(name) for name, present in features.items() if present}
+    has = {str(name) for name, present in get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")().items() if present}
     vector_bytes = 64 if "avx512f" in has else 32 if "avx2" in has else 16
     return Target(
         f"cpu-{arch}",

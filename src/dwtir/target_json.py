@@ -32,8 +32,7 @@ _LIMITS = {
 def written(target: Target) -> dict[str, Any]:
     """Return what a record has to say of a target."""
     given = asdict(target) | {"features": list(target.features)}
-    usual = _usual(target.name).items()
-    return {name: given[name] for name, default in usual if given[name] != default}
+    return {name: given[name] for name, default in _usual(target.name).items() if given[name] != default}
 
 
 def read(name: str, value: object) -> Target:

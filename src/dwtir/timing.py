@@ -25,8 +25,7 @@ def rotation(set_bytes: int, device: int = 0) -> int:
     Small tensors stop at 768 sets, which is then as many bytes as a network
     puts between two runs of such a layer.
     """
-    cache = cuda.device_properties(device).l2_bytes
-    return min(max(2, ceil(_L2_SIZES * cache / set_bytes)), _MAX_SETS)
+    return min(max(2, ceil(_L2_SIZES * cuda.device_properties(device).l2_bytes / set_bytes)), _MAX_SETS)
 
 
 class GraphTimer:
@@ -82,8 +81,7 @@ class GraphTimer:
         """Capture calls between two events, and launch the graph once more than is measured."""
         graph = self._capture(call, calls)
         try:
-            times = [self._launch(graph) / calls for _ in range(1 + repeats)]
-            return tuple(times[1:])
+            return tuple([self._launch(graph) / calls for _ in range(1 + repeats)][1:])
         finally:
             self._do("cudaGraphExecDestroy", graph)
 
@@ -109,8 +107,7 @@ class GraphTimer:
             self._do("cudaGraphDestroy", graph)
 
     def _record(self, event: Any) -> None:
-        external = self._api.cudaEventRecordExternal
-        self._do("cudaEventRecordWithFlags", event, self._stream, external)
+        self._do("cudaEventRecordWithFlags", event, self._stream, self._api.cudaEventRecordExternal)
 
     def _launch(self, graph: Any) -> float:
         """Launch a graph and return the seconds between its events."""

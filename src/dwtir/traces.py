@@ -37,8 +37,7 @@ def space_trace(
     `Strategy.draw`. The trace is returned with it, as plain JSON values.
     """
     chosen = strategy.parameters
-    space = strategy.space(shape, target)
-    listed = {field: values for field, values in space.items() if chosen[field] in values}
+    listed = {field: values for field, values in strategy.space(shape, target).items() if chosen[field] in values}
     sch = _drawn(strategy, shape, epilogue, listed)
     return sch, plain(sch.trace.as_json())
 
@@ -68,8 +67,7 @@ def _drawn(
         sch = Schedule(strategy.define(shape, epilogue or Epilogue()))
         for field, values in candidates.items():
             decision = values.index(variables[field])
-            weights = [WEIGHT] * len(values)
-            variables[field] = sch.sample_categorical(list(values), weights, decision)
+            variables[field] = sch.sample_categorical(list(values), [WEIGHT] * len(values), decision)
         type(strategy)(**variables).apply(sch, shape)
     except DwtirError:
         raise
@@ -137,8 +135,7 @@ def without_postprocs(trace: Any) -> Any:
     """Leave out of a trace, which may be any JSON, what MetaSchedule does after our schedule."""
     try:
         instructions, decisions = trace
-        names = [instruction[0] for instruction in instructions]
-        end = names.index("EnterPostproc")
+        end = [instruction[0] for instruction in instructions].index("EnterPostproc")
         return [instructions[:end], [decision for decision in decisions if decision[0] < end]]
     except (LookupError, TypeError, ValueError):
         return trace

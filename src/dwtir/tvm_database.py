@@ -38,8 +38,7 @@ def unscheduled(work: Workload) -> _Module:
 
 def parse_workload(shape: str, epilogue: str) -> Workload:
     """Read the attributes of one of our functions."""
-    steps = Epilogue.of(None if epilogue == "none" else epilogue)
-    return Workload(Shape.parse(shape), steps)
+    return Workload(Shape.parse(shape), Epilogue.of(None if epilogue == "none" else epilogue))
 
 
 def recognise(mod: _Module) -> Workload | None:
@@ -121,8 +120,7 @@ class TuneDB(ms.database.PyDatabase):
 
     def _tuning_record(self, work: Workload, record: Record) -> ms.database.TuningRecord:
         # The workload is the one asked for, which may have steps that the record has not.
-        fitted = Record(**(vars(record) | {"epilogue": work.epilogue}))
-        return as_tuning_record(fitted, self._workload(work))
+        return as_tuning_record(Record(**(vars(record) | {"epilogue": work.epilogue})), self._workload(work))
 
     def _is_for(self, target: tvm.target.Target, record: Record) -> bool:
         """Tell whether a TVM target is this device, or one of its kind that can run the record."""

@@ -89,8 +89,7 @@ def _run(options: argparse.Namespace, wanted: Sequence[layers.Layer]) -> Results
     if options.resume:
         session.resume()
     session.measure(wanted)
-    cases = session.measure_articles() if options.what == ["seeds"] else {}
-    return replace(session.results(), cases=cases)
+    return replace(session.results(), cases=session.measure_articles() if options.what == ["seeds"] else {})
 
 
 def _command(options: argparse.Namespace) -> str:

@@ -88,8 +88,7 @@ def infer(
             _Run("dwtir compile", torch.compile(converted, options=_COMPILE), images),
         ]
     allowed = max(_ERROR[dtype], 2 * eager_error)
-    graphs = target.kind == "cuda"
-    right, notes = _checked(network.name, runs, expected, allowed, graphs=graphs)
+    right, notes = _checked(network.name, runs, expected, allowed, graphs=target.kind == "cuda")
     contenders = [Contender(run.way, layout, run.call, run.result) for run in right]
     timings, load = timed(target, contenders, rounds, patience)
     return NetworkRow(

@@ -59,8 +59,7 @@ def named(
     for name in suite.networks() if kind == "suite" else names:
         for operation, task in product(operations, tasks.from_network(name, **forms, epilogue=epilogue)):
             task = replace(task, shape=replace(task.shape, operation=operation))
-            before = found.get(str(task), Layer(task))
-            found[str(task)] = _checked(Layer(task, (*before.networks, name)))
+            found[str(task)] = _checked(Layer(task, (*found.get(str(task), Layer(task)).networks, name)))
     return list(found.values())
 
 

@@ -158,8 +158,7 @@ def _bars(rows: list[Row]) -> dict[str, dict[str, tuple[float, float]]]:
         name: {form: (_mean(found, same=True), _mean(found, same=False)) for form, found in forms.items()}
         for name, forms in grouped.items()
     }
-    slowest = sorted(means, key=lambda name: min(any_ for _, any_ in means[name].values()))
-    return {name: means[name] for name in slowest}
+    return {name: means[name] for name in sorted(means, key=lambda name: min(any_ for _, any_ in means[name].values()))}
 
 
 def _mean(rows: list[Row], *, same: bool) -> float:

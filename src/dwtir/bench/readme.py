@@ -36,8 +36,7 @@ def _stem(source: Path) -> str:
 def pages(readme: Path) -> dict[Path, str]:
     """Return what README and the results' pages should contain."""
     found = {source: Results.read(source) for source in sources(readme)}
-    text = readme.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(f"{BEGIN}\n")
+    before, begin, rest = readme.read_text(encoding="utf-8").partition(f"{BEGIN}\n")
     _, end, after = rest.partition(f"{END}\n")
     if not begin or not end:
         raise RecordError(f"{readme} lacks the lines {BEGIN} and {END}")

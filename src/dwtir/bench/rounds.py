@@ -62,8 +62,7 @@ def bench_layer(
     problem = Problem(shape, epilogue or Epilogue(), target, cold)
     right, wrong = checked(problem, [ours(problem, schedule)], peers(problem) if baselines else ())
     timer = open_timer(target, right, problem.sets, patience)
-    timings = in_turns(timer, right, rounds)
-    return Row(shape, problem.epilogue, target, cold, timings, tuple(wrong), load=timer.load)
+    return Row(shape, problem.epilogue, target, cold, in_turns(timer, right, rounds), tuple(wrong), load=timer.load)
 
 
 def checked(

@@ -118,8 +118,7 @@ class Session:
         facts = {**about(self.target), **self._clocks.about()}
         facts |= {"limits": limits(self._rated), "command": self.command}
         facts["sessions"] = str(self._sessions)
-        rows = [replace(row, target=self._rated) for row in self.rows.values()]
-        return Results(self._rated, facts, rows)
+        return Results(self._rated, facts, [replace(row, target=self._rated) for row in self.rows.values()])
 
 
 def _greater(one: float | None, other: float | None) -> float:

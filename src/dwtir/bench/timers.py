@@ -112,8 +112,7 @@ class LaunchTimer(Timer):
         self._calls = {}
         for contender in contenders:
             self._elapsed(contender, 1)
-            once = self._elapsed(contender, 1)
-            self._calls[contender.name] = ceil(_GPU_SECONDS / once)
+            self._calls[contender.name] = ceil(_GPU_SECONDS / self._elapsed(contender, 1))
 
     def seconds(self, contender: Contender) -> float:
         calls = self._calls[contender.name]

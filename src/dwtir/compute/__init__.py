@@ -113,8 +113,7 @@ def whole_images(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     shape = images.shape
     epilogue.check_for(shape)
     with _parsing:
-        define = whole.nchw if shape.layout == "NCHW" else whole.nhwc
-        func = define(images, epilogue)
+        func = (whole.nchw if shape.layout == "NCHW" else whole.nhwc)(images, epilogue)
     return _named(func, shape, epilogue)
 
 

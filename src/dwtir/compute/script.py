@@ -62,8 +62,7 @@ class _Inline(TIRInline):
 
 def inline(function: Callable[..., None]) -> Callable[..., None]:
     """Do what `T.inline` does outside of a function of TVMScript, in a small part of the time."""
-    variables = utils.inspect_function_capture(function)
-    return _Inline(_source(function.__code__), variables, function)
+    return _Inline(_source(function.__code__), utils.inspect_function_capture(function), function)
 
 
 class _Source(Source):
@@ -90,8 +89,7 @@ class _Parser(Parser):
         return value
 
     def eval_expr(self, node: doc.AST, extra_vars: Mapping[str, Any] | None = None) -> Any:
-        values = self.var_table.get() | (extra_vars or {})
-        return self._value(node, values)
+        return self._value(node, self.var_table.get() | (extra_vars or {}))
 
     def eval_assign(
         self, target: doc.AST, source: Any, bind_value: Any, allow_shadowing: bool = False

@@ -114,8 +114,7 @@ class Chain:
         """Return stride, padding and dilation for an image of this height and width."""
         conv = self.conv
         padding = "SAME" if _pads_as_tensorflow(conv) else conv.padding
-        around = sides(padding, size, conv.kernel_size, conv.stride, conv.dilation)
-        return conv.stride, around, conv.dilation
+        return conv.stride, sides(padding, size, conv.kernel_size, conv.stride, conv.dilation), conv.dilation
 
     def operands(self, dtype: torch.dtype) -> list[Tensor]:
         """Return the tensors of the epilogue, in the order of its steps."""

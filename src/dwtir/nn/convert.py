@@ -80,8 +80,7 @@ def convert(
     untouched = {module for module in names if not is_patched(module)}
     followers = _outermost(module for module in names if module in untouched and steps_of(module))
     reasons = {conv: why_not(conv) for conv in convs}
-    able = [conv for conv in convs if reasons[conv] is None]
-    runs = observe(model, example_input, [*able, *followers])
+    runs = observe(model, example_input, [*(conv for conv in convs if reasons[conv] is None), *followers])
     layers: list[ConvertedLayer] = []
     forwards: list[ConvertedForward] = []
     for conv in sorted(convs, key=[*runs, *convs].index):
@@ -92,8 +91,7 @@ def convert(
         chain = Chain(conv, _followers(conv, runs) if fuse and conv in untouched else ())
         forward = ConvertedForward(names[conv], chain)
         note = ", ".join(names[follower] for follower in chain.followers)
-        images = dict.fromkeys(run.image for run in runs[conv])
-        layers += [_decide(forward, image, note, measure) for image in images]
+        layers += [_decide(forward, image, note, measure) for image in dict.fromkeys(run.image for run in runs[conv])]
         if forward.forms:
             forwards.append(forward)
     for forward in forwards:
@@ -107,8 +105,7 @@ def convert(
 def restore(model: torch.nn.Module) -> None:
     """Take back what `convert` did to a model."""
     for module in model.modules():
-        forward = module.__dict__.get("forward")
-        if isinstance(forward, ConvertedForward | FoldedForward):
+        if isinstance(module.__dict__.get("forward"), ConvertedForward | FoldedForward):
             del module.forward
 
 

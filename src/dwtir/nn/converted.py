@@ -81,8 +81,7 @@ class ConvertedForward:
             return self.run(image)
         if not torch.compiler.is_compiling() and not self._warned:
             self._warned = True
-            message = f"{self.name} runs its original modules: {reason}"
-            warnings.warn(message, OriginalPathWarning, stacklevel=4)
+            warnings.warn(f"{self.name} runs its original modules: {reason}", OriginalPathWarning, stacklevel=4)
         return chain.original(image)
 
     def _refusal(self, image: Tensor) -> str | None:

@@ -79,8 +79,7 @@ def depthwise_conv2d(
         if call is not None:
             return call(input, weight, bias)
     if input.dim() == 3:
-        image = input.unsqueeze(0)
-        return depthwise_conv2d(image, weight, bias, stride, padding, dilation).squeeze(0)
+        return depthwise_conv2d(input.unsqueeze(0), weight, bias, stride, padding, dilation).squeeze(0)
     if input.dim() != 4:
         raise ArgumentError(f"input must be (N, C, H, W) or (C, H, W), got {tuple(input.shape)}")
     geometry = _geometry(input, weight, stride, padding, dilation)

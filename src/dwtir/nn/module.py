@@ -100,7 +100,6 @@ class DepthwiseConv2d(torch.nn.Conv2d):
         padding: PaddingArgument = self.padding
         if self.padding_mode != "zeros":
             top, left, bottom, right = sides(padding, input.shape[-2:], self.kernel_size, self.stride, self.dilation)
-            around = (left, right, top, bottom)
-            input = torch.nn.functional.pad(input, around, mode=self.padding_mode)  # noqa: A001
+            input = torch.nn.functional.pad(input, (left, right, top, bottom), mode=self.padding_mode)  # noqa: A001
             padding = 0
         return depthwise_conv2d(input, weight, bias, self.stride, padding, self.dilation)

@@ -42,8 +42,7 @@ class Image:
 
     def random(self) -> Tensor:
         """Make a tensor that fits the description, of normal values."""
-        steps = zip(self.size, self.stride, strict=True)
-        extent = 1 + sum((number - 1) * step for number, step in steps)
+        extent = 1 + sum((number - 1) * step for number, step in zip(self.size, self.stride, strict=True))
         memory = torch.randn(max(extent, 0), dtype=self.dtype, device=self.device)
         return memory.as_strided(self.size, self.stride)
 
@@ -100,8 +99,7 @@ class _Observer(TorchDispatchMode):
 
     def enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Before a watched module runs."""
-        image = next(iter((*args, *kwargs.values())))
-        self.runs.setdefault(module, []).append(Run(Image.of(image)))
+        self.runs.setdefault(module, []).append(Run(Image.of(next(iter((*args, *kwargs.values()))))))
         self._running = module
 
     def leave(self, module: torch.nn.Module, args: Any, output: Tensor) -> None:

@@ -82,8 +82,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _forward_backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
     image, weight = ctx.saved_tensors
-    found = gradients(ctx, image, weight, grad_out, grad_data, grad_weight)
-    return (*found, None, None, None)
+    return (*gradients(ctx, image, weight, grad_out, grad_data, grad_weight), None, None, None)
 
 
 def gradients(

@@ -139,8 +139,7 @@ class BandedMatrix(Strategy):
     @classmethod
     def choose(cls, shape: Shape, target: Target) -> BandedMatrix:
         """Choose the tile whose loads and products take the least time."""
-        tiles = cls._tiles(shape)
-        return min(tiles, key=lambda tile: tile._cycles(shape, target), default=cls(1, 1, 1))
+        return min(cls._tiles(shape), key=lambda tile: tile._cycles(shape, target), default=cls(1, 1, 1))
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[BandedMatrix, ...]:
@@ -223,8 +222,7 @@ class BandedMatrix(Strategy):
 
     def expected_seconds(self, shape: Shape, target: Target) -> float | None:
         """Estimate the time in rows of an odd width. Of others there is only a measure."""
-        odd = self.bands(shape).alternates
-        return self._odd_cycles(shape, target) / _CLOCK if odd else None
+        return self._odd_cycles(shape, target) / _CLOCK if self.bands(shape).alternates else None
 
     def _cycles(self, shape: Shape, target: Target) -> float:
         """Estimate how long an SM takes for its warps, of which it needs four to be busy."""
@@ -299,8 +297,7 @@ class BandedMatrix(Strategy):
         *_, tile, oh, kh, depth, lane, half, pair, k = sch.get_loops(conv)
         step, kh = sch.split(kh, [None, self.kernel_rows])
         sch.reorder(tile, step, kh, oh, depth, lane, half, pair, k)
-        zero = sch.decompose_reduction(conv, step)
-        *_, oh_zero, lane_zero, half_zero, pair_zero = sch.get_loops(zero)
+        *_, oh_zero, lane_zero, half_zero, pair_zero = sch.get_loops(sch.decompose_reduction(conv, step))
         sch.reorder(lane_zero, oh_zero)
         sch.bind(lane_zero, "threadIdx.x")
         unroll_all(sch, [oh_zero, half_zero, pair_zero])

@@ -105,8 +105,7 @@ class BandedSums(MatrixSums):
             parts = min(max(1, parts), -(-groups // warps))
             turns = -(-groups // (warps * parts))
             parts = -(-groups // (warps * turns))
-            threads = part_threads_for(parts, shape.kernel[1], target)
-            yield cls(rows, warps, parts, threads, fitting[-1])
+            yield cls(rows, warps, parts, part_threads_for(parts, shape.kernel[1], target), fitting[-1])
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -181,8 +180,7 @@ class BandedSums(MatrixSums):
         )
 
         # 1. Blocks, and their taps.
-        partial = sch.cache_write(taps, 0, "local")
-        p, c, m, kh, kw = sch.get_loops(partial)
+        p, c, m, kh, kw = sch.get_loops(sch.cache_write(taps, 0, "local"))
         sch.reorder(p, c, m, kh, kw)
         block = sch.fuse(p, c, m)
         _, ty, tx = sch.split(sch.fuse(kh, kw), [None, self.warps, 32])
@@ -202,8 +200,7 @@ class BandedSums(MatrixSums):
         compute_at(sch, conv, warp, "local")
         *_, kh, s, turn, oh, lane, h, e, k = sch.get_loops(conv)
         sch.reorder(turn, oh, kh, s, lane, h, e, k)
-        zero = sch.decompose_reduction(conv, turn)
-        *_, kh_zero, s_zero, lane_zero, h_zero, e_zero = sch.get_loops(zero)
+        *_, kh_zero, s_zero, lane_zero, h_zero, e_zero = sch.get_loops(sch.decompose_reduction(conv, turn))
         sch.reorder(lane_zero, kh_zero, s_zero, h_zero, e_zero)
         sch.bind(lane_zero, "threadIdx.x")
         unroll_all(sch, [kh_zero, s_zero, h_zero, e_zero])

@@ -294,8 +294,7 @@ def share_among_threads(sch: Schedule, block: SBlockRV, outer: int, threads: Map
     threads : mapping of str to int or ExprRV
         Thread axes from the slowest to the fastest, and their extents.
     """
-    copy = sch.fuse(*sch.get_loops(block)[outer:])
-    rounds, *axes = sch.split(copy, [None, *threads.values()])
+    rounds, *axes = sch.split(sch.fuse(*sch.get_loops(block)[outer:]), [None, *threads.values()])
     for axis, loop in zip(threads, axes, strict=True):
         sch.bind(loop, axis)
     return [rounds, *axes]

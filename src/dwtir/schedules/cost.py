@@ -129,8 +129,7 @@ def registers_needed(work: Work) -> float:
 
 def registers_wanted(work: Work) -> float:
     """Estimate the registers that a thread takes where it may have more."""
-    under_way = _PER_LOADED * work.values + _PER_WEIGHT * work.weight_values
-    return registers_needed(work) + under_way
+    return registers_needed(work) + (_PER_LOADED * work.values + _PER_WEIGHT * work.weight_values)
 
 
 def blocks_at_a_time(work: Work, min_blocks: int) -> int:

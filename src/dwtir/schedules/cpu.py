@@ -130,8 +130,7 @@ class Cpu(Strategy):
         sch.reorder(kh, kw, conv_oh, conv_ow, conv_lane)
         sch.vectorize(conv_lane)
         unroll_all(sch, [conv_oh, conv_ow, oh, ow])
-        zero = sch.decompose_reduction(conv, kh)
-        *_, zero_oh, zero_ow, zero_lane = sch.get_loops(zero)
+        *_, zero_oh, zero_ow, zero_lane = sch.get_loops(sch.decompose_reduction(conv, kh))
         unroll_all(sch, [zero_oh, zero_ow])
         sch.vectorize(zero_lane)
         if shape.layout == "NHWC":

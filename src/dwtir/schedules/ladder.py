@@ -60,8 +60,7 @@ class Ladder(Strategy):
         grid_y = {"naive": 1, "v1": shape.out_channels, "v2": shape.out_height, "v3": rows, "v4": rows * columns}[
             self.step
         ]
-        threads = self.thread_y * self.thread_x if threaded else 1
-        self._require_launch(target, threads=threads, grid_y=grid_y)
+        self._require_launch(target, threads=self.thread_y * self.thread_x if threaded else 1, grid_y=grid_y)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)

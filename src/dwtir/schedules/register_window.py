@@ -205,8 +205,7 @@ class RegisterWindow(Window):
             below = self.rows * self.thread_y
             piece = width * min(below, height)
             if below >= height:
-                is_whole = self.thread_z >= shape.batch * shape.result_channels
-                piece *= 0 if is_whole else self.thread_z
+                piece *= 0 if self.thread_z >= shape.batch * shape.result_channels else self.thread_z
         return Footprint(
             inputs=Access(
                 self.lanes, self.cols * right, self.rows * down * input_width, input_height * input_width * inputs

@@ -313,8 +313,7 @@ def _ranked(cls: type[RowStream], shape: Shape, target: Target) -> tuple[RowStre
     tiles = sorted(cls.tiles(shape), key=lambda tile: tile.expected_seconds(shape, target))
     if not tiles:
         across = shape.result_width if shape.layout == "NCHW" else shape.result_channels
-        thread_x = even_split(across, 64)
-        return (cls(part_sizes(shape)[0], 1, 1, thread_x, 1, 1, 1, _least_depth(shape)),)
+        return (cls(part_sizes(shape)[0], 1, 1, even_split(across, 64), 1, 1, 1, _least_depth(shape)),)
     return varied(tiles, lambda tile: (tile.rows, tile.cols))
 
 

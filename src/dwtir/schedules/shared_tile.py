@@ -58,8 +58,7 @@ class SharedTile(Strategy):
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
         """Tell whether shared memory holds at least the window of one output."""
-        smallest = cls(1, 1, 1, 1)._shared_bytes(shape)
-        return super().claims(shape, target) and smallest <= target.shared_bytes_per_block
+        return super().claims(shape, target) and cls(1, 1, 1, 1)._shared_bytes(shape) <= target.shared_bytes_per_block
 
     @classmethod
     def one_channel(cls, shape: Shape, target: Target) -> SharedTile:

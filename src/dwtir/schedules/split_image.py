@@ -250,8 +250,7 @@ class SplitImage(Strategy):
 def _ranked(shape: Shape, target: Target) -> tuple[SplitImage, ...]:
     tiles = list(SplitImage.tiles(shape, target))
     tiles.sort(key=lambda tile: tile.expected_seconds(shape, target))
-    found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y))
-    return found or (SplitImage(2, 1, _most_bands(shape)),)
+    return varied(tiles, lambda tile: (tile.thread_x, tile.thread_y)) or (SplitImage(2, 1, _most_bands(shape)),)
 
 
 def _lanes(shape: Shape, columns: int) -> int:

@@ -275,5 +275,4 @@ def _memory_seconds(tiles: Any, shape: Shape) -> Any:
     if shape.layout == "NHWC":
         run = tiles.channels * tiles.vector * shape.itemsize
         read = read * np.ceil(run / _SECTOR) * _SECTOR / run
-    again = np.maximum(0, read - data - grad)
-    return shape.least_bytes / _BANDWIDTH + again / _HALO_BANDWIDTH
+    return shape.least_bytes / _BANDWIDTH + np.maximum(0, read - data - grad) / _HALO_BANDWIDTH

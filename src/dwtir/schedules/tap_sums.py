@@ -249,8 +249,7 @@ class TapSums(PartSums):
         leave = sch.cache_write(thread_sum, 0, "local")
         sch.reverse_compute_at(leave, tc, preserve_unit_loops=True)
         unroll_all(sch, sch.get_loops(leave)[-6:])
-        zero = sch.decompose_reduction(thread_sum, turn)
-        unroll_in_source(sch, sch.get_loops(zero)[4])
+        unroll_in_source(sch, sch.get_loops(sch.decompose_reduction(thread_sum, turn))[4])
 
         # 5. Sums of a block: its threads share the taps and channels among them.
         sch.reverse_compute_at(block_sum, block, preserve_unit_loops=True)

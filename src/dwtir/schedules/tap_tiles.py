@@ -87,8 +87,7 @@ def ranked(shape: Shape, target: Target) -> tuple[tuple[int, ...], ...]:
         return ()
     order = np.argsort(estimate(rough, shape, target), kind="stable")
     _, firsts = np.unique(origin[order], return_index=True)
-    best = origin[order][np.sort(firsts)[:_REFINED]]
-    fine, _ = _in_blocks(_take(tiles, best), shape, target, *_FINE)
+    fine, _ = _in_blocks(_take(tiles, origin[order][np.sort(firsts)[:_REFINED]]), shape, target, *_FINE)
     order = np.argsort(estimate(fine, shape, target), kind="stable")[:_RANKED]
     rows = np.stack(_take(fine, order), axis=1).astype(int).tolist()
     return tuple(dict.fromkeys(map(tuple, rows)))
@@ -188,8 +187,7 @@ def _in_blocks(
     (uneven,) = np.nonzero((left == 0) & (whole % parts > 0))
     fewer.append((_divisors(whole[uneven], parts[uneven]), uneven))
     parts, index = (np.concatenate(values) for values in zip(*fewer, strict=True))
-    part_threads = _divisors(parts, most[index])
-    found = _take(found, index)._replace(parts=parts, part_threads=part_threads)
+    found = _take(found, index)._replace(parts=parts, part_threads=_divisors(parts, most[index]))
     held = is_held(found, shape)
     return _take(found, held), origin[index][held]
 

@@ -194,8 +194,7 @@ class Window(Strategy):
         if self.min_blocks == 1:
             return True
         work = self.counts(shape)
-        has = registers_for(work.threads, self.min_blocks)
-        return has >= _LEAST_REGISTERS * registers_needed(work)
+        return registers_for(work.threads, self.min_blocks) >= _LEAST_REGISTERS * registers_needed(work)
 
     def _in_use(self, shape: Shape) -> int:
         """Count the inputs of a channel that are multiplied together: of the rows under one tap."""

@@ -156,8 +156,7 @@ class Device:
             try:
                 self._submit(new)
                 place = self._first_built(len(waiting))
-                message = {"op": "time", "place": place, "limit": limit()}
-                answer = self._call(message, _CANDIDATE_SECONDS)
+                answer = self._call({"op": "time", "place": place, "limit": limit()}, _CANDIDATE_SECONDS)
             except DeviceError as error:
                 job = waiting[place]
                 job.attempts = _MAX_ATTEMPTS if isinstance(error, _StickyError) else job.attempts + 1

@@ -130,8 +130,7 @@ def tracker_fleet(
     if key not in keys:
         known = ", ".join(sorted(set(keys))) or "none"
         raise DeviceError(f"the tracker at {address} has no server of key {key!r}; it has {known}")
-    places = [(f"{key} {number}", key) for number in range(keys.count(key))]
-    return _fleet(tracker, places, target, note)
+    return _fleet(tracker, [(f"{key} {number}", key) for number in range(keys.count(key))], target, note)
 
 
 @contextlib.contextmanager

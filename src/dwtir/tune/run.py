@@ -116,8 +116,7 @@ def local_fleet(target: Target, note: Callable[[str], object]) -> Fleet:
     """Make a fleet of one: a worker process on this machine's device."""
     threads = builder_threads(1)
     name = "gpu 0" if target.kind == "cuda" else "cpu"
-    device = Device(name, PipeChannel, threads, note)
-    return Fleet([device], window=WINDOW)
+    return Fleet([Device(name, PipeChannel, threads, note)], window=WINDOW)
 
 
 def builder_threads(devices: int) -> int:

@@ -56,8 +56,7 @@ class RandomSearch(Search):
             if len(found) == count:
                 break
             kind, chosen, space = self._rng.choice(self._spaces)
-            drawn = {field: self._rng.choice(values) for field, values in space.items()}
-            strategy = kind(**chosen | drawn)
+            strategy = kind(**chosen | {field: self._rng.choice(values) for field, values in space.items()})
             if self.is_new(strategy):
                 found.append(strategy)
         return found

@@ -89,8 +89,7 @@ def tune_task(
         record = session.conclude(fleet, stop)
     written = record.write(session.folder, force=not settings.resume)
     kept = record if written else session.record or record
-    outcome = session.outcome(kept, written, time.monotonic() - start)
-    return replace(outcome, interrupted=stop.is_set())
+    return replace(session.outcome(kept, written, time.monotonic() - start), interrupted=stop.is_set())
 
 
 class _Session:

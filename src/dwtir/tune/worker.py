@@ -162,8 +162,7 @@ class Worker:
         self._bed()
         for job in message["jobs"]:
             build = functools.partial(self._build, job)
-            is_proposed = job.get("proposed") is True
-            self._building.append(_Build(build, self._threads, is_proposed))
+            self._building.append(_Build(build, self._threads, job.get("proposed") is True))
         return {}
 
     def _build(self, job: Mapping[str, Any]) -> Kernel:
