@@ -31,13 +31,7 @@ class Contender:
 
 
 def ours(problem: Problem, schedule: str, *, name: str = "dwtir", on_miss: str = "warn") -> Contender:
-    """Build our kernel.
-
-    Parameters
-    ----------
-    schedule, on_miss : str
-        As for `dwtir.build`.
-    """
+    """Build our kernel; `schedule` and `on_miss` are as for `dwtir.build`."""
     shape = problem.shape
     kernel = build(shape, schedule, epilogue=problem.epilogue, target=problem.target, on_miss=on_miss)
     if problem.target.kind == "cpu":
@@ -78,13 +72,7 @@ def _memory(name: str, tensor: Any, shape: Shape) -> Any:
 
 
 def peers(problem: Problem, layouts: Sequence[str] = LAYOUTS, *, compiled: bool = True) -> list[Contender]:
-    """Return PyTorch's ways: by layout, on a GPU native and cuDNN, compiled where it fuses.
-
-    Parameters
-    ----------
-    compiled : bool
-        Whether torch.compile is among the ways to compute an epilogue.
-    """
+    """Return PyTorch's ways: by layout, on a GPU native and cuDNN, and where it fuses, if asked for, compiled."""
     torch = import_torch("a benchmark against PyTorch")
     if problem.target.kind == "cpu":
         keep_memory()

@@ -30,15 +30,9 @@ def named(
 ) -> list[Layer]:
     """Find layers, each once.
 
-    Parameters
-    ----------
-    words : sequence of str
-        ``suite``, all its networks; ``seeds``, the articles' rows; ``network`` and
-        names; or shapes.
-    batches, dtypes, layouts
-        Of the layers of networks, and but for the batch of the articles' rows.
-    operations : sequence of str
-        Of the layers of networks: the convolution, and its gradients.
+    Words are ``suite``, all its networks; ``seeds``, the articles' rows; ``network`` and names; or
+    shapes. Dtypes and layouts are of the layers of networks and of the articles' rows; batches, and
+    operations (the convolution and its gradients), of the layers of networks only.
     """
     kind, *names = words
     forms: dict[str, Any] = {"batches": batches, "dtypes": dtypes, "layouts": layouts}

@@ -24,10 +24,7 @@ Found: TypeAlias = "Timing | str"
 def measure(target: Target, *, baselines: bool, rounds: int) -> dict[Case, Found]:
     """Time all cases of the articles, warm as they did; without a GPU all say that they need one.
 
-    Parameters
-    ----------
-    baselines : bool
-        Whether the library's cases are measured, by the fastest way of PyTorch in NCHW.
+    The library's cases, if asked for, are measured by the fastest way of PyTorch in NCHW.
     """
     if target.kind != "cuda":
         return dict.fromkeys(PUBLISHED_US, NEEDS_GPU)

@@ -69,13 +69,7 @@ them for all threads together: two at a time may end in a SystemError."""
 
 @lru_cache(maxsize=64)
 def banded_matrix(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
-    """Define a shape's operation as products of matrices, tile by tile.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        The same as by `depthwise_conv2d`, from other blocks.
-    """
+    """Define a shape's operation as products of matrices, tile by tile: the same, from other blocks."""
     epilogue.check_for(bands.shape)
     with _parsing:
         func = banded.products(bands, epilogue)

@@ -27,16 +27,11 @@ def right(*place: Any) -> tuple[Any, ...]:
 
 @cache
 def intrinsic(dtype: str) -> str:
-    """Register ``mma.sync.m16n8k16`` with float32 sums for halves of a type.
+    """Register ``mma.sync.m16n8k16`` with float32 sums for halves of a type; return its name for `Schedule.tensorize`.
 
     Its operands are what the 32 lanes of a warp hold, as `compute.banded` has them. They are
-    buffers of scope "local" although one lane reads another's: TVM keeps of such a buffer what
-    a lane itself addresses, and the instruction addresses no more than that.
-
-    Returns
-    -------
-    str
-        The name for `Schedule.tensorize`.
+    buffers of scope "local" although one lane reads another's: TVM keeps of such a buffer what a
+    lane itself addresses, and the instruction addresses no more than that.
     """
     name = f"dwtir.mma_m16n8k16_{dtype}"
     kind = _PTX[dtype]

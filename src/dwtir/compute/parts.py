@@ -73,20 +73,10 @@ def share(
     """Deal what lies side by side out to threads, and go through a thread's share in vectors.
 
     Where channels lie apart in shared memory, and have threads enough, a thread has a share of one.
-
-    Parameters
-    ----------
-    channels : (int, PrimExpr)
-        Of the block, and those that there are.
-    sizes : (int, int, int)
-        Elements of a channel, from one to the next in shared memory, and of a vector.
-    threads : (int, PrimExpr)
-        All that share, and the number of this one.
-
-    Yields
-    ------
-    (PrimExpr, PrimExpr, PrimExpr)
-        The place of an element side by side, in shared memory, and among the thread's own.
+    `channels` are those of the block, and those that there are; `sizes` the elements of a channel,
+    from one to the next in shared memory, and of a vector; `threads` all that share, and the number
+    of this one. Yields the place of an element side by side, in shared memory, and among the
+    thread's own.
     """
     (most, count), (size, stride, lanes), (all_threads, thread) = channels, sizes, threads
     each = all_threads // most

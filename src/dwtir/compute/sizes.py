@@ -27,15 +27,8 @@ def padded_sizes(shape: Shape, slack: int = SLACK) -> tuple[int, int, int, int]:
 def aligned(shape: Shape, left: int, columns: int) -> tuple[int, int, int]:
     """Widen a padded input of NCHW for loads of vectors, `DepthwiseConv2dShape.row_lanes` long.
 
-    Parameters
-    ----------
-    left, columns : int
-        Columns before the first of the data, and all that are read.
-
-    Returns
-    -------
-    (int, int, int)
-        Columns added on the left, and what `left` and `columns` are then: multiples of a vector.
+    Before the data `left` columns are read, and `columns` in all. Returns the columns added on the
+    left, and what the two are then: multiples of a vector.
     """
     lanes = shape.row_lanes
     added = -left % lanes

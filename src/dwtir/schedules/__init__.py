@@ -101,13 +101,7 @@ def choose(shape: Shape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Stra
 
 
 def named(name: str, shape: Shape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Strategy:
-    """Find a strategy by the name of a step or of the strategy itself.
-
-    Raises
-    ------
-    InvalidScheduleError
-        If there is no such name, or it is one for another layout or device.
-    """
+    """Find a strategy by the name of a step or of the strategy itself, for this layout and device, or refuse."""
     steps = {step: make for ladder in ARTICLE_STEPS.values() for step, make in ladder.items()}
     if name in steps:
         strategy = steps[name](shape, target)

@@ -287,12 +287,8 @@ def get_blocks(sch: Schedule) -> Blocks:
 def share_among_threads(sch: Schedule, block: SBlockRV, outer: int, threads: Mapping[str, Any]) -> list[LoopRV]:
     """Let all threads of a block copy into shared memory together, neighbours to neighbours.
 
-    Parameters
-    ----------
-    block : SBlockRV
-        The copy; its loops below the first `outer` are fused and dealt out.
-    threads : mapping of str to int or ExprRV
-        Thread axes from the slowest to the fastest, and their extents.
+    The loops of the copy below the first `outer` are fused and dealt out to the thread axes, given
+    from the slowest to the fastest with their extents.
     """
     rounds, *axes = sch.split(sch.fuse(*sch.get_loops(block)[outer:]), [None, *threads.values()])
     for axis, loop in zip(threads, axes, strict=True):
@@ -324,15 +320,10 @@ def stage_operands(
 ) -> None:
     """Load the tensors of the epilogue into registers, a vector of the innermost axis each.
 
-    Parameters
-    ----------
-    at, row : LoopRV
-        The thread's loop, and that in which the epilogue has its place already: there images
-        are loaded, what there is of each channel before.
-    vector : bool
-        Whether the innermost axis of the operands may be loaded as a vector.
-    lanes : int or ExprRV, optional
-        Elements of a vector of an image; the whole axis if not given.
+    `at` is the thread's loop, and `row` that in which the epilogue has its place already: there
+    images are loaded, what there is of each channel before. `vector` says whether the innermost
+    axis of the operands may be loaded as one, `lanes` how many elements of an image's: by default
+    the whole axis.
     """
     for index in range(1, len(sch.get(epilogue).reads)):
         load = sch.cache_read(epilogue, index, "local")

@@ -246,14 +246,8 @@ def _fitting(warps: int, registers: int) -> int:
 def touched(unit: int, access: float, threads: tuple[tuple[float, float], ...]) -> float:
     """Count the units of memory, lines or sectors, that an access touches, on the average.
 
-    Parameters
-    ----------
-    unit : int
-        Bytes of a unit.
-    access : float
-        Bytes that one thread has in one piece.
-    threads : tuple of (float, float)
-        Threads, and the bytes from one to the next; then the same of groups of those, and so on.
+    Bytes are those of a unit, and those that one thread has in one piece. `threads` are their
+    number and the bytes from one to the next; then the same of groups of those, and so on.
     """
     # A span that begins at any multiple of `grain` lies in so many units; groups of threads do.
     grain = gcd(unit, *(int(count) * int(apart) for count, apart in threads))

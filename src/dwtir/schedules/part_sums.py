@@ -52,14 +52,8 @@ def part_threads_for(parts: int, taps: int, target: Target) -> int:
 def sum_parts(sch: Schedule, shape: Shape, part_threads: Any, channels: Any) -> None:
     """Give a block a row of taps (NCHW) or some channels (NHWC), and its threads the parts.
 
-    Parameters
-    ----------
-    sch : tvm.s_tir.Schedule
-        In it, the block of the convolution sums up the parts, in its outermost loop.
-    part_threads : int or ExprRV
-        Threads that share the parts of a tap.
-    channels : int or ExprRV
-        Channels of a block in NHWC.
+    The block of the convolution sums up the parts in its outermost loop; `part_threads` share the
+    parts of a tap, and `channels` are those of a block in NHWC.
     """
     _, total, epilogue = get_blocks(sch)
     parts = sch.get_loops(total)[0]

@@ -98,10 +98,7 @@ def seconds(work: Stream, layout: str, moved: float) -> float:
 def torn(threads: int, size: int, pixel: int) -> float:
     """Tell what the sectors cost that warps and blocks share, by the bytes of all results.
 
-    Parameters
-    ----------
-    threads, size, pixel : int
-        Threads of a block along a pixel, and bytes of a thread's store and of the pixel.
+    Threads are those of a block along a pixel; the bytes are of a thread's store, and of the pixel.
     """
     pieces = (min(32, threads) * size, _PER_TORN), (threads * size, _PER_SHARED)
     return sum(cost * (SECTOR - gcd(SECTOR, piece, pixel)) / piece for piece, cost in pieces if piece < pixel)

@@ -117,14 +117,10 @@ def shared_bytes(tiles: Any) -> Any:
 def is_held(tiles: Any, shape: Shape, exact: Any = None) -> Any:
     """Tell whether registers hold a tile: its sums, inputs and gradients.
 
-    Where no thread, row, column or channel is beyond the last, the loads of a tile are under
-    no common test, and ptxas spreads them over its products: it holds a part of the tile at
-    a time, at least a row of the window, and halves as they are loaded. One sum always fits.
-
-    Parameters
-    ----------
-    exact : bool, optional
-        What `is_exact` says, where that is known.
+    Where no thread, row, column or channel is beyond the last, which `exact` says where it is
+    known, the loads of a tile are under no common test, and ptxas spreads them over its products:
+    it holds a part of the tile at a time, at least a row of the window, and halves as they are
+    loaded. One sum always fits.
     """
     height, width = window(tiles, shape)
     sums = tiles.kernel_rows * tiles.kernel_cols * tiles.vector
@@ -160,11 +156,8 @@ def loaded_registers(tiles: Any, shape: Shape) -> Any:
 def estimate(tiles: Any, shape: Shape, target: Target, registers: Any = None) -> Numbers:
     """Estimate the seconds of both kernels, for comparison with other tiles of the layer.
 
-    Parameters
-    ----------
-    registers : array of float, optional
-        Registers of a thread, where they are known, and with them the blocks at a time. Else
-        these are `min_blocks`, for ptxas may take all the registers that those leave.
+    Where a thread's registers are known, so are the blocks at a time. Else these are `min_blocks`,
+    for ptxas may take all the registers that those leave.
     """
     height, width = window(tiles, shape)
     sums = tiles.kernel_rows * tiles.kernel_cols * tiles.vector

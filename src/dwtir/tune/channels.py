@@ -19,13 +19,7 @@ class Channel(ABC):
 
     @abstractmethod
     def call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Send a message and wait for the answer.
-
-        Raises
-        ------
-        DeviceError
-            If the worker is dead, or says nothing in time.
-        """
+        """Send a message and wait for the answer; a `DeviceError` if the worker is dead, or says nothing in time."""
 
     @abstractmethod
     def close(self) -> None:

@@ -145,14 +145,8 @@ def gpus_fleet(
 ) -> Iterator[tuple[Target, Fleet]]:
     """Start a tracker and a server for each GPU of this machine, and end them with the context.
 
-    Parameters
-    ----------
-    gpus : sequence of str
-        GPUs as ``CUDA_VISIBLE_DEVICES`` has them.
-    target, note, wait, longest
-        As for `tracker_fleet`.
-    kind : {"cuda", "cpu"}
-        With ``"cpu"`` each server has the CPU, and `gpus` are just names.
+    GPUs are as ``CUDA_VISIBLE_DEVICES`` has them; with kind ``"cpu"`` they are just names, and each
+    server has the CPU. The other parameters are as for `tracker_fleet`.
     """
     if not gpus or len(set(gpus)) < len(gpus) or not all(gpus):
         raise InvalidTargetError(f"GPUs are named once each, such as 0,1, got {','.join(gpus)!r}")

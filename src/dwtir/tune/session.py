@@ -32,13 +32,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Settings:
-    """How to search.
-
-    Raises
-    ------
-    InvalidScheduleError
-        If a number is out of its range.
-    """
+    """How to search; an `InvalidScheduleError` if a number is out of its range."""
 
     search: str = "evolutionary"
     """One of `dwtir.tune.search.SEARCHES`."""

@@ -87,13 +87,7 @@ class Testbed:
             raise WrongResultError(f"wrong result: {wrong} of {out.size} outputs differ")
 
     def times(self, kernel: Kernel, limit: float | None = None) -> tuple[float, ...]:
-        """Measure a candidate: the seconds of a call, several times.
-
-        Parameters
-        ----------
-        limit : float, optional
-            Seconds of the best so far; what takes far longer is measured only once.
-        """
+        """Measure a candidate: the seconds of a call, several times, or if far above `limit`, the best so far, once."""
         return tuple(kernel.time(*self._inputs, repeats=1, min_repeat_ms=4).median for _ in range(5))
 
 

@@ -74,14 +74,9 @@ _BUILD_SECONDS = 60.0
 
 
 class _Build:
-    """A candidate that is being built, or will be.
+    """A candidate that is being built by `threads`, or will be: the first to come is the first to begin.
 
-    Parameters
-    ----------
-    threads : ThreadPoolExecutor
-        Where; the first to come is the first to begin.
-    is_proposed : bool
-        Whether it may be given up.
+    One that is proposed may be given up.
     """
 
     def __init__(self, build: Callable[[], Kernel], threads: ThreadPoolExecutor, is_proposed: bool) -> None:
