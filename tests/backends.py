@@ -20,13 +20,13 @@ import pytest
 import tvm
 
 import dwtir
-from dwtir import STRATEGIES, Epilogue, Shape, Strategy, Target
+from dwtir import STRATEGIES, Epilogue, Shape, Strategy, Target, reference
 from dwtir.arguments import ALIGNMENT, Signature
 from dwtir.build import schedule_for
 from dwtir.reference import numpy_dtype
 from dwtir.replay import replay_on_cpu
 from dwtir.target import resolve
-from strategies import Array
+from strategies import Array, integer_tensors
 
 Run: TypeAlias = Callable[[Sequence["Guarded"]], None]
 """Calls a kernel with its inputs and, last, its output."""
@@ -74,6 +74,15 @@ class Backend:
     def run(self, strategy, shape, epilogue, *inputs):
         """Compile once and run on each set of inputs; return the outputs as float64."""
         return run_guarded(self.compile(strategy, shape, epilogue), shape, inputs)
+
+    def check(self, strategy, shape, steps=None):
+        """Run on small integers, where every sum is exact."""
+        epilogue = Epilogue.of(steps)
+        tensors = integer_tensors(shape, epilogue, 0)
+        first, second, *_ = tensors.values()
+        (got,) = self.run(strategy, shape, epilogue, tensors)
+        expected = reference.depthwise_conv2d(shape, first, second, tensors, epilogue=epilogue)
+        np.testing.assert_array_equal(got, expected, err_msg=str(strategy))
 
 
 def run_guarded(run, shape, inputs):
@@ -156,6 +165,11 @@ REPLAY = Backend("replay", lambda: H200, _replay)
 CPU = Backend("cpu", lambda: resolve("cpu"), _build("cpu"))
 OPENCL = Backend("opencl", lambda: resolve("opencl"), _build("opencl"))
 CUDA = Backend("cuda", lambda: resolve("cuda"), _cuda)
+
+
+def on_h200(shape, schedule="manual", **others):
+    """Build a kernel for an H200, which need not be there."""
+    return dwtir.build(shape, schedule, target=H200, **others)
 
 
 def cells(turn):

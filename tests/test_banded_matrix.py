@@ -4,19 +4,18 @@ import re
 from itertools import product
 
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 from hypothesis import given
 
 import dwtir
-from backends import H200, REPLAY
-from dwtir import Epilogue, InvalidScheduleError, Shape, reference, schedules
+from backends import H200, REPLAY, on_h200
+from dwtir import InvalidScheduleError, Shape, schedules
 from dwtir.bands import COLUMNS, DEPTH, TILES, Bands
 from dwtir.nvrtc import _with_min_blocks
 from dwtir.planes import Planes
 from dwtir.schedules import BandedMatrix, BandedPlanes
 from dwtir.target import resolve
-from strategies import integer_tensors, shapes
+from strategies import shapes
 
 INSTRUCTION = {
     "float16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
@@ -28,15 +27,14 @@ INSTRUCTION = {
 @pytest.mark.parametrize("about", ["8x32x56x56_k7_p3", "2x16x40x40_k13_p6", "2x8x56x56_k31_p15"])
 def test_each_product_is_one_instruction(about, dtype, ending):
     shape = Shape.parse(f"{about}_{dtype}_nchw{ending}")
-    kernel = dwtir.build(shape, target="nvidia-h200")
+    kernel = on_h200(shape)
     tile = kernel.strategy
     assert isinstance(tile, BandedMatrix)
     products = tile.rows * tile.kernel_rows * Bands(shape, tile.rows, tile.kernel_rows).depth_steps
     assert kernel.source().count(INSTRUCTION[dtype]) == products
     resources = kernel.resources()
     assert resources.threads == 32 * tile.warps
-    assert resources.shared_bytes == 0
-    assert resources.spill_bytes == 0
+    assert resources.shared_bytes == resources.spill_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -50,7 +48,7 @@ def test_each_product_is_one_instruction(about, dtype, ending):
 def test_planes_are_copied_as_vectors(about, copiers):
     shape = Shape.parse(about)
     tile = BandedPlanes.choose(shape, H200)
-    kernel = dwtir.build(shape, tile, target="nvidia-h200")
+    kernel = on_h200(shape, tile)
     source = kernel.source()
     nhwc = shape.layout == "NHWC"
     bounds = [int(count) for count in re.findall(r"_bounds__\((\d+)\) \w+\([^)]*\);", source)]
@@ -64,7 +62,7 @@ def test_planes_are_copied_as_vectors(about, copiers):
 
 def test_the_blocks_of_an_sm_are_those_of_the_products():
     shape = Shape.parse("32x64x14x14_k11_p5_float16_nhwc")
-    source = dwtir.build(shape, BandedPlanes(7, 11, 4, 3), target="nvidia-h200").source()
+    source = on_h200(shape, BandedPlanes(7, 11, 4, 3)).source()
     bounded = re.findall(r"_bounds__\((.*?)\) (\w+)\(", _with_min_blocks(source, 5))
     assert bounded[:3] == bounded[3:]
     assert bounded[:3] == [("32", "main_kernel"), ("128, 5", "main_kernel_1"), ("256", "main_kernel_2")]
@@ -72,7 +70,7 @@ def test_the_blocks_of_an_sm_are_those_of_the_products():
 
 @pytest.mark.parametrize("epilogue", ["bias+relu", "scale_shift+residual+silu"])
 def test_results_and_what_they_are_added_to_move_in_pairs(epilogue):
-    source = dwtir.build("8x32x56x56_k7_p3_float16", "banded_matrix", epilogue=epilogue, target="nvidia-h200").source()
+    source = on_h200("8x32x56x56_k7_p3_float16", "banded_matrix", epilogue=epilogue).source()
     assert re.search(r"\*\(half2\*\)\(out_ptr", source)
     assert not re.search(r"[^*]\bout_ptr\[", source)
     if "residual" in epilogue:
@@ -80,29 +78,32 @@ def test_results_and_what_they_are_added_to_move_in_pairs(epilogue):
         assert "= residual_ptr[" not in source
 
 
+BANDED = """
+    128x96x56x56_k7_p3_float16 128x240x28x28_k5_p2_float16 128x96x57x57_k7_p3_float16 64x256x55x57_k3_p1_bfloat16
+    32x192x35x35_k5_p2_float16 128x1024x15x15_k13_p6_float16 32x128x56x56_k31_p15_bfloat16_nhwc
+    128x96x56x56_k7_p3_float16_dgrad
+"""
+OTHERS = [
+    "128x96x56x56_k7_p3",
+    "128x96x56x56_k7_p3_float16_nhwc",
+    "128x240x28x28_k5_s2_p2_float16",  # few products an input
+    "64x256x56x56_k3_p1_float16",
+    "127x95x57x57_k7_p3_float16",  # neither every other row is pairs nor every other plane
+    "32x192x35x35_k3_p1_float16",  # in many pieces
+    "32x768x7x7_k7_p3_bfloat16",
+    "128x96x56x56_k13_s2_p6_float16_dgrad",
+    "128x96x56x56_k13_p6_m2_float16_dgrad",
+]
+
+
 @pytest.mark.parametrize(
     ("about", "target", "is_banded"),
     [
-        ("128x96x56x56_k7_p3_float16_nchw", "nvidia-h200", True),
-        ("128x96x56x56_k7_p3_bfloat16_nchw", "nvidia-a100-sxm4-80gb", True),
-        ("128x96x56x56_k7_p3_float16_nchw", "tesla-t4", False),  # has no m16n8k16
-        ("128x96x56x56_k7_p3_float16_nchw", "opencl", False),
-        ("128x96x56x56_k7_p3_float32_nchw", "nvidia-h200", False),
-        ("128x96x56x56_k7_p3_float16_nhwc", "nvidia-h200", False),
-        ("128x240x28x28_k5_p2_float16_nchw", "nvidia-h200", True),
-        ("128x240x28x28_k5_s2_p2_float16_nchw", "nvidia-h200", False),  # few products an input
-        ("64x256x56x56_k3_p1_float16_nchw", "nvidia-h200", False),
-        ("128x96x57x57_k7_p3_float16_nchw", "nvidia-h200", True),  # every other row is not pairs
-        ("64x256x55x57_k3_p1_bfloat16_nchw", "nvidia-h200", True),
-        ("127x95x57x57_k7_p3_float16_nchw", "nvidia-h200", False),  # nor is every other plane
-        ("32x192x35x35_k5_p2_float16_nchw", "nvidia-h200", True),
-        ("32x192x35x35_k3_p1_float16_nchw", "nvidia-h200", False),  # in many pieces
-        ("32x768x7x7_k7_p3_bfloat16_nchw", "nvidia-h200", False),
-        ("128x1024x15x15_k13_p6_float16_nchw", "nvidia-h200", True),  # but pairs of planes
-        ("32x128x56x56_k31_p15_bfloat16_nhwc", "nvidia-h200", True),
-        ("128x96x56x56_k7_p3_float16_nchw_dgrad", "nvidia-h200", True),
-        ("128x96x56x56_k13_s2_p6_float16_nchw_dgrad", "nvidia-h200", False),
-        ("128x96x56x56_k13_p6_m2_float16_nchw_dgrad", "nvidia-h200", False),
+        *((about, "nvidia-h200", True) for about in BANDED.split()),
+        *((about, "nvidia-h200", False) for about in OTHERS),
+        ("128x96x56x56_k7_p3_bfloat16", "nvidia-a100-sxm4-80gb", True),
+        ("128x96x56x56_k7_p3_float16", "tesla-t4", False),  # has no m16n8k16
+        ("128x96x56x56_k7_p3_float16", "opencl", False),
     ],
 )
 def test_who_gets_tensor_cores(about, target, is_banded):
@@ -112,14 +113,14 @@ def test_who_gets_tensor_cores(about, target, is_banded):
 @pytest.mark.parametrize(
     ("about", "target", "tile", "complaint"),
     [
-        ("2x8x12x12_k7_p3", "nvidia-h200", (4, 7, 1), "float16 or bfloat16"),
+        ("2x8x12x12_k7_p3", H200, (4, 7, 1), "float16 or bfloat16"),
         ("2x8x12x12_k7_p3_float16", "tesla-t4", (4, 7, 1), "from sm_80 on"),
-        ("2x8x12x12_k7_s2_p3_float16_dgrad", "nvidia-h200", (4, 7, 1), "stride 1"),
-        ("2x8x12x12_k7_p3_float16", "nvidia-h200", (65, 7, 1), "rows must be at most 64"),
-        ("2x8x12x12_k7_p3_float16", "nvidia-h200", (4, 8, 1), "kernel_rows must be at most 7"),
-        ("2x8x12x12_k7_p3_float16", "nvidia-h200", (12, 7, 2), "warps must be at most 1"),
-        ("9x8x64x64_k63_p31_float16", "nvidia-h200", (60, 63, 1), "unrolled loads"),
-        ("9x8x64x64_k31_p15_float16", "nvidia-h200", (32, 31, 1), "unrolled products"),
+        ("2x8x12x12_k7_s2_p3_float16_dgrad", H200, (4, 7, 1), "stride 1"),
+        ("2x8x12x12_k7_p3_float16", H200, (65, 7, 1), "rows must be at most 64"),
+        ("2x8x12x12_k7_p3_float16", H200, (4, 8, 1), "kernel_rows must be at most 7"),
+        ("2x8x12x12_k7_p3_float16", H200, (12, 7, 2), "warps must be at most 1"),
+        ("9x8x64x64_k63_p31_float16", H200, (60, 63, 1), "unrolled loads"),
+        ("9x8x64x64_k31_p15_float16", H200, (32, 31, 1), "unrolled products"),
     ],
 )
 def test_what_does_not_fit_is_refused(about, target, tile, complaint):
@@ -161,11 +162,8 @@ def test_the_tiles_cover_all_results_and_the_window_their_inputs(shape, rows, ke
 def test_rows_of_an_odd_width_are_loaded_in_pairs(about, tile):
     shape, strategy = Shape.parse(about), BandedMatrix(*tile)
     assert strategy.bands(shape).alternates
-    tensors = integer_tensors(shape, Epilogue(), 0)
-    expected = reference.depthwise_conv2d(shape, *tensors.values())
-    (got,) = REPLAY.run(strategy, shape, Epilogue(), tensors)
-    np.testing.assert_array_equal(got, expected)
-    kernel = dwtir.build(shape, strategy, target="nvidia-h200")
+    REPLAY.check(strategy, shape)
+    kernel = on_h200(shape, strategy)
     assert re.search(r"half2\*|nv_bfloat162\*", kernel.source())
     assert not re.search(r"= (data|grad_out|image)_ptr\[", kernel.source())
     assert kernel.resources().spill_bytes == 0
@@ -182,7 +180,7 @@ def test_the_tiles_of_odd_widths_leave_room_for_many_warps(about):
     assert expected == sorted(expected, key=lambda seconds: seconds or 0.0)
     space = BandedMatrix.space(shape, H200)
     assert all(tile.parameters[field] in space[field] for tile in tiles for field in space)
-    resources = dwtir.build(shape, tile, target="nvidia-h200").resources()
+    resources = on_h200(shape, tile).resources()
     assert resources.spill_bytes == 0
     blocks = 65536 // (resources.registers * 32 * tile.warps)
     assert tile.min_blocks <= blocks
@@ -206,14 +204,10 @@ def test_the_tiles_of_odd_widths_leave_room_for_many_warps(about):
 )
 def test_images_smaller_than_the_kernel(about, by_image, layout):
     shape = Shape.parse(about.format(layout))
-    tensors = integer_tensors(shape, Epilogue(), 0)
-    expected = reference.depthwise_conv2d(shape, *tensors.values())
     assert Bands(shape, shape.result_height, 1).goes_by_image == by_image
     for strategy, rows in product((BandedMatrix, BandedPlanes), {2, shape.result_height}):
         if shape.layout in strategy.layouts:
-            tile = strategy(rows, 2, 1)
-            (got,) = REPLAY.run(tile, shape, Epilogue(), tensors)
-            np.testing.assert_array_equal(got, expected, err_msg=str(tile))
+            REPLAY.check(strategy(rows, 2, 1), shape)
 
 
 @given(shape=shapes(dtypes=("float16",)))

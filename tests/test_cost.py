@@ -5,58 +5,46 @@ import re
 import pytest
 from hypothesis import given
 
-import dwtir
+from backends import H200, on_h200
 from dwtir import Epilogue, Shape, compute, nvrtc
 from dwtir.schedules import BandedMatrix, ChannelVector, RegisterWindow, RowStream, WholeImage, choose
 from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touched
 from dwtir.schedules.tiles import MAX_SIDE
-from dwtir.target import resolve
 from strategies import shapes
 
-H200 = resolve("nvidia-h200")
 SHAPE = Shape.parse("64x256x56x56_k3_p1")
 MODEL = Model(SHAPE, H200)
-WORK = Work(
-    threads=128,
-    blocks=10_000,
-    steps=1,
-    rows=4,
-    sums=32,
-    multiply_adds=288,
-    loads=30,
-    weights=9,
-    stores=8,
-    conversions=0,
-    in_use=20,
-    values=60,
-    weight_values=9,
-    halo=1.2,
-    ragged=False,
-    lines=4,
-)
+_AMOUNTS = {
+    "threads": 128,
+    "blocks": 10_000,
+    "steps": 1,
+    "rows": 4,
+    "sums": 32,
+    "multiply_adds": 288,
+    "loads": 30,
+    "weights": 9,
+    "stores": 8,
+    "conversions": 0,
+    "in_use": 20,
+    "values": 60,
+    "weight_values": 9,
+    "halo": 1.2,
+    "ragged": False,
+    "lines": 4,
+}
+WORK = Work(**_AMOUNTS)
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("name", "more"),
     [
-        {"multiply_adds": 9000},
-        {"loads": 900},
-        {"conversions": 9000},
-        {"blocks": 40_000},
-        {"halo": 9.0},
-        {"steps": 9},
-        {"lines": 32},
-        {"ragged": True},
-        {"store_lines": 32},
-        {"weight_lines": 32},
-        {"scattered": 1.0},
-        {"shared": 0.2},
-        {"in_use": 200},
+        *[("multiply_adds", 9000), ("loads", 900), ("conversions", 9000), ("blocks", 40_000), ("halo", 9.0)],
+        *[("steps", 9), ("lines", 32), ("ragged", True), ("store_lines", 32), ("weight_lines", 32)],
+        *[("scattered", 1.0), ("shared", 0.2), ("in_use", 200)],
     ],
-    ids=lambda more: next(iter(more)),
 )
-def test_more_work_takes_longer(more):
-    assert MODEL.seconds(WORK._replace(**more), 4) > MODEL.seconds(WORK, 4)
+def test_more_work_takes_longer(name, more):
+    assert MODEL.seconds(WORK._replace(**{name: more}), 4) > MODEL.seconds(WORK, 4)
 
 
 @pytest.mark.parametrize(
@@ -134,37 +122,32 @@ def test_channels_are_divided_where_they_can_be():
 
 
 @pytest.mark.parametrize("images", ["64x251x56x56_k5_p2_float16", "128x90x56x56_k5_p2"])
-def test_blocks_share_no_sectors_of_odd_pixels(images: str) -> None:
+def test_blocks_share_no_sectors_of_odd_pixels(images):
     shape = Shape.parse(f"{images}_nhwc")
     tile = RowStream.choose(shape, H200)
     assert tile.thread_x * tile.vector == shape.in_channels
 
 
+CHOICES = {
+    "row_stream": """
+        128x96x56x56_k7_p3_float16_nhwc 128x96x56x56_k5_p2_float16_nhwc_dgrad 128x96x56x56_k7_p6_d2_float16_nhwc
+        128x96x56x56_k7_p3 128x96x56x56_k7_p6_d2
+    """,
+    "channel_vector": "1x96x56x56_k7_p3_float16_nhwc 64x256x56x56_k3_p1_nhwc",
+    "whole_image": "128x816x7x7_k7_p3_float16_nhwc 128x768x7x7_k7_p3",
+    "split_image": """
+        128x384x14x14_k7_p3_dgrad 128x512x14x14_k3_p1 128x192x28x28_k7_p3 128x512x14x14_k3_p1_float16
+        128x672x14x14_k5_s2_p2_dgrad 128x240x28x28_k5_s2_p2_float16_dgrad 128x144x56x56_k3_s2_p1_float16_dgrad
+    """,
+    "register_window": """
+        128x672x14x14_k5_s2_p2 128x64x112x112_k3_s2_p1_dgrad 1x240x28x28_k5_s2_p2_float16_dgrad
+        1x96x56x56_k7_p3 128x95x57x57_k7_p3_float16
+    """,
+}
+
+
 @pytest.mark.parametrize(
-    ("text", "strategy"),
-    [
-        ("128x96x56x56_k7_p3_float16_nhwc", "row_stream"),
-        ("128x96x56x56_k5_p2_float16_nhwc_dgrad", "row_stream"),
-        ("128x96x56x56_k7_p6_d2_float16_nhwc", "row_stream"),
-        ("1x96x56x56_k7_p3_float16_nhwc", "channel_vector"),
-        ("128x816x7x7_k7_p3_float16_nhwc", "whole_image"),
-        ("64x256x56x56_k3_p1_nhwc", "channel_vector"),
-        ("128x96x56x56_k7_p3", "row_stream"),
-        ("128x96x56x56_k7_p6_d2", "row_stream"),
-        ("128x384x14x14_k7_p3_dgrad", "split_image"),
-        ("128x512x14x14_k3_p1", "split_image"),
-        ("128x192x28x28_k7_p3", "split_image"),
-        ("128x512x14x14_k3_p1_float16", "split_image"),
-        ("128x672x14x14_k5_s2_p2", "register_window"),
-        ("128x672x14x14_k5_s2_p2_dgrad", "split_image"),
-        ("128x240x28x28_k5_s2_p2_float16_dgrad", "split_image"),
-        ("128x144x56x56_k3_s2_p1_float16_dgrad", "split_image"),
-        ("128x64x112x112_k3_s2_p1_dgrad", "register_window"),
-        ("1x240x28x28_k5_s2_p2_float16_dgrad", "register_window"),
-        ("1x96x56x56_k7_p3", "register_window"),
-        ("128x768x7x7_k7_p3", "whole_image"),
-        ("128x95x57x57_k7_p3_float16", "register_window"),
-    ],
+    ("text", "strategy"), [(text, name) for name, texts in CHOICES.items() for text in texts.split()]
 )
 def test_rows_are_streamed_where_there_is_much_arithmetic(text, strategy):
     assert choose(Shape.parse(text), H200).name == strategy
@@ -213,7 +196,7 @@ def test_no_row_has_code_of_its_own(images, tile):
     """The instruction cache keeps a loop over rows, and not all of them in straight line."""
     shape = f"8x96x56x56_k7_p3_{images}"
     tiles = [RowStream(rows, *tile) for rows in (14, 56)]
-    short, long = (dwtir.build(shape, tile, target="nvidia-h200") for tile in tiles)
+    short, long = (on_h200(shape, tile) for tile in tiles)
     assert len(long.source()) == pytest.approx(len(short.source()), rel=0.05)
     assert long.resources().spill_bytes == long.resources().stack_bytes == 0
 
@@ -230,13 +213,11 @@ def test_no_row_has_code_of_its_own(images, tile):
 )
 def test_an_epilogue_fits_beside_the_tile(layer, epilogue):
     """No fewer blocks run at a time than the tile was chosen for."""
-    kernel = dwtir.build(layer, epilogue=epilogue, target=H200)
+    kernel = on_h200(layer, epilogue=epilogue)
     alone, beside = choose(kernel.shape, H200).parameters, kernel.strategy.parameters
     assert beside["min_blocks"] >= alone["min_blocks"]
     resources = kernel.resources()
     assert resources.spill_bytes == 0
-    assert resources.registers is not None
-    assert resources.threads is not None
     assert resources.registers <= registers_for(resources.threads, beside["min_blocks"])
 
 
@@ -259,7 +240,7 @@ def test_a_tile_makes_room_for_what_waits(layer, epilogue, changed):
 
 
 def test_columns_come_and_leave_as_vectors():
-    source = dwtir.build("8x96x56x56_k7_p3", RowStream(56, 8, 4, 7, 18, 1, 3, 2), target="nvidia-h200").source()
+    source = on_h200("8x96x56x56_k7_p3", RowStream(56, 8, 4, 7, 18, 1, 3, 2)).source()
     assert len(re.findall(r"= \*\(float4\*\)\(data_ptr", source)) == 3 * 4
     assert len(re.findall(r"\*\(float4\*\)\(out_ptr .* = ", source)) == (2 + 3) * 2
 
@@ -271,7 +252,7 @@ def test_a_tile_stays_within_the_slack():
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_loads_are_vectors_from_one_address(layout):
     """Each load is a vector, and none computes the thread's address anew."""
-    source = dwtir.build(f"8x64x56x56_k3_p1_{layout}", target="nvidia-h200").source()
+    source = on_h200(f"8x64x56x56_k3_p1_{layout}").source()
     loads = re.findall(r"(\*\(float[24]\*\))?\(data_ptr \+ ([^;]*)\);", source)
     assert len(loads) > 3
     for vector, address in loads:
@@ -283,7 +264,7 @@ def test_loads_are_vectors_from_one_address(layout):
 def test_four_halves_are_copied_as_words():
     """TVM's struct of them is still the one that `nvrtc` gives a copy of its own."""
     tile = ChannelVector(4, 2, 4, 16, 1, 1)
-    source = dwtir.build("8x64x56x56_k3_p1_float16_nhwc", tile, target="nvidia-h200").source()
+    source = on_h200("8x64x56x56_k3_p1_float16_nhwc", tile).source()
     assert source.count(nvrtc._FOUR_HALVES) == 1
     assert "half4 condval" in source
 
@@ -292,11 +273,11 @@ def test_four_halves_are_copied_as_words():
 def test_results_stay_in_registers(rows, thread_y, thread_z):
     """Also where as many planes share a block as blocks share a plane."""
     tile = RegisterWindow(rows, 4, 14, thread_y, thread_z, 4, 4)
-    assert dwtir.build("8x64x56x56_k3_p1", tile, target="nvidia-h200").resources().stack_bytes == 0
+    assert on_h200("8x64x56x56_k3_p1", tile).resources().stack_bytes == 0
 
 
 def test_few_blocks_have_more_loads_under_way():
-    source = dwtir.build("1x384x14x14_k7_p3_nhwc", ChannelVector(2, 2, 1, 32, 2, 1), target="nvidia-h200").source()
+    source = on_h200("1x384x14x14_k7_p3_nhwc", ChannelVector(2, 2, 1, 32, 2, 1)).source()
     left_alone, one, many = (
         nvrtc.compile_cubin(source, "sm_90", count).kernels[0].registers for count in (None, 1, 16)
     )

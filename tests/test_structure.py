@@ -13,7 +13,7 @@ from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir.schedule import Trace
 
 import dwtir
-from backends import H200, OPENCL, REPLAY
+from backends import H200, OPENCL, REPLAY, on_h200
 from dwtir import ARTICLE_STEPS, STRATEGIES, Epilogue, Shape, reference
 from dwtir.build import schedule_for
 from dwtir.images import Images
@@ -30,7 +30,6 @@ from dwtir.schedules import (
 )
 from dwtir.schedules.ladder import LADDER_STEPS
 from dwtir.target import resolve
-from strategies import integer_tensors
 
 ARTICLE_2025 = Shape.parse("3x4x16x32_k7_p3")
 ARTICLE_2017 = Shape.parse("1x256x96x96_k3_p1")
@@ -68,7 +67,7 @@ LADDER_GRIDS = [
 
 @pytest.mark.parametrize(("step", "grid", "block"), LADDER_GRIDS)
 def test_the_ladder_has_the_articles_grids(step, grid, block):
-    kernel = dwtir.build(ARTICLE_2025, step, target="nvidia-h200")
+    kernel = on_h200(ARTICLE_2025, step)
     resources = kernel.resources()
     assert kernel.strategy == Ladder(step)
     assert (resources.grid, resources.block) == (grid, block)
@@ -97,7 +96,7 @@ SHARED_GRIDS = [
 
 @pytest.mark.parametrize(("step", "threads", "vthreads"), SHARED_GRIDS)
 def test_shared_tiles_have_the_articles_grids(step, threads, vthreads):
-    kernel = dwtir.build(ARTICLE_2017, step, target="nvidia-h200")
+    kernel = on_h200(ARTICLE_2017, step)
     resources = kernel.resources()
     whole = step == "one_channel"
     assert resources.grid == (256, 1 if whole else 9, 1)
@@ -131,18 +130,9 @@ def test_these_are_the_articles_steps():
 )
 def test_a_tile_takes_the_shared_memory_that_its_check_counts(text, tile):
     shape = Shape.parse(text)
-    resources = dwtir.build(shape, tile, target="nvidia-h200").resources()
+    resources = on_h200(shape, tile).resources()
     # The compiler aligns one buffer after the other, to at most 16 bytes.
     assert tile._shared_bytes(shape) <= resources.shared_bytes <= tile._shared_bytes(shape) + 16
-
-
-def assert_exact(backend, tile, shape, steps="bias+relu"):
-    """Run a tile with an epilogue on small integers, where every sum is exact."""
-    epilogue = Epilogue.of(steps)
-    tensors = integer_tensors(shape, epilogue, 0)
-    (got,) = backend.run(tile, shape, epilogue, tensors)
-    data, weight, *_ = tensors.values()
-    np.testing.assert_array_equal(got, reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue))
 
 
 ODD_LAYERS = pytest.mark.parametrize(
@@ -154,8 +144,8 @@ ODD_LAYERS = pytest.mark.parametrize(
 
 @ODD_LAYERS
 def test_inlined_padding_computes_the_same(backend, text):
-    shape = Shape.parse(text)
-    assert_exact(backend, SharedTile(block_h=8, block_w=8, thread_y=4, thread_x=4, padding="inline"), shape)
+    tile = SharedTile(block_h=8, block_w=8, thread_y=4, thread_x=4, padding="inline")
+    backend.check(tile, Shape.parse(text), "bias+relu")
 
 
 # Windows: what the two better strategies keep in registers
@@ -173,7 +163,7 @@ def test_inlined_padding_computes_the_same(backend, text):
 )
 @pytest.mark.parametrize("strategy", [RegisterWindow, ChannelVector])
 def test_the_window_shrinks_before_the_code_explodes(strategy, text, window):
-    kernel = dwtir.build(Shape.parse(f"{text}_{strategy.layouts[0]}"), strategy.name, target="nvidia-h200")
+    kernel = on_h200(Shape.parse(f"{text}_{strategy.layouts[0]}"), strategy.name)
     assert kernel.strategy.parameters["window"] == window
     assert len(kernel.source()) < 500_000
     assert kernel.resources().spill_bytes == 0
@@ -184,34 +174,29 @@ def test_the_window_shrinks_before_the_code_explodes(strategy, text, window):
 @pytest.mark.parametrize("strategy", [RegisterWindow, ChannelVector])
 def test_every_window_computes_the_same(strategy, text, window, backend):
     shape = Shape.parse(f"{text}_{strategy.layouts[0]}")
-    tile = dataclasses.replace(strategy.choose(shape, resolve("nvidia-h200")), window=window)
+    tile = dataclasses.replace(strategy.choose(shape, H200), window=window)
     if isinstance(tile, RegisterWindow) and window == "tap":
         tile = dataclasses.replace(tile, lanes=1)
-    assert_exact(backend, tile, shape)
+    backend.check(tile, shape, "bias+relu")
 
 
 @pytest.mark.parametrize(
     ("images", "rows", "cols", "depth"),
     [
-        ("nchw", 5, 4, 4),
-        ("nchw", 7, 12, 2),
-        ("nhwc", 13, 4, 3),
-        ("nhwc", 5, 4, 2),
-        ("float16_nhwc", 7, 12, 3),
-        ("float16_nhwc", 4, 2, 1),
+        *[("nchw", 5, 4, 4), ("nchw", 7, 12, 2), ("nhwc", 13, 4, 3), ("nhwc", 5, 4, 2)],
+        *[("float16_nhwc", 7, 12, 3), ("float16_nhwc", 4, 2, 1)],
     ],
 )
 def test_rows_of_a_residual_meet_their_rows(images, rows, cols, depth):
     shape = Shape.parse(f"2x4x13x12_k5_p3x2_{images}")
-    assert_exact(REPLAY, RowStream(rows, cols, 2, 2, 1, 2, 1, depth), shape, "scale_shift+residual")
+    REPLAY.check(RowStream(rows, cols, 2, 2, 1, 2, 1, depth), shape, "scale_shift+residual")
 
 
 def test_a_window_larger_than_shared_memory_is_not_claimed():
     shape = Shape.parse("1x1x400x400_k200")
-    gpu = resolve("nvidia-h200")
-    assert not SharedTile.claims(shape, gpu)
+    assert not SharedTile.claims(shape, H200)
     with pytest.raises(dwtir.InvalidScheduleError, match="shared bytes per block must be at most"):
-        dwtir.build(shape, "shared_tile", target=gpu)
+        on_h200(shape, "shared_tile")
 
 
 # Every strategy
@@ -229,11 +214,7 @@ def test_a_window_larger_than_shared_memory_is_not_claimed():
 )
 def test_the_trace_makes_the_script(target, about, epilogue):
     shape = Shape.parse(f"2x6x13x18_{about}")
-    names = [
-        name
-        for name, strategy in STRATEGIES.items()
-        if strategy.claims(shape, dwtir.build(shape, target=target).target)
-    ]
+    names = [name for name, strategy in STRATEGIES.items() if strategy.claims(shape, resolve(target))]
     assert names
     for name in names:
         kernel = dwtir.build(shape, name, epilogue=epilogue, target=target)
@@ -254,16 +235,14 @@ def test_the_trace_makes_the_script(target, about, epilogue):
 )
 def test_a_gpu_schedule_is_one_kernel_with_its_sums_in_registers(name, operation):
     strategy = STRATEGIES[name]
-    about = f"{strategy.dtypes[0]}_{strategy.layouts[0].lower()}"
     size = 8 if name == "whole_image" else 28
-    shape = Shape.parse(f"2x8x{size}x{size}_k3_p1_{about}")
+    shape = Shape.parse(f"2x8x{size}x{size}_k3_p1_{strategy.dtypes[0]}_{strategy.layouts[0]}")
     shape = dataclasses.replace(shape, operation=operation)
-    kernel = dwtir.build(shape, name, target="nvidia-h200")
+    kernel = on_h200(shape, name)
     assert kernel_names(kernel.source()) == {"main_kernel"}
     assert kernel.info.workspace == ()
     scopes, extents = scopes_and_bindings(shape, name)
-    assert "global" not in scopes
-    assert "" not in scopes
+    assert not scopes & {"global", ""}
     assert "local" in scopes
     assert extents["threadIdx.x"] > 1
 
@@ -271,7 +250,7 @@ def test_a_gpu_schedule_is_one_kernel_with_its_sums_in_registers(name, operation
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_the_weights_gradient_is_two_kernels_with_its_sums_in_registers(layout):
     shape = Shape.parse(f"8x32x56x56_k3_p1_{layout}_wgrad")
-    kernel = dwtir.build(shape, "tap_sums", target="nvidia-h200")
+    kernel = on_h200(shape, "tap_sums")
     assert kernel_names(kernel.source()) == {"main_kernel", "main_kernel_1"}
     tile = kernel.strategy
     assert isinstance(tile, TapSums)
@@ -297,7 +276,7 @@ def test_the_weights_gradient_is_two_kernels_with_its_sums_in_registers(layout):
 )
 def test_whole_images_multiply_no_padding(text, tile):
     shape = Shape.parse(text)
-    resources = dwtir.build(shape, tile, target="nvidia-h200").resources()
+    resources = on_h200(shape, tile).resources()
     images = Images(shape, tile.thread_x, tile.thread_y, tile.rows)
     assert abs(resources.shared_bytes - images.shared_bytes) <= 16
     assert resources.spill_bytes == 0
@@ -310,25 +289,21 @@ def test_whole_images_multiply_no_padding(text, tile):
 )
 def test_bands_of_an_image_have_one_code(text):
     shape = Shape.parse(text)
-    sources = []
-    for bands in (7, 14):
-        tile = SplitImage(16, 1, bands, 4)
-        kernel = dwtir.build(shape, tile, target="nvidia-h200")
-        sources.append(kernel.source())
+    two_rows, one_row = (on_h200(shape, SplitImage(16, 1, bands, 4)) for bands in (7, 14))
+    for kernel in (two_rows, one_row):
         resources = kernel.resources()
-        images = Images(shape, tile.thread_x, tile.thread_y, shape.result_height)
+        images = Images(shape, 16, 1, shape.result_height)
         assert abs(resources.shared_bytes - images.shared_bytes) <= 16
         assert resources.spill_bytes == resources.stack_bytes == 0
-    two_rows, one_row = sources
-    assert len(one_row) < len(two_rows)
+    assert len(one_row.source()) < len(two_rows.source())
 
 
 def test_small_results_have_a_place_of_their_own():
     shape = Shape.parse("2x1x17x11_k5x1_d4")
-    taken = dwtir.build(shape, SplitImage(32, 1, 1), target="nvidia-h200").resources().shared_bytes
+    taken = on_h200(shape, SplitImage(32, 1, 1)).resources().shared_bytes
     assert 17 * 11 * 32 * 4 + 11 * 32 * 4 <= taken <= Images(shape, 32, 1, 1).shared_bytes
     with pytest.raises(dwtir.InvalidScheduleError, match="shared bytes"):
-        dwtir.build(shape, SplitImage(32, 2, 1), target="nvidia-h200")
+        on_h200(shape, SplitImage(32, 2, 1))
 
 
 def kernel_names(source):
@@ -337,7 +312,7 @@ def kernel_names(source):
 
 def test_a_strided_gradient_multiplies_only_the_taps_that_are_there():
     """The source asks at every tap whether it is there, of the tile's own rows and columns."""
-    source = dwtir.build(Shape.parse("2x8x28x28_k3_s2_p1_dgrad"), "register_window", target="nvidia-h200").source()
+    source = on_h200(Shape.parse("2x8x28x28_k3_s2_p1_dgrad"), "register_window").source()
     tests = [line for line in source.splitlines() if "% 2) == 0" in line]
     assert tests
     assert not [line for line in tests if "Idx" in line]
