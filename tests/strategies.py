@@ -140,73 +140,58 @@ def _total(padding, axis):
     return int((sides * 4)[axis] + (sides * 4)[axis + 2])
 
 
-def _example_parameters():
-    return {"batch": 1, "in_channels": 4, "height": 9, "width": 9, "kernel": 3}
-
-
 _NOT_A_SIZE = st.one_of(
-    st.integers(max_value=0),
-    st.floats(),
-    st.booleans(),
-    st.none(),
-    st.text(max_size=3),
-    st.just(np.bool_(True)),
-    st.just(np.float32(2)),
+    *(st.integers(max_value=0), st.floats(), st.booleans(), st.none(), st.text(max_size=3)),
+    st.sampled_from([np.bool_(True), np.float32(2)]),
 )
+_NEGATIVE = st.integers(max_value=-1)
+
+
+def _with_one(wrong, length):
+    """Draw as many ones as wanted, of which one is something wrong instead."""
+    places = st.integers(0, length - 1)
+    return st.builds(lambda place, value: (*[1] * place, value, *[1] * (length - place - 1)), places, wrong)
+
+
+def _lengths_but(*allowed):
+    return st.integers(0, 6).filter(lambda n: n not in allowed).map(lambda n: (1,) * n)
+
+
+_NOT_A_PAIR = st.one_of(_NOT_A_SIZE, _with_one(_NOT_A_SIZE, 2), _with_one(_NOT_A_SIZE, 2).map(list), _lengths_but(2))
+_WRONG: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(["batch", "in_channels", "height", "width", "channel_multiplier"], _NOT_A_SIZE),
+    **dict.fromkeys(["kernel", "stride", "dilation"], _NOT_A_PAIR),
+    "padding": st.one_of(
+        *(_NEGATIVE, _with_one(_NEGATIVE, 4), _lengths_but(1, 2, 4)),
+        st.sampled_from(["", "FULL", "SAME ", "1", None, 1.0, True, (1, False)]),
+    ),
+    **dict.fromkeys(
+        ["dtype", "layout"],
+        st.sampled_from(["", "float64", "int8", "fp32", "NCHW4c", "nchw", "HWC", None, 32, ("NCHW",)]),
+    ),
+}
+_TOO_LARGE = [
+    ("input", {"batch": 2**20, "in_channels": 2**11, "height": 1, "width": 9, "kernel": 1}),
+    ("input", {"padding": 2**15}),
+    ("weight", {"in_channels": 2**16, "channel_multiplier": 2**13}),
+    ("output", {"channel_multiplier": 2**26, "kernel": 1}),
+]
 
 
 @st.composite
 def invalid_shapes(draw):
     """Draw the parameters of a shape of which one is wrong, and its name in the error."""
-    kind = draw(st.sampled_from(["size", "pair", "padding", "choice", "empty", "large"]))
+    kind = draw(st.sampled_from([*_WRONG, "empty", "large"]))
     wrong: dict[str, Any]
-    if kind == "size":
-        name = draw(st.sampled_from(["batch", "in_channels", "height", "width", "channel_multiplier"]))
-        wrong = {name: draw(_NOT_A_SIZE)}
-    elif kind == "pair":
-        name = draw(st.sampled_from(["kernel", "stride", "dilation"]))
-        pair = [2, 2]
-        pair[draw(st.integers(0, 1))] = draw(_NOT_A_SIZE)
-        others = st.lists(st.integers(1, 3), max_size=5).filter(lambda values: len(values) != 2)
-        wrong = {name: draw(st.one_of(_NOT_A_SIZE, st.just(tuple(pair)), others, st.just(pair)))}
-    elif kind == "padding":
-        name = "padding"
-        negative = st.integers(max_value=-1)
-        sides = [1, 1, 1, 1]
-        sides[draw(st.integers(0, 3))] = draw(negative)
-        count = st.integers(0, 6).filter(lambda n: n not in (1, 2, 4))
-        wrong = {
-            name: draw(
-                st.one_of(
-                    negative,
-                    st.just(tuple(sides)),
-                    count.map(lambda n: (1,) * n),
-                    st.sampled_from(["", "FULL", "SAME ", "1", None, 1.0, True, (1, False)]),
-                )
-            )
-        }
-    elif kind == "choice":
-        name = draw(st.sampled_from(["dtype", "layout"]))
-        values = ["", "float64", "int8", "fp32", "NCHW4c", "nchw", "HWC", None, 32, ("NCHW",)]
-        wrong = {name: draw(st.sampled_from(values))}
-    elif kind == "empty":
-        name = draw(st.sampled_from(["height", "width"]))
-        size, reach = draw(st.integers(1, 8)), draw(st.integers(9, 30))
-        wrong = {name: size, "kernel": (reach, 1) if name == "height" else (1, reach)}
+    name = kind
+    if kind == "empty":
+        name, kernel = draw(st.sampled_from([("height", (30, 1)), ("width", (1, 30))]))
+        wrong = {name: draw(st.integers(1, 29)), "kernel": kernel}
+    elif kind == "large":
+        name, wrong = draw(st.sampled_from(_TOO_LARGE))
     else:
-        name, wrong = draw(
-            st.sampled_from(
-                [
-                    ("input", {"batch": 2**20, "in_channels": 2**11, "height": 1, "width": 9}),
-                    ("input", {"padding": 2**15}),
-                    ("weight", {"in_channels": 2**16, "channel_multiplier": 2**13}),
-                    ("output", {"channel_multiplier": 2**26, "kernel": 1}),
-                ]
-            )
-        )
-        if wrong.get("height") == 1:
-            wrong["kernel"] = 1
-    return _example_parameters() | wrong, name
+        wrong = {name: draw(_WRONG[name])}
+    return {"batch": 1, "in_channels": 4, "height": 9, "width": 9, "kernel": 3} | wrong, name
 
 
 # Epilogues
