@@ -2,13 +2,13 @@
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,10 @@ from dwtir.tune.wire import strategy_to_json
 from dwtir.tune.worker import Worker
 
 LAYER = "1x8x15x17_k3_psame"
-GPU = resolve("nvidia-h200")
+CPU, GPU = resolve("cpu"), resolve("nvidia-h200")
+TASK = Task(Shape.parse(LAYER))
+MANUAL = Cpu.choose(TASK.shape, CPU)
+both_searches = pytest.mark.parametrize("search", ["random", "evolutionary"])
 
 
 def task(text):
@@ -43,7 +46,7 @@ def task(text):
 
 @pytest.mark.parametrize("text", [LAYER, f"{LAYER}_nhwc", "2x6x9x9_k5_s2_p2_m2_float16_nhwc"])
 @pytest.mark.parametrize("target", ["cpu", "nvidia-h200"])
-@pytest.mark.parametrize("search", ["random", "evolutionary"])
+@both_searches
 def test_proposals_are_valid_new_and_repeatable(text, target, search):
     device = resolve(target)
 
@@ -59,19 +62,19 @@ def test_proposals_are_valid_new_and_repeatable(text, target, search):
     assert propose(4) != first
 
 
-@pytest.mark.parametrize("search", ["random", "evolutionary"])
+@both_searches
 def test_a_small_space_ends(search):
-    found = open_search(search, task("1x1x1x1_k1"), resolve("cpu"), seed=0)
+    found = open_search(search, task("1x1x1x1_k1"), CPU, seed=0)
     proposed = []
     while batch := found.propose(16):
         proposed += batch
     assert len(set(proposed)) == len(proposed) > 0
 
 
-@pytest.mark.parametrize("search", ["random", "evolutionary"])
+@both_searches
 def test_what_was_told_is_not_proposed(search):
-    first = open_search(search, task(LAYER), GPU, seed=0).propose(8)
-    again = open_search(search, task(LAYER), GPU, seed=0)
+    first = open_search(search, TASK, GPU, seed=0).propose(8)
+    again = open_search(search, TASK, GPU, seed=0)
     for strategy in first:
         again.tell(strategy, 1e-6)
     assert not set(again.propose(48)) & set(first)
@@ -94,18 +97,18 @@ def test_evolution_finds_more_than_chance():
                 search.tell(strategy, costs[-1])
         return min(costs)
 
-    bests = {
-        name: [best(open_search(name, work, GPU, seed)) for seed in range(5)] for name in ("random", "evolutionary")
-    }
-    assert np.median(bests["evolutionary"]) < np.median(bests["random"])
-    assert max(bests["evolutionary"]) <= np.median(bests["random"])
+    chance, evolved = (
+        [best(open_search(name, work, GPU, seed)) for seed in range(5)] for name in ("random", "evolutionary")
+    )
+    assert np.median(evolved) < np.median(chance)
+    assert max(evolved) <= np.median(chance)
 
 
 def test_the_grid_is_the_articles():
     """Every number of threads in y and x, as far as one block may have so many."""
     found = GridSearch(task("1x256x96x96_k3_p1"), GPU, seed=0).propose(100)
     threads = {(tile.thread_y, tile.thread_x) for tile in found if isinstance(tile, SharedTile)}
-    assert threads == {(y, x) for y in (1, 2, 4, 8, 16, 32) for x in (1, 2, 4, 8, 16, 32)}
+    assert threads == set(product((1, 2, 4, 8, 16, 32), repeat=2))
     with pytest.raises(dwtir.InvalidScheduleError, match="grid search is the article's, for NCHW"):
         GridSearch(task(f"{LAYER}_nhwc"), GPU, seed=0)
 
@@ -114,17 +117,16 @@ def test_the_grid_is_the_articles():
     ("dtype", "search", "epilogue"), [("float32", "evolutionary", None), ("bfloat16", "random", "bias+silu")]
 )
 def test_a_session_records_what_build_then_uses(tmp_path, monkeypatch, dtype, search, epilogue):
-    outcome = tune(
-        f"{LAYER}_{dtype}", target="cpu", epilogue=epilogue, settings=Settings(search=search, trials=8), folder=tmp_path
-    )
+    about = {"target": "cpu", "epilogue": epilogue}
+    outcome = tune(f"{LAYER}_{dtype}", **about, settings=Settings(search=search, trials=8), folder=tmp_path)
     assert outcome.written
     assert [trial.number for trial in outcome.trials] == list(range(8))
-    assert outcome.trials[0].strategy == Cpu.choose(outcome.record.shape, resolve("cpu"))
+    assert outcome.trials[0].strategy == Cpu.choose(outcome.record.shape, CPU)
     assert not any(trial.error for trial in outcome.trials)
     assert outcome.record.gain >= 1
 
     monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
-    kernel = dwtir.build(f"{LAYER}_{dtype}", "tuned", target="cpu", epilogue=epilogue, on_miss="error")
+    kernel = dwtir.build(f"{LAYER}_{dtype}", "tuned", **about, on_miss="error")
     assert kernel.strategy == outcome.record.strategy
     assert kernel.provenance["record"] == str(outcome.path)
 
@@ -150,15 +152,8 @@ def fleet():
 
 
 def run_session(fleet, folder, **settings):
-    return tune_task(
-        task(LAYER),
-        resolve("cpu"),
-        fleet,
-        Settings(search="random", **settings),
-        folder=folder,
-        display=PlainDisplay(io.StringIO()),
-        stop=threading.Event(),
-    )
+    options = {"folder": folder, "display": PlainDisplay(io.StringIO()), "stop": threading.Event()}
+    return tune_task(TASK, CPU, fleet, Settings(search="random", **settings), **options)
 
 
 def test_a_session_goes_on_where_the_last_one_ended(fleet, tmp_path):
@@ -217,7 +212,7 @@ def test_a_worker_that_dies_costs_no_session(tmp_path):
     assert outcome.written
 
 
-def released_from_compiling(monkeypatch, slow, manual):
+def released_from_compiling(monkeypatch, slow, manual=MANUAL):
     """Let the slow ones compile only after the event, and the choice by hand not at once."""
     released = threading.Event()
 
@@ -233,9 +228,8 @@ def released_from_compiling(monkeypatch, slow, manual):
 
 
 def test_builds_that_take_too_long_cost_no_session(tmp_path, monkeypatch):
-    slow = open_search("random", task(LAYER), resolve("cpu"), 0).propose(7)[1:]
-    manual = Cpu.choose(task(LAYER).shape, resolve("cpu"))
-    released = released_from_compiling(monkeypatch, slow, manual)
+    slow = open_search("random", TASK, CPU, 0).propose(7)[1:]
+    released = released_from_compiling(monkeypatch, slow)
     monkeypatch.setattr(worker, "_BUILD_SECONDS", 0.2)
     channels = []
 
@@ -253,12 +247,12 @@ def test_builds_that_take_too_long_cost_no_session(tmp_path, monkeypatch):
     assert {trial.strategy for trial in late} >= set(slow)
     assert len(channels) == 1 + len(late)
     assert len(outcome.trials) == 12
-    assert outcome.trials[0].strategy == manual
+    assert outcome.trials[0].strategy == MANUAL
     assert outcome.trials[0].times
 
 
 def test_the_largest_sums_of_a_testbed_fit_a_half():
-    assert testbed.open_testbed(Task(Shape.parse("1x1x256x256_k3_psame_float16_wgrad")), resolve("cpu"))
+    assert testbed.open_testbed(Task(Shape.parse("1x1x256x256_k3_psame_float16_wgrad")), CPU)
 
 
 class _Untimed(testbed.Testbed):
@@ -269,7 +263,7 @@ class _Untimed(testbed.Testbed):
 
 
 def test_a_slow_build_keeps_no_other_from_its_turn(monkeypatch):
-    shape = task(LAYER).shape
+    shape = TASK.shape
     manual, slow, quick = SharedTile(), SharedTile(thread_y=16), SharedTile(thread_y=4)
     released = released_from_compiling(monkeypatch, [slow], manual)
     hands = Worker(_Untimed)
@@ -303,18 +297,16 @@ def test_what_a_device_gives_back_at_the_end_is_not_the_next_layers():
                 queue.give_back([job])
 
     fleet = Fleet([Failing("cpu", _WorkerHere, threads=1)], window=8)
-    with fleet.working_on(task(LAYER), resolve("cpu")):
-        fleet.submit([Job(0, Cpu.choose(task(LAYER).shape, resolve("cpu")))])
+    with fleet.working_on(TASK, CPU):
+        fleet.submit([Job(0, MANUAL)])
         assert fleet.result(20.0) is not None
     assert fleet.take() is None
 
 
 def test_the_journal_passes_over_what_it_cannot_use(tmp_path):
-    device = resolve("cpu")
-    journal = Journal(tmp_path, task(LAYER), device)
+    journal = Journal(tmp_path, TASK, CPU)
     assert journal.read() == []
-    manual = Cpu.choose(task(LAYER).shape, device)
-    good = Trial(0, manual, (1e-6, 2e-6), device="cpu")
+    good = Trial(0, MANUAL, (1e-6, 2e-6), device="cpu")
     journal.append(good)
     line = journal.path.read_text()
     for text in (
@@ -324,7 +316,7 @@ def test_the_journal_passes_over_what_it_cannot_use(tmp_path):
         line.replace("1e-06", "-1.0"),
         line.replace("1e-06", "NaN"),
         line.replace('"made_by": "dwtir', '"made_by": "other'),
-        line.replace(f'"strategy": "{manual.name}"', '"strategy": "os.system"'),
+        line.replace(f'"strategy": "{MANUAL.name}"', '"strategy": "os.system"'),
         line.replace('"cause": ""', '"cause": 3'),
     ):
         assert text != line
@@ -389,9 +381,8 @@ def test_the_command_names_what_is_wrong(tmp_path, arguments, message, capsys):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_keeps_what_was_measured(tmp_path, number):
     options = ("--db", tmp_path, "--trials", "100000", "--search", "random", "--json")
-    child = subprocess.Popen(
-        [sys.executable, *COMMAND, *options, LAYER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    child = subprocess.Popen([sys.executable, *COMMAND, *options, LAYER], **pipes)
     seen = 0
     for line in child.stdout:
         seen += json.loads(line)["event"] == "trial"
@@ -407,7 +398,7 @@ def test_a_signal_keeps_what_was_measured(tmp_path, number):
     assert Record.read(Path(end["path"])).trials == end["trials"]
     deadline = time.monotonic() + 10
     while any(
-        "dwtir.tune.worker" in " ".join(p.info["cmdline"] or []) and p.info["ppid"] == child.pid
+        "dwtir.tune.worker" in (p.info["cmdline"] or []) and p.info["ppid"] == child.pid
         for p in psutil.process_iter(["cmdline", "ppid"])
     ):
         assert time.monotonic() < deadline, "a worker outlived the session"
@@ -416,8 +407,8 @@ def test_a_signal_keeps_what_was_measured(tmp_path, number):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("search", ["random", "evolutionary"])
-def test_a_session_on_the_gpu(tmp_path, layout, search):
+@both_searches
+def test_a_session_on_the_gpu(tmp_path, monkeypatch, layout, search):
     import torch
 
     text = f"2x32x28x28_k3_psame_float16_{layout}"
@@ -428,21 +419,17 @@ def test_a_session_on_the_gpu(tmp_path, layout, search):
     assert sum(bool(trial.times) for trial in outcome.trials) >= 20
     assert "wrong result" not in outcome.failures
     assert {"gpu", "driver", "cuda"} <= set(outcome.record.versions)
-    os.environ["DWTIR_TUNE_DB"] = str(tmp_path)
-    try:
-        kernel = dwtir.build(text, "tuned", epilogue="relu", on_miss="error")
-    finally:
-        del os.environ["DWTIR_TUNE_DB"]
+    monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
+    kernel = dwtir.build(text, "tuned", epilogue="relu", on_miss="error")
     assert kernel.strategy == outcome.record.strategy
-    ones = torch.ones(kernel.shape.data_shape, dtype=torch.float16, device="cuda")
-    weight = torch.ones(kernel.shape.weight_shape, dtype=torch.float16, device="cuda")
-    assert np.isclose(kernel(ones, weight).float().max().item(), 9.0)
+    about = {"dtype": torch.float16, "device": "cuda"}
+    data, weight = (torch.ones(extents, **about) for extents in (kernel.shape.data_shape, kernel.shape.weight_shape))
+    assert np.isclose(kernel(data, weight).float().max().item(), 9.0)
 
 
 @pytest.mark.gpu
 def test_times_are_cold(tmp_path):
     """Bytes over time is below what memory gives, on a layer that the L2 cache would hold."""
     outcome = tune("8x64x56x56_k3_p1", target="cuda", settings=Settings(trials=2), folder=tmp_path)
-    target = outcome.record.target
     rate = outcome.record.shape.least_bytes / outcome.record.median_secs
-    assert rate < 1.1 * target.bandwidth
+    assert rate < 1.1 * outcome.record.target.bandwidth

@@ -24,7 +24,9 @@ TASKS = (
     Task(Shape.parse("8x64x56x56_k7_s2_psame"), Epilogue(("bias", "relu"))),
 )
 EXTRA = {"log": "logs/tune.jsonl", "plot": "out/[best].png"}
-NAMES = {"shape": str(TASKS[0].shape), "epilogue": "none", "device": "nvidia-h200"}
+TASK = {"shape": str(TASKS[0].shape), "epilogue": "none"}
+NAMES = TASK | {"device": "nvidia-h200"}
+RATE = f"{TASKS[0].shape.least_bytes / 16e-6 / 1e9:.0f} GB/s"
 BROKEN = ValueError("no kernel\nfor [this]")
 
 
@@ -100,8 +102,7 @@ def test_json_has_an_object_for_each_call():
     assert events[6] == {"event": "note", "text": "a worker died; a new one was started"}
     assert events[8]["trials"] is None
     assert events[8]["epilogue"] == "bias+relu"
-    names = {"shape": str(TASKS[0].shape), "epilogue": "none"}
-    assert events[-2] == {"event": "fail", **names, "cause": "ValueError", "error": str(BROKEN)}
+    assert events[-2] == {"event": "fail", **TASK, "cause": "ValueError", "error": str(BROKEN)}
     assert events[-1] == {"event": "close", **EXTRA, "tasks": 2, "gain": pytest.approx(1.5)}
     assert outcomes[0].record.gain == pytest.approx(1.5)
 
@@ -110,10 +111,9 @@ def test_json_tells_all_of_a_trial():
     outcomes, events = json_events()
     failed, timed = events[1], events[2]
     tile = outcomes[0].trials[0].strategy
+    same = {"shape": TASK["shape"], "strategy": "register_window", "parameters": tile.parameters}
     for event in (failed, timed):
-        assert event["shape"] == str(TASKS[0].shape)
-        assert event["strategy"] == "register_window"
-        assert event["parameters"] == tile.parameters
+        assert event | same == event
         assert event["manual_us"] == pytest.approx(24)
     assert (failed["number"], failed["median_us"], failed["best_us"]) == (1, None, 24)
     assert (failed["cause"], failed["error"]) == ("too many registers", "ptxas: line 1\nline 2")
@@ -124,28 +124,13 @@ def test_json_tells_all_of_a_trial():
 def test_json_tells_all_of_an_outcome():
     outcomes, events = json_events()
     first, second = (event for event in events if event["event"] == "end")
-    floor = floor_seconds(TASKS[0].shape, H200)
-    assert first == {
-        "event": "end",
-        **NAMES,
-        "strategy": "register_window",
-        "parameters": outcomes[0].record.parameters,
-        "median_us": pytest.approx(16),
-        "p20_us": pytest.approx(15),
-        "p80_us": pytest.approx(18),
-        "manual_us": pytest.approx(24),
-        "gain": pytest.approx(1.5),
-        "gb_per_s": pytest.approx(TASKS[0].shape.least_bytes / 16e-6 / 1e9),
-        "floor_share": pytest.approx(floor / 16e-6),
-        "trials": 6,
-        "new_trials": 5,
-        "failed": 3,
-        "failures": {"too many registers": 1, "timed out": 2},
-        "seconds": 12.34,
-        "path": str(outcomes[0].path),
-        "written": True,
-        "interrupted": False,
-    }
+    shape = TASKS[0].shape
+    times = {"median_us": 16, "p20_us": 15, "p80_us": 18, "manual_us": 24, "gain": 1.5}
+    times |= {"gb_per_s": shape.least_bytes / 16e-6 / 1e9, "floor_share": floor_seconds(shape, H200) / 16e-6}
+    about = NAMES | {"event": "end", "strategy": "register_window", "parameters": outcomes[0].record.parameters}
+    about |= {"trials": 6, "new_trials": 5, "failed": 3, "failures": {"too many registers": 1, "timed out": 2}}
+    about |= {"seconds": 12.34, "path": str(outcomes[0].path), "written": True, "interrupted": False}
+    assert first == about | {name: pytest.approx(value) for name, value in times.items()}
     assert (second["written"], second["interrupted"]) == (False, True)
 
 
@@ -175,13 +160,12 @@ def test_plain_lines_have_the_numbers():
     outcomes = play(PlainDisplay(stream))
     lines = stream.getvalue().splitlines()
     share = share_of_floor(TASKS[0])
-    rate = f"{TASKS[0].shape.least_bytes / 16e-6 / 1e9:.0f} GB/s"
     assert lines[0] == f"task 1 of 3 on nvidia-h200: {TASKS[0]}, 1/64 trials"
     bests = [line for line in lines if line.startswith("  ")]
     assert ["best 24.00 us" in line for line in bests] == [True, False, False] * 2
     assert bests[0].startswith("  2/64 trials, now failed, best 24.00 us, ")
     assert "1.00x manual, 1 failed" in bests[0]
-    expected = f"  5/64 trials, now 16.00 us, best 16.00 us, {rate}, {share} % of floor, 1.50x manual"
+    expected = f"  5/64 trials, now 16.00 us, best 16.00 us, {RATE}, {share} % of floor, 1.50x manual"
     assert bests[2].startswith(f"{expected}, 2 failed, ")
     assert bests[5].startswith("  5 trials, ")
     (end,) = (line for line in lines if line.startswith(f"{TASKS[0]}: best"))
@@ -205,9 +189,8 @@ def test_plain_closes_with_a_table():
     assert [row.split()[-1] for row in rows] == [str(outcome.path) for outcome in outcomes]
     for row, outcome in zip(rows, outcomes, strict=True):
         share = share_of_floor(outcome.task)
-        expected = [str(outcome.task), "24.00", "16.00", "1.50x", share, "6", "3", "12.3"]
-        assert row.split()[:-1] == expected
-    assert len({line.index(end) for line, end in zip(rows, ("db/", "db/"), strict=True)}) == 1
+        assert row.split()[:-1] == [str(outcome.task), "24.00", "16.00", "1.50x", share, "6", "3", "12.3"]
+    assert len({row.index("db/") for row in rows}) == 1
     assert lines[start + 3 :] == [
         "gain, geometric mean: 1.50x",
         "failed trials: 4 timed out, 2 too many registers",
@@ -255,9 +238,8 @@ def test_the_live_display_shows_the_numbers(terminal):
         display.note("the panel is drawn beneath this")
         panel = terminal.getvalue()
         display.end(outcome)
-    rate = f"{TASKS[0].shape.least_bytes / 16e-6 / 1e9:.0f} GB/s"
     wanted = ("task 2 of 3 on nvidia-h200", str(TASKS[0]), "5/64 trials", "now 16.00 us")
-    for text in (*wanted, "best 16.00 us", rate, "1.50x manual", "2 failed", "1 timed out"):
+    for text in (*wanted, "best 16.00 us", RATE, "1.50x manual", "2 failed", "1 timed out"):
         assert text in panel
     assert f"{TASKS[0]}: best 16.00 us, manual 24.00 us, gain 1.50x" in terminal.getvalue()
 
@@ -282,12 +264,14 @@ def test_the_display_suits_the_stream(terminal):
     assert type(open_display(json=False, stream=io.StringIO())) is PlainDisplay
 
 
-@pytest.mark.parametrize("count", [0, 1, 6, 26])
-def test_the_plot_is_a_png(tmp_path, count):
-    outcomes = [outcome_of(TASKS[number % 2]) for number in range(count)]
-    path = tmp_path / "new" / "best.png"
+def assert_plotted(outcomes, path):
     plot(outcomes, path)
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+@pytest.mark.parametrize("count", [0, 1, 6, 26])
+def test_the_plot_is_a_png(tmp_path, count):
+    assert_plotted([outcome_of(TASKS[number % 2]) for number in range(count)], tmp_path / "new" / "best.png")
 
 
 def test_the_plot_takes_what_is_not_known(tmp_path):
@@ -295,8 +279,7 @@ def test_the_plot_takes_what_is_not_known(tmp_path):
     slow = replace(outcome.trials[0], times=(1.0,))
     failed = tuple(trial for trial in outcome.trials if trial.cause)
     some = [replace(outcome, trials=trials) for trials in ((), failed, (slow, *outcome.trials[1:]))]
-    plot(some, tmp_path / "best")
-    assert (tmp_path / "best").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert_plotted(some, tmp_path / "best")
 
 
 WITHOUT_RICH = """
