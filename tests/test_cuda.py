@@ -19,7 +19,7 @@ import tvm_ffi
 from dwtir import Epilogue, Shape, cuda, nvrtc
 from dwtir.build import compile_kernel
 from dwtir.errors import CompileError, InvalidTargetError
-from dwtir.nvrtc import Cubin, KernelResources, compile_cubin
+from dwtir.nvrtc import KernelResources, compile_cubin
 from dwtir.schedules import ChannelVector, RegisterWindow
 from dwtir.search_limits import Limit, SlowCompileError, SpillError, for_search
 from dwtir.target import resolve
@@ -69,11 +69,9 @@ PRINT_TOOLKIT = "from dwtir.cuda import find_toolkit; t = find_toolkit(); print(
 
 def test_finds_the_pip_packages_before_a_toolkit(tmp_path):
     toolkit_at(tmp_path)
-    cudart, nvrtc, include = run_python(PRINT_TOOLKIT, CUDA_PATH=str(tmp_path)).split()
+    cudart, nvrtc, include = map(Path, run_python(PRINT_TOOLKIT, CUDA_PATH=str(tmp_path)).split())
     root = SITE / "nvidia" / "cu13"
-    assert Path(cudart) == root / "lib" / "libcudart.so.13"
-    assert Path(nvrtc).parent == root / "lib"
-    assert Path(include) == root / "include"
+    assert (cudart, nvrtc.parent, include) == (root / "lib" / "libcudart.so.13", root / "lib", root / "include")
 
 
 @pytest.mark.parametrize("variable", ["CUDA_PATH", "CUDA_HOME"])
@@ -88,11 +86,12 @@ def test_finds_a_toolkit_by_variable(tmp_path, variable, base):
 
 def test_finds_a_toolkit_by_its_compiler(tmp_path):
     root = toolkit_at(tmp_path / "toolkit")
-    (root / "bin").mkdir()
-    (root / "bin" / "nvcc").write_text("#!/bin/sh\n")
-    (root / "bin" / "nvcc").chmod(0o755)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "nvcc").symlink_to(root / "bin" / "nvcc")
+    compiler = root / "bin" / "nvcc"
+    for folder in (root, tmp_path):
+        (folder / "bin").mkdir()
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    (tmp_path / "bin" / "nvcc").symlink_to(compiler)
     found = run_python(PRINT_TOOLKIT, path=tmp_path / "site", PATH=str(tmp_path / "bin"), CUDA_PATH="", CUDA_HOME="")
     assert found.split()[2] == str(root / "include")
 
@@ -120,10 +119,9 @@ def test_a_missing_driver_is_reported_with_the_loaders_words(tmp_path):
     (tmp_path / "libcuda.so.1").touch()
     out = run_python(STATUS, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
     usable, reason, remedy = out[0].split("|")
-    assert usable == "False"
+    assert (usable, remedy) == ("False", cuda.INSTALL_DRIVER)
     assert reason.startswith("no NVIDIA driver library: ")
     assert "file too short" in reason
-    assert remedy == cuda.INSTALL_DRIVER
     assert out[1:] == ["0", "raised", "raised"]
 
 
@@ -140,11 +138,10 @@ def test_a_missing_cuda_runtime_is_reported_with_the_loaders_words(tmp_path, bro
         CUDA_HOME="",
     )
     usable, reason, remedy = out.strip().split("|")
-    assert usable == "False"
+    assert (usable, remedy) == ("False", "pip install 'dwtir[cuda]'")
     where = "the CUDA runtime library does not load: " if broken else "no CUDA runtime library: "
     assert reason.startswith(f"{where}{toolkit if broken else tmp_path}")
     assert reason.endswith("libcudart.so.13: file too short")
-    assert remedy == "pip install 'dwtir[cuda]'"
 
 
 def test_loads_the_cuda_runtime_of_the_pip_package():
@@ -195,9 +192,8 @@ def build_driver(folder, *, init=0, version=13000, count=2):
     ],
 )
 def test_an_unsuitable_driver_is_reported(tmp_path, answers, reason, count):
-    out = run_python(
-        STATUS.replace("for step in", "for step in () and"), LD_LIBRARY_PATH=build_driver(tmp_path, **answers)
-    )
+    code = STATUS.replace("for step in", "for step in () and")
+    out = run_python(code, LD_LIBRARY_PATH=build_driver(tmp_path, **answers))
     assert out.splitlines() == [f"False|{reason}|{cuda.INSTALL_DRIVER}", count]
 
 
@@ -245,6 +241,9 @@ def test_folder_name(name, folder):
 # NVRTC
 
 
+dtypes = pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+
+
 def generate(dtype, vector=4):
     """CUDA source by TVM: vector loads and stores around scalar float32 arithmetic."""
     shape = Shape.parse(f"1x64x16x16_k3_p1_{dtype}_nhwc")
@@ -258,10 +257,9 @@ def sources():
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_90a", "sm_100"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@dtypes
 def test_compiles_what_tvm_generates(sources, dtype, arch):
     cubin = compile_cubin(sources[dtype], arch)
-    assert isinstance(cubin, Cubin)
     assert cubin.arch == arch
     assert cubin.code.startswith(b"\x7fELF")
     (kernel,) = cubin.kernels
@@ -270,7 +268,7 @@ def test_compiles_what_tvm_generates(sources, dtype, arch):
     assert (kernel.spill_store_bytes, kernel.spill_load_bytes, kernel.shared_bytes) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@dtypes
 def test_only_halves_take_the_factor_of_a_sigmoid_with_them(sources, dtype):
     found = re.findall(rf"{nvrtc.SIGMOID}\(.*?, \S+/\*(\S+)\*/\)", sources[dtype])
     factor = 1 if dtype == "float32" else pytest.approx(nvrtc.SIGMOID_FACTOR)
@@ -386,8 +384,7 @@ def test_threads_compile_independently(sources):
         return compile_cubin(sources["float16"].replace("main_kernel", f"kernel_{index}"), "sm_90").kernels[0].name
 
     with ThreadPoolExecutor(4) as pool:
-        names = list(pool.map(compile_named, range(8)))
-    assert names == [f"kernel_{index}" for index in range(8)]
+        assert list(pool.map(compile_named, range(8))) == [f"kernel_{index}" for index in range(8)]
 
 
 def test_every_header_of_libcudacxx_has_a_stand_in(sources):
@@ -412,30 +409,30 @@ attempt('#include <cuda_fp16.h>\\nextern "C" __global__ void k(half *p) { p[0] =
 NO_TOOLKIT = {"CUDA_PATH": "/nowhere", "CUDA_HOME": "", "LD_LIBRARY_PATH": ""}
 
 
+def check_remedy(site, place, message, **environment):
+    """The first source, or the second, is not compiled, and the one before is."""
+    out = run_python(TRY_COMPILE, path=site, **NO_TOOLKIT | environment).splitlines()
+    assert out[:place] == ["True"] * place
+    assert message in out[place]
+    assert "pip install 'dwtir[cuda]'" in out[place]
+
+
 def test_missing_bindings_raise_with_the_remedy(tmp_path):
-    out = run_python(TRY_COMPILE, path=tmp_path, **NO_TOOLKIT).splitlines()
-    assert "cuda-bindings is not usable" in out[0]
-    assert "pip install 'dwtir[cuda]'" in out[0]
+    check_remedy(tmp_path, 0, "cuda-bindings is not usable")
 
 
 def test_missing_nvrtc_raises_with_the_remedy(tmp_path):
     site = site_with(tmp_path / "site", *bindings())
     for name in ("libnvrtc.so.13", "libnvrtc.so.12"):  # hide those on the loader's path
         (tmp_path / name).touch()
-    hidden = NO_TOOLKIT | {"LD_LIBRARY_PATH": str(tmp_path)}
-    out = run_python(TRY_COMPILE, path=site, **hidden).splitlines()
-    assert "the NVRTC library is not usable" in out[0]
-    assert "pip install 'dwtir[cuda]'" in out[0]
+    check_remedy(site, 0, "the NVRTC library is not usable", LD_LIBRARY_PATH=str(tmp_path))
 
 
 def test_missing_headers_raise_with_the_remedy_where_they_are_needed(tmp_path):
     site = site_with(tmp_path, *bindings())
     # The bindings look for pip packages where -S hides them, and then on the loader's path.
-    nvrtc = {"LD_LIBRARY_PATH": str(SITE / "nvidia" / "cu13" / "lib")}
-    out = run_python(TRY_COMPILE, path=site, **NO_TOOLKIT | nvrtc).splitlines()
-    assert out[0] == "True"
-    assert "the CUDA headers are missing" in out[1]
-    assert "pip install 'dwtir[cuda]'" in out[1]
+    lib = SITE / "nvidia" / "cu13" / "lib"
+    check_remedy(site, 1, "the CUDA headers are missing", LD_LIBRARY_PATH=str(lib))
 
 
 # With a GPU
