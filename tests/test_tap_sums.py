@@ -22,19 +22,10 @@ IN_NCHW = TapSums(4, 4, 3, 3, 1, 1, 64, 4, 4, 1, 4, 4, 1)
 IN_NHWC = TapSums(4, 4, 3, 3, 2, 16, 4, 8, 8, 1, 1, 1, 1)
 
 # Layers with enough work for every multiprocessor, in both layouts and types.
-LARGE = [
-    f"{layer}_{dtype}_{layout}_wgrad"
-    for layer in (
-        "64x256x56x56_k3_p1",
-        "128x96x56x56_k7_p3",
-        "128x240x28x28_k5_s2_p2",
-        "128x384x14x14_k7_p3",
-        "32x960x7x7_k3_p1",
-        "32x128x56x56_k31_p15",
-    )
-    for dtype in ("float32", "float16")
-    for layout in ("nchw", "nhwc")
-]
+LARGE = """
+    64x256x56x56_k3_p1 128x96x56x56_k7_p3 128x240x28x28_k5_s2_p2
+    128x384x14x14_k7_p3 32x960x7x7_k3_p1 32x128x56x56_k31_p15
+"""
 
 
 @pytest.mark.parametrize(
@@ -71,9 +62,8 @@ def test_kernel_threads_are_bounded_by_the_device():
 
 
 def test_too_many_sums_are_refused():
-    shape = Shape.parse("1x1x40x40_k12x12_wgrad")
     with pytest.raises(InvalidScheduleError, match="sums of a thread must be at most 128, got 144"):
-        TapSums(1, 1, 12, 12, 1, 1, 1, 1, 1).check(shape, GPU)
+        TapSums(1, 1, 12, 12, 1, 1, 1, 1, 1).check(Shape.parse("1x1x40x40_k12_wgrad"), GPU)
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
@@ -82,10 +72,27 @@ def test_threads_that_step_down_like_kernel_rows_are_refused(layout):
     shape = Shape.parse(f"3x6x23x1_k8_d3x1_p10x3x11x4_{layout}_wgrad")
     channels = 6 if layout == "nhwc" else 1
     tile = TapSums(12, 1, 4, 4, 1, channels, 2, 3, 3, kernel_threads=2)
-    for mixed_up in (tile, replace(tile, threads=1), replace(tile, parts=1, part_threads=1)):
+    check_mixed_up(shape, tile, [{}, {"threads": 1}, {"parts": 1, "part_threads": 1}])
+    check_fine(shape, tile, [{"kernel_threads": 1}, {"rows": 11}])
+
+
+def test_threads_that_step_like_taps_are_refused():
+    """Nor does it see how wide it is."""
+    shape = Shape.parse("1x1x3x9_k1x2_s2_d1x4_p0_wgrad")
+    tile = TapSums(1, 2, 1, 1, 1, 1, threads=2, parts=1, part_threads=1)
+    check_mixed_up(shape, tile, [{}])
+    check_fine(shape, tile, [{"threads": 1}, {"threads": 4}, {"cols": 1}])
+
+
+def check_mixed_up(shape, tile, changes):
+    for change in changes:
         with pytest.raises(InvalidScheduleError, match="threads must be more or less"):
-            mixed_up.check(shape, GPU)
-    for fine in (replace(tile, kernel_threads=1), replace(tile, rows=11)):
+            replace(tile, **change).check(shape, GPU)
+
+
+def check_fine(shape, tile, changes):
+    for change in changes:
+        fine = replace(tile, **change)
         fine.check(shape, GPU)
         dwtir.build(shape, fine, target=GPU)
 
@@ -102,20 +109,13 @@ def test_min_blocks_bounds_only_the_first_kernel(shape):
     assert kernel.resources().registers <= 65536 // (6 * 64)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1x1x1x1_k1",
-        "1x7x200x200_k112x112_p56",
-        "1x3x9x1030_k1x1021_nchw",
-        "1x3x9x1030_k1x1030_nhwc",
-        "4x64x112x112_k113x113_p60_nhwc",
-        "128x1x997x997_k3_p1",
-        "1x997x31x31_k3_p1_float16_nhwc",
-        "8x30x31x37_k7_s3_p5_d2_m3_bfloat16_nhwc",
-        "1x64x512x512_k64x64_p31",
-    ],
-)
+ODD = """
+    1x1x1x1_k1 1x7x200x200_k112_p56 1x3x9x1030_k1x1021 1x3x9x1030_k1x1030_nhwc 4x64x112x112_k113_p60_nhwc
+    128x1x997x997_k3_p1 1x997x31x31_k3_p1_float16_nhwc 8x30x31x37_k7_s3_p5_d2_m3_bfloat16_nhwc 1x64x512x512_k64_p31
+"""
+
+
+@pytest.mark.parametrize("text", ODD.split())
 def test_no_shape_is_too_odd(text):
     shape = Shape.parse(f"{text}_wgrad")
     tile = TapSums.choose(shape, GPU)
@@ -123,10 +123,12 @@ def test_no_shape_is_too_odd(text):
     assert tile.is_promising(shape)
 
 
-@pytest.mark.parametrize("text", LARGE)
-def test_large_layers_keep_the_device_busy(text):
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("layer", LARGE.split())
+def test_large_layers_keep_the_device_busy(layer, dtype, layout):
     """The choice is the least estimate; no column, thread or multiprocessor idles for long."""
-    shape = Shape.parse(text)
+    shape = Shape.parse(f"{layer}_{dtype}_{layout}_wgrad")
     tile = TapSums.choose(shape, GPU)
     assert shape.out_width % tile.cols == 0, "a column too many is a branch for each output"
     turns = float(tiles_of_channel(tile, shape)) / (tile.threads * tile.parts)
