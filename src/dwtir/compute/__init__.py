@@ -32,16 +32,29 @@ from ..bands import Bands
 from ..diagonals import Diagonals
 from ..epilogue import Epilogue
 from ..images import Images
+from ..panels import Panels
 from ..shape import Shape
 from ..strips import Strip
 from ..units import Units
-from . import banded, diagonal, forward, grad_data, grad_weight, split, streamed, units, whole
+from . import (
+    banded,
+    channel_bands,
+    diagonal,
+    forward,
+    grad_data,
+    grad_weight,
+    split,
+    streamed,
+    units,
+    whole,
+)
 from .sizes import SLACK
 
 __all__ = [
     "EPILOGUE_ATTR",
     "SHAPE_ATTR",
     "SLACK",
+    "banded_channels",
     "banded_matrix",
     "depthwise_conv2d",
     "diagonal_sums",
@@ -65,6 +78,17 @@ _GRADIENTS = {
 _parsing = Lock()
 """TVMScript is Python's syntax trees, and CPython up to 3.11 counts how deep it is in one of
 them for all threads together: two at a time may end in a SystemError."""
+
+
+def banded_channels(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define a shape's operation as products of matrices, by panels of some channels.
+
+    Each time anew: TVM binds loops of blocks within blocks of blocks in the function itself.
+    """
+    epilogue.check_for(panels.shape)
+    with _parsing:
+        func = channel_bands.products(panels, epilogue)
+    return _named(func, panels.shape, epilogue)
 
 
 @lru_cache(maxsize=64)

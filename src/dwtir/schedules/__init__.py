@@ -7,6 +7,7 @@ from ..epilogue import Epilogue
 from ..errors import InvalidScheduleError
 from ..shape import Shape
 from ..target import Target
+from .banded_channels import BandedChannels
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
 from .banded_sums import BandedSums
@@ -27,6 +28,7 @@ __all__ = [
     "ARTICLE_STEPS",
     "STRATEGIES",
     "WEIGHT",
+    "BandedChannels",
     "BandedMatrix",
     "BandedPlanes",
     "BandedSums",
@@ -51,6 +53,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     for strategy in (
         WholeImage,
         SplitImage,
+        BandedChannels,
         BandedMatrix,
         BandedPlanes,
         RowStream,

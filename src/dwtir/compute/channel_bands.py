@@ -1,0 +1,292 @@
+"""The convolution of NHWC halves as products with banded matrices, by way of shared memory.
+
+The blocks are those of a block of threads; see `dwtir.panels`:
+
+``gather``
+    its inputs with their zeros, in shared memory;
+``band``
+    the banded matrices, where the lanes of a warp hold them;
+``residual``
+    the image that the epilogue adds, where there is one, where the results will be;
+``zero``, ``window``, ``products``
+    the sums: a row of inputs after the other, each with all products that it has a part in;
+``epilogue``
+    the fused steps and the one rounding, in shared memory;
+``store``
+    the results.
+
+What a lane holds is what `banded` says, but for the inputs: lane ``4 * m + x`` has ``x``, ``x + 4``
+and so on. To which place in a product an input comes is all the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..arguments import ALIGNMENT
+from ..bands import COLUMNS, DEPTH, TILES
+from ..epilogue import Epilogue
+from ..panels import QUAD, Panels
+from . import script
+from .forward import epilogue_parts
+from .mma import left, right
+from .parts import UNROLLED
+
+_VECTOR = 8
+
+_AHEAD = 3
+"""Rows of inputs that may be loaded ahead. A barrier keeps ptxas from loading all there are, for
+which it takes a third more registers."""
+
+
+def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define the convolution, or the data's gradient."""
+    shape, bands = panels.shape, panels.bands
+    (image_name, images), (_, weights) = shape.input_shapes.items()
+    (H, W), (TOP, LEFT) = bands.source, panels.before
+    N, C, OH, OW = shape.batch, shape.result_channels, shape.result_height, shape.result_width
+    (KH, KW), (SH, SW), (_, DW) = shape.kernel, shape.stride, shape.dilation
+    R, DOWN, ACROSS, IMAGES = panels.rows, panels.down, panels.across, panels.images
+    V, E = panels.warps, panels.channels
+    STEPS, PIECES, TAP = panels.depth_steps, panels.pieces, panels.tap_stride
+    TOGETHER = V * 32 // PIECES  # threads with the same channels
+    BN, BY, BX, BC = panels.blocks
+    dtype = shape.dtype
+    declare, finish = epilogue_parts(shape, epilogue)
+    has_residual = "residual" in epilogue.operands(shape)
+    STAGED, FINISHED = panels.planes(has_residual)
+
+    def vectors(
+        buffer: tirx.Buffer, apart: int, own: tirx.Buffer, piece: Any, slot: Any, load: bool
+    ) -> None:
+        """Move a vector of channels between registers and the slots of some warps."""
+        for part in range(_VECTOR // E):
+            with T.vectorized(E) as e:
+                there = ((piece * (_VECTOR // E) + part) * apart + slot * E + e,)
+                if load:
+                    T.buffer_store(own, buffer[there], [part * E + e])
+                else:
+                    T.buffer_store(buffer, own[part * E + e], there)
+
+    def gather(staged: tirx.Buffer, image: tirx.Buffer, block: Any, thread: Any) -> None:
+        n, y, x, c = block
+        apart, each = panels.quads
+        wide = panels.gathered(TOGETHER)
+        piece, place = thread % PIECES, thread // PIECES
+        channel = (c * PIECES + piece) * _VECTOR
+        lines, tall = IMAGES * panels.staged_rows, TOGETHER // wide
+        with T.serial(-(-lines // tall), annotations=UNROLLED) as far:
+            line = far * tall + place // wide
+            if lines % tall:  # some do the last again: under a test no load would be ahead
+                line = T.min(line, lines - 1)
+            at, down = line // panels.staged_rows, line % panels.staged_rows
+            if IMAGES == 1:
+                at, down = 0, line
+            row = down + (y * (DOWN * R * SH) - TOP)
+            first = at * panels.image_slots + down * panels.row_slots
+            with T.serial(panels.used_slots // wide, annotations=UNROLLED) as along:
+                own = T.sblock_alloc_buffer((_VECTOR,), dtype, scope="local")
+                slot = along * wide + place % wide
+                column = (slot // QUAD % each * apart + slot // QUAD // each) * QUAD + slot % QUAD
+                column += x * (ACROSS * COLUMNS * SW) - LEFT
+                inside = tirx.all(
+                    *(n * IMAGES + at < N, 0 <= row, row < H, 0 <= column, column < W, channel < C)
+                )
+                with T.vectorized(_VECTOR) as e:
+                    value = image[n * IMAGES + at, row, column, channel + e]
+                    T.buffer_store(own, T.if_then_else(inside, value, T.cast(0, dtype)), [e])
+                vectors(staged, STAGED, own, piece, first + slot, False)
+
+    def fetch(filters: tirx.Buffer, weight: tirx.Buffer, c: Any, thread: Any) -> None:
+        with T.serial(-(-KH * KW // TOGETHER), annotations=UNROLLED) as some:
+            channel = thread % PIECES * _VECTOR
+            tap = T.min(some * TOGETHER + thread // PIECES, KH * KW - 1)
+            first = T.min(c * (V * E) + channel, C - _VECTOR)
+            own = T.sblock_alloc_buffer((_VECTOR,), dtype, scope="local")
+            with T.vectorized(_VECTOR) as e:
+                T.buffer_store(own, weight[tap // KW, tap % KW, first + e, 0], [e])
+            for part in range(_VECTOR // E):
+                with T.vectorized(E) as e:
+                    at = tap * TAP + channel + part * E + e
+                    T.buffer_store(filters, own[part * E + e], [at])
+
+    def taps(band: tirx.Buffer, filters: tirx.Buffer, vw: Any, vl: Any) -> None:
+        own = T.sblock_alloc_buffer((2, E), dtype, scope="local")
+        with T.unroll(KH) as row, T.unroll(STEPS) as step, T.unroll(2) as further:
+            for one in range(2):
+                apart = step * DEPTH + further * 8 + one * QUAD + vl % 4 - vl // 4 * SW
+                column = apart // DW
+                tap = (
+                    (KH - 1 - row) * KW + KW - 1 - column if bands.is_turned else row * KW + column
+                )
+                seen = tirx.all(0 <= apart, apart < KW * DW, apart % DW == 0)
+                with T.vectorized(E) as e:
+                    value = filters[tap * TAP + vw * E + e]
+                    T.buffer_store(own, T.if_then_else(seen, value, T.cast(0, dtype)), [one, e])
+            with T.unroll(E) as e, T.unroll(2) as one:
+                T.buffer_store(band, own[one, e], [vw, row, step, e, vl, further, one])
+
+    def window(row: int, staged: tirx.Buffer, held: tirx.Buffer, group: Any) -> None:
+        with T.serial(32) as lane, T.sblock(f"window{row}"):
+            vl = T.axis.spatial(32, lane)
+            own = T.sblock_alloc_buffer((2, E), dtype, scope="local")
+            with T.unroll(STEPS) as step, T.unroll(2) as further, T.unroll(2) as half:
+                n, y, x = panels.place(half * 8 + vl // 4)
+                n = n if IMAGES * DOWN * panels.pitch == TILES else T.min(n, IMAGES - 1)
+                first = n * panels.image_slots + (y * (R * SH) + row) * panels.row_slots
+                first = first + T.min(x, ACROSS - 1) * QUAD + vl % 4
+                for one in range(2):
+                    with T.vectorized(E) as e:
+                        at = first + panels.quad(step * 4 + further * 2 + one)
+                        T.buffer_store(own, staged[group * STAGED + at * E + e], [one, e])
+                with T.unroll(E) as e, T.unroll(2) as one:
+                    T.buffer_store(held, own[one, e], [step, e, vl, further, half, one])
+
+    def sums(staged: tirx.Buffer, band: tirx.Buffer, acc: tirx.Buffer, vw: Any) -> None:
+        held = T.sblock_alloc_buffer((STEPS, E, 32, 2, 2, 2), dtype, scope="local")
+        with T.serial(32) as lane, T.sblock("zero"):
+            vl = T.axis.spatial(32, lane)
+            with T.unroll(R) as r, T.unroll(E) as e, T.unroll(2) as half, T.unroll(2) as one:
+                T.buffer_store(acc, T.float32(0), [vw, r, e, vl, half, one])
+        for row, meets in panels.meetings.items():
+            if row % _AHEAD == _AHEAD - 1:
+                T.evaluate(T.tvm_storage_sync("shared"))
+            window(row, staged, held, vw)
+            for r, kh in meets:
+                product(f"product_{row}_{r}", held, band, acc, (vw, r, kh))
+
+    def product(
+        name: str, held: tirx.Buffer, band: tirx.Buffer, acc: tirx.Buffer, at: tuple[Any, ...]
+    ) -> None:
+        vw, r, kh = at
+        with T.grid(STEPS, E, 32, 2, 2, DEPTH) as (s, e, lane, half, one, k), T.sblock(name):
+            vs, ve = T.axis.reduce(STEPS, s), T.axis.spatial(E, e)
+            vl, vh = T.axis.spatial(32, lane), T.axis.spatial(2, half)
+            vo, vk = T.axis.spatial(2, one), T.axis.reduce(DEPTH, k)
+            a = T.cast(held[left(vs, ve, vl, vh, vk)], "float32")
+            b = T.cast(band[right(vw, kh, vs, ve, vl, vo, vk)], "float32")
+            total = acc[vw, r, ve, vl, vh, vo] + a * b
+            T.buffer_store(acc, total, [vw, r, ve, vl, vh, vo])
+
+    def end(results: tirx.Buffer, acc: tirx.Buffer, operands: Any, place: tuple[Any, ...]) -> None:
+        c, vw, vl = place
+        own = T.sblock_alloc_buffer((E,), dtype, scope="local")
+        there = T.sblock_alloc_buffer((R * 4 * E,), dtype, scope="local")
+        channel = T.min((c * V + vw) * E, C - E)
+        if has_residual:  # all of it before the first result, else there are barriers between them
+            with T.unroll(R * 4) as one, T.vectorized(E) as e:
+                at = vw * FINISHED + (one * 32 + vl) * E + e
+                T.buffer_store(there, results[at], [one * E + e])
+        with T.unroll(R) as r, T.unroll(2) as half, T.unroll(2) as one:
+            number = (r * 2 + half) * 2 + one
+            slot = number * 32 + vl
+            with T.unroll(E) as e:
+                value = finish(
+                    acc[vw, r, e, vl, half, one],
+                    operands | {"residual": there} if has_residual else operands,
+                    channel + e,
+                    (number * E + e,),
+                )
+                T.buffer_store(own, value, [e])
+            with T.vectorized(E) as e:
+                T.buffer_store(results, own[e], [vw * FINISHED + slot * E + e])
+
+    def bring(
+        results: tirx.Buffer, image: tirx.Buffer, block: Any, thread: Any, load: bool
+    ) -> None:
+        """Move results to their image, or what they are added to from there."""
+        n, y, x, c = block
+        piece = thread % PIECES
+        channel = (c * PIECES + piece) * _VECTOR
+        with T.serial(panels.result_slots // TOGETHER, annotations=UNROLLED) as some:
+            own = T.sblock_alloc_buffer((_VECTOR,), dtype, scope="local")
+            slot = some * TOGETHER + thread // PIECES
+            lane, one, half, r = slot % 32, slot // 32 % 2, slot // 64 % 2, slot // 128
+            at, ty, tx = panels.place(half * 8 + lane // 4)
+            row, column = (y * DOWN + ty) * R + r, (x * ACROSS + tx) * COLUMNS + lane % 4 * 2 + one
+            inside = tirx.all(
+                *(at < IMAGES, tx < ACROSS, n * IMAGES + at < N, row < OH, column < OW, channel < C)
+            )
+            if load:
+                with T.vectorized(_VECTOR) as e:
+                    value = image[n * IMAGES + at, row, column, channel + e]
+                    T.buffer_store(own, T.if_then_else(inside, value, T.cast(0, dtype)), [e])
+                vectors(results, FINISHED, own, piece, slot, False)
+            else:
+                vectors(results, FINISHED, own, piece, slot, True)
+                with T.If(inside), T.Then(), T.vectorized(_VECTOR) as e:
+                    T.buffer_store(image, own[e], (n * IMAGES + at, row, column, channel + e))
+
+    @script.prim_func(s_tir=True)
+    def banded_nhwc() -> None:
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        image = T.arg(image_name, T.buffer(images, dtype, align=ALIGNMENT))
+        weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
+        operands = T.meta_var(declare())
+        out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
+        for bn, by, bx, bc in T.grid(BN, BY, BX, BC):
+            with T.sblock("panels"):
+                vn, vy, vx, vc = T.axis.remap("SSSS", [bn, by, bx, bc])
+                T.reads()
+                T.writes(
+                    out[vn * IMAGES : vn * IMAGES + IMAGES, :, :, vc * V * E : vc * V * E + V * E]
+                )
+                block = T.meta_var((vn, vy, vx, vc))
+                staged = T.sblock_alloc_buffer(
+                    (V * STAGED + panels.beyond,), dtype, scope="shared.dyn"
+                )
+                filters = T.sblock_alloc_buffer((KH * KW * TAP,), dtype, scope="shared.dyn")
+                if has_residual:
+                    results = T.sblock_alloc_buffer((V * FINISHED,), dtype, scope="shared.dyn")
+                else:
+                    results = T.meta_var(staged)
+                band = T.sblock_alloc_buffer((V, KH, STEPS, E, 32, 2, 2), dtype, scope="local")
+                acc = T.sblock_alloc_buffer((V, R, E, 32, 2, 2), "float32", scope="local")
+                for w, lane in T.grid(V, 32):
+                    with T.sblock("filters"):
+                        vw, vl = T.axis.remap("SS", [w, lane])
+                        T.reads()
+                        T.writes(filters[:])
+                        fetch(filters, weight, vc, vw * 32 + vl)
+                for w, lane in T.grid(V, 32):
+                    with T.sblock("gather"):
+                        vw, vl = T.axis.remap("SS", [w, lane])
+                        T.reads()
+                        T.writes(staged[:])
+                        gather(staged, image, block, vw * 32 + vl)
+                if has_residual:
+                    for w, lane in T.grid(V, 32):
+                        with T.sblock("residual"):
+                            vw, vl = T.axis.remap("SS", [w, lane])
+                            T.reads()
+                            T.writes(results[:])
+                            bring(results, operands["residual"], block, vw * 32 + vl, True)
+                for w, lane in T.grid(V, 32):
+                    with T.sblock("band"):
+                        vw, vl = T.axis.remap("SS", [w, lane])
+                        T.reads()
+                        T.writes(band[vw, :, :, :, vl, :, :])
+                        taps(band, filters, vw, vl)
+                for w in T.serial(V):
+                    with T.sblock("products"):
+                        vw = T.axis.spatial(V, w)
+                        T.reads()
+                        T.writes()
+                        sums(staged, band, acc, vw)
+                for w, lane in T.grid(V, 32):
+                    with T.sblock("epilogue"):
+                        vw, vl = T.axis.remap("SS", [w, lane])
+                        T.reads(acc[vw, :, :, vl, :, :])
+                        T.writes(results[:])
+                        end(results, acc, operands, (vc, vw, vl))
+                for w, lane in T.grid(V, 32):
+                    with T.sblock("store"):
+                        vw, vl = T.axis.remap("SS", [w, lane])
+                        T.reads(results[:])
+                        T.writes(out[vn * IMAGES : vn * IMAGES + IMAGES, :, :, :])
+                        bring(results, out, block, vw * 32 + vl, False)
+
+    return banded_nhwc

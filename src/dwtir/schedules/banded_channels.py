@@ -1,0 +1,229 @@
+"""NHWC halves on tensor cores by way of shared memory.
+
+Loop nest, for a panel of 16 tiles of rows x 8 results, of some channels::
+
+    blockIdx.x = (images / images of a panel) * panels down * across * channels
+      threads:  filters = weight;  staged = data or 0            shared memory
+      threadIdx.y = warp, with `channels` channels
+        threadIdx.x = lane:  band[KH, depth] = filters or 0      registers
+        for row of a tile's inputs:
+          threadIdx.x = lane:  window = staged
+          for the tile's rows that it meets:  acc += window x band[kh]     one instruction
+        threadIdx.x = lane:  staged = epilogue(acc)
+      threads:  out = staged
+
+The products are those of `banded_matrix`. All loads and stores of global memory are vectors of 8
+channels; in shared memory each channel has its inputs apart, in an order in which the lanes of a
+warp read from all banks: see `dwtir.panels`. Where results have left the registers, no input is
+wanted any more, and they take the place of their channels' inputs.
+
+Of 8 inputs and more that a product takes beside those of its results, but few serve a small
+kernel: below 7x7 the float32 units are as fast. For large kernels the band takes the registers.
+
+An input that is not finite may make results NaN that do not see it, as in `banded_matrix`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil, prod
+from typing import TYPE_CHECKING, ClassVar
+
+from ..bands import COLUMNS, TILES
+from ..epilogue import Epilogue
+from ..panels import Panels
+from ..shape import DepthwiseConv2dShape
+from ..target import Target
+from .base import Strategy
+from .cost import registers_for
+from .row_stream import RowStream
+from .tiles import BLOCK_COUNTS, REGISTERS, even_split, with_value
+
+if TYPE_CHECKING:
+    from tvm import tirx
+    from tvm.s_tir import Schedule
+
+_MAX_PRODUCTS = 1024
+"""Products of a warp, in straight line."""
+
+_SHARED = 99 * 1024
+"""Bytes of shared memory that any GPU from sm_80 on lends to a block."""
+
+_LEAST_TAPS = 49
+"""From which on it may pay: of a 7x7 kernel."""
+
+_SHARED_OF_ALL = 227 * 1024
+
+_LAUNCH, _TURN, _PER_SUM, _PER_PRODUCT = 2.2e-6, 1e-6, 0.17e-9, 3e-9
+
+
+@dataclass(frozen=True)
+class BandedChannels(Strategy):
+    """Tile of the products with banded matrices.
+
+    Parameters
+    ----------
+    rows : int
+        Output rows of a tile, of 8 columns each.
+    down, across : int
+        Tiles of a block in a column and a row of an image; with as many images they are 16.
+    warps, channels : int
+        Warps of a block, and channels of each, 2 or 4.
+    min_blocks : int
+        Blocks that an SM shall have room for at a time.
+    """
+
+    name: ClassVar[str] = "banded_channels"
+    layouts: ClassVar[tuple[str, ...]] = ("NHWC",)
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
+    needs_mma: ClassVar[bool] = True
+    device: ClassVar[str] = (
+        "a GPU from sm_80 on (with channels by eights and channel_multiplier 1; "
+        "a gradient: with stride 1)"
+    )
+
+    rows: int
+    down: int
+    across: int
+    warps: int
+    channels: int
+    min_blocks: int = 1
+
+    @classmethod
+    def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        return (
+            super()._is_for(shape, target)
+            and shape.channel_multiplier == 1
+            and shape.in_channels % 8 == 0
+            and (shape.operation == "forward" or shape.stride == (1, 1))
+        )
+
+    @classmethod
+    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether there is a tile whose inputs shared memory has room for."""
+        return super().claims(shape, target) and any(True for _ in cls._tiles(shape, target))
+
+    @classmethod
+    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+        """Tell whether it is expected to be faster than going down the rows."""
+        if prod(shape.kernel) < _LEAST_TAPS or not RowStream.claims(shape, target):
+            return False
+        other = RowStream.choose(shape, target).expected_seconds(shape, target)
+        return cls.choose(shape, target).expected_seconds(shape, target) < other
+
+    @classmethod
+    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> BandedChannels:
+        """Choose the tile that is expected to take the least time."""
+        return min(
+            cls._tiles(shape, target),
+            key=lambda tile: tile.expected_seconds(shape, target),
+            default=cls(1, 1, 1, 4, 2),
+        )
+
+    @classmethod
+    def _tiles(cls, shape: DepthwiseConv2dShape, target: Target) -> Iterator[BandedChannels]:
+        """List the tiles worth comparing, each with the blocks that an SM has room for."""
+        height, width = shape.result_height, -(-shape.result_width // COLUMNS)
+        heights, widths = (
+            {even_split(n, most) for most in sizes}
+            for n, sizes in ((height, (4, 7)), (width, (4, 8)))
+        )
+        for rows, across, (warps, channels) in product(heights, widths, ((4, 4), (8, 2))):
+            down = min(-(-height // rows), TILES // (1 << (across - 1).bit_length()))
+            tile = cls(rows, down, across, warps, channels)
+            taken = tile.panels(shape).shared_bytes(shape.operation == "forward")
+            needed = 32 * warps * -(-tile._registers(shape) // 8) * 8
+            blocks = min(REGISTERS // needed, _SHARED_OF_ALL // (taken + 1024))
+            tile = replace(tile, min_blocks=max(1, blocks))
+            if taken <= _SHARED and tile.is_promising(shape):
+                yield tile
+
+    @classmethod
+    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+        chosen = cls.choose(shape, target)
+        height, width = shape.result_height, -(-shape.result_width // COLUMNS)
+        return {
+            "rows": with_value(chosen.rows, {even_split(height, n) for n in (2, 3, 4, 5, 7)}),
+            "down": with_value(chosen.down, (1, 2, 4)),
+            "across": with_value(chosen.across, {even_split(width, n) for n in (1, 2, 4, 8)}),
+            "warps": with_value(chosen.warps, (4, 8)),
+            "channels": (2, 4),
+            "min_blocks": with_value(chosen.min_blocks, BLOCK_COUNTS[:4]),
+        }
+
+    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+        return self._registers(shape) <= registers_for(32 * self.warps, self.min_blocks)
+
+    def _registers(self, shape: DepthwiseConv2dShape) -> int:
+        """Estimate the registers of a thread: bands, sums and others."""
+        band = 2 * self.panels(shape).depth_steps * shape.kernel[0]
+        return (band + 4 * self.rows + 8) * self.channels + 16
+
+    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+        panels, most = self.panels(shape), shape.result_height
+        height, width = -(-most // self.rows), -(-shape.result_width // COLUMNS)
+        self._require(self.rows <= most, "rows", self.rows, f"at most {most}")
+        self._require(self.down <= height, "down", self.down, f"at most {height}")
+        self._require(self.across <= width, "across", self.across, f"at most {width}")
+        tiles = self.down * panels.pitch
+        self._require(tiles <= TILES, "tiles of an image", tiles, f"at most {TILES}")
+        self._require(self.channels in (2, 4), "channels", self.channels, "2 or 4")
+        together = self.warps * self.channels
+        self._require(together % 8 == 0, "channels of a block", together, "a multiple of 8")
+        products = self.rows * shape.kernel[0] * panels.depth_steps * self.channels
+        self._require(
+            products <= _MAX_PRODUCTS, "unrolled products", products, f"at most {_MAX_PRODUCTS}"
+        )
+        taken = panels.shared_bytes(shape.operation == "forward")
+        self._require(taken <= _SHARED, "shared bytes per block", taken, f"at most {_SHARED}")
+        self._require_launch(target, threads=32 * self.warps)
+
+    def panels(self, shape: DepthwiseConv2dShape) -> Panels:
+        """Return the sizes that the tile has for a shape."""
+        return Panels(shape, self.rows, self.down, self.across, self.warps, self.channels)
+
+    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+        """Estimate the time of the kernel."""
+        panels = self.panels(shape)
+        blocks = prod(panels.blocks) / target.units
+        at_a_time = min(self.min_blocks, ceil(blocks))
+        sums = at_a_time * 128 * self.rows * self.warps * self.channels
+        products = self.rows * shape.kernel[0] * panels.depth_steps * self.channels
+        turn = _TURN + _PER_SUM * sums + _PER_PRODUCT * products
+        return _LAUNCH + ceil(blocks / at_a_time) * turn
+
+    def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+        from ..compute import banded_channels
+
+        return banded_channels(self.panels(shape), epilogue)
+
+    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+        import tvm_ffi
+        from tvm.s_tir import SBlock
+
+        from ..compute.mma import intrinsic
+
+        names: list[str] = []
+        tvm_ffi.structural_walk(
+            sch.mod["main"].body, [(SBlock, lambda block: names.append(block.name_hint))]
+        )
+        sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("panels"))), "blockIdx.x")
+        for name in names:
+            if name in ("gather", "filters", "band", "residual", "epilogue", "store"):
+                *_, warp, lane = sch.get_loops(sch.get_sblock(name))
+                sch.bind(warp, "threadIdx.y")
+                sch.bind(lane, "threadIdx.x")
+            elif name == "products":
+                *_, warp = sch.get_loops(sch.get_sblock(name))
+                sch.bind(warp, "threadIdx.y")
+            elif name == "zero" or name.startswith("window"):
+                *_, lane = sch.get_loops(sch.get_sblock(name))
+                sch.bind(lane, "threadIdx.x")
+            elif name.startswith("product_"):
+                *_, step, e, lane, _, _, _ = sch.get_loops(sch.get_sblock(name))
+                sch.unroll(step)
+                sch.unroll(e)
+                sch.tensorize(lane, intrinsic(shape.dtype))
