@@ -21,6 +21,7 @@ and so on. To which place in a product an input comes is all the same.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tvm import tirx
@@ -36,6 +37,9 @@ from .mma import left, right
 from .parts import UNROLLED
 
 _VECTOR = 8
+
+_LOADS = 16
+"""Vectors that a thread loads before it stores the first of them."""
 
 _AHEAD = 3
 """Rows of inputs that may be loaded ahead. A barrier keeps ptxas from loading all there are, for
@@ -59,17 +63,31 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
     has_residual = "residual" in epilogue.operands(shape)
     STAGED, FINISHED = panels.planes(has_residual)
 
-    def vectors(
-        buffer: tirx.Buffer, apart: int, own: tirx.Buffer, piece: Any, slot: Any, load: bool
-    ) -> None:
-        """Move a vector of channels between registers and the slots of some warps."""
+    def carry(count: int, load: Any, store: Any) -> None:
+        """Move vectors, many at a time: where a store follows each load, ptxas waits for each."""
+        own = T.sblock_alloc_buffer((min(count, _LOADS), _VECTOR), dtype, scope="local")
+        for first in range(0, count, _LOADS):
+            some = min(_LOADS, count - first)
+            for move in (load, store):
+                with T.serial(some, annotations=UNROLLED) as one:
+                    move(first + one, own, one)
+
+    def keep(own: tirx.Buffer, one: Any, inside: Any, value: Any) -> None:
+        with T.vectorized(_VECTOR) as e:
+            T.buffer_store(own, T.if_then_else(inside, value(e), T.cast(0, dtype)), [one, e])
+
+    def parts(piece: Any, apart: int, slot: Any) -> Iterator[tuple[tuple[Any, ...], ...]]:
+        """Go through a vector's elements and where they are in the slots of some warps."""
         for part in range(_VECTOR // E):
             with T.vectorized(E) as e:
-                there = ((piece * (_VECTOR // E) + part) * apart + slot * E + e,)
-                if load:
-                    T.buffer_store(own, buffer[there], [part * E + e])
-                else:
-                    T.buffer_store(buffer, own[part * E + e], there)
+                yield (part * E + e,), ((piece * (_VECTOR // E) + part) * apart + slot * E + e,)
+
+    def spread(
+        buffer: tirx.Buffer, apart: int, piece: Any, slot: Any, own: tirx.Buffer, one: Any
+    ) -> None:
+        """Store a vector of channels in the slots of some warps."""
+        for at, there in parts(piece, apart, slot):
+            T.buffer_store(buffer, own[(one, *at)], there)
 
     def gather(staged: tirx.Buffer, image: tirx.Buffer, block: Any, thread: Any) -> None:
         n, y, x, c = block
@@ -78,40 +96,48 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
         piece, place = thread % PIECES, thread // PIECES
         channel = (c * PIECES + piece) * _VECTOR
         lines, tall = IMAGES * panels.staged_rows, TOGETHER // wide
-        with T.serial(-(-lines // tall), annotations=UNROLLED) as far:
-            line = far * tall + place // wide
+        along, lines_of_one = panels.used_slots // wide, panels.staged_rows
+
+        def find(number: Any) -> tuple[Any, Any, Any]:
+            """Find the image and the row of an input among the staged, and its slot there."""
+            line = number // along * tall + place // wide
             if lines % tall:  # some do the last again: under a test no load would be ahead
                 line = T.min(line, lines - 1)
-            at, down = line // panels.staged_rows, line % panels.staged_rows
-            if IMAGES == 1:
-                at, down = 0, line
+            at, down = (0, line) if IMAGES == 1 else (line // lines_of_one, line % lines_of_one)
+            return at, down, number % along * wide + place % wide
+
+        def load(number: Any, own: tirx.Buffer, one: Any) -> None:
+            at, down, slot = find(number)
             row = down + (y * (DOWN * R * SH) - TOP)
+            column = (slot // QUAD % each * apart + slot // QUAD // each) * QUAD + slot % QUAD
+            column += x * (ACROSS * COLUMNS * SW) - LEFT
+            inside = tirx.all(
+                *(n * IMAGES + at < N, 0 <= row, row < H, 0 <= column, column < W, channel < C)
+            )
+            keep(own, one, inside, lambda e: image[n * IMAGES + at, row, column, channel + e])
+
+        def store(number: Any, own: tirx.Buffer, one: Any) -> None:
+            at, down, slot = find(number)
             first = at * panels.image_slots + down * panels.row_slots
-            with T.serial(panels.used_slots // wide, annotations=UNROLLED) as along:
-                own = T.sblock_alloc_buffer((_VECTOR,), dtype, scope="local")
-                slot = along * wide + place % wide
-                column = (slot // QUAD % each * apart + slot // QUAD // each) * QUAD + slot % QUAD
-                column += x * (ACROSS * COLUMNS * SW) - LEFT
-                inside = tirx.all(
-                    *(n * IMAGES + at < N, 0 <= row, row < H, 0 <= column, column < W, channel < C)
-                )
-                with T.vectorized(_VECTOR) as e:
-                    value = image[n * IMAGES + at, row, column, channel + e]
-                    T.buffer_store(own, T.if_then_else(inside, value, T.cast(0, dtype)), [e])
-                vectors(staged, STAGED, own, piece, first + slot, False)
+            spread(staged, STAGED, piece, first + slot, own, one)
+
+        carry(-(-lines // tall) * along, load, store)
 
     def fetch(filters: tirx.Buffer, weight: tirx.Buffer, c: Any, thread: Any) -> None:
-        with T.serial(-(-KH * KW // TOGETHER), annotations=UNROLLED) as some:
-            channel = thread % PIECES * _VECTOR
-            tap = T.min(some * TOGETHER + thread // PIECES, KH * KW - 1)
-            first = T.min(c * (V * E) + channel, C - _VECTOR)
-            own = T.sblock_alloc_buffer((_VECTOR,), dtype, scope="local")
-            with T.vectorized(_VECTOR) as e:
-                T.buffer_store(own, weight[tap // KW, tap % KW, first + e, 0], [e])
-            for part in range(_VECTOR // E):
-                with T.vectorized(E) as e:
-                    at = tap * TAP + channel + part * E + e
-                    T.buffer_store(filters, own[part * E + e], [at])
+        channel = thread % PIECES * _VECTOR
+        first = T.min(c * (V * E) + channel, C - _VECTOR)
+
+        def find(number: Any) -> Any:
+            return T.min(number * TOGETHER + thread // PIECES, KH * KW - 1)
+
+        def load(number: Any, own: tirx.Buffer, one: Any) -> None:
+            tap = find(number)
+            keep(own, one, True, lambda e: weight[tap // KW, tap % KW, first + e, 0])
+
+        def store(number: Any, own: tirx.Buffer, one: Any) -> None:
+            spread(filters, E, channel // _VECTOR, find(number) * (TAP // E), own, one)
+
+        carry(-(-KH * KW // TOGETHER), load, store)
 
     def taps(band: tirx.Buffer, filters: tirx.Buffer, vw: Any, vl: Any) -> None:
         own = T.sblock_alloc_buffer((2, E), dtype, scope="local")
@@ -201,24 +227,36 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
         n, y, x, c = block
         piece = thread % PIECES
         channel = (c * PIECES + piece) * _VECTOR
-        with T.serial(panels.result_slots // TOGETHER, annotations=UNROLLED) as some:
-            own = T.sblock_alloc_buffer((_VECTOR,), dtype, scope="local")
-            slot = some * TOGETHER + thread // PIECES
+
+        def find(number: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+            """Find a vector's slot, whether it is a result, and which."""
+            slot = number * TOGETHER + thread // PIECES
             lane, one, half, r = slot % 32, slot // 32 % 2, slot // 64 % 2, slot // 128
             at, ty, tx = panels.place(half * 8 + lane // 4)
             row, column = (y * DOWN + ty) * R + r, (x * ACROSS + tx) * COLUMNS + lane % 4 * 2 + one
             inside = tirx.all(
                 *(at < IMAGES, tx < ACROSS, n * IMAGES + at < N, row < OH, column < OW, channel < C)
             )
-            if load:
-                with T.vectorized(_VECTOR) as e:
-                    value = image[n * IMAGES + at, row, column, channel + e]
-                    T.buffer_store(own, T.if_then_else(inside, value, T.cast(0, dtype)), [e])
-                vectors(results, FINISHED, own, piece, slot, False)
-            else:
-                vectors(results, FINISHED, own, piece, slot, True)
-                with T.If(inside), T.Then(), T.vectorized(_VECTOR) as e:
-                    T.buffer_store(image, own[e], (n * IMAGES + at, row, column, channel + e))
+            return slot, inside, (n * IMAGES + at, row, column)
+
+        def load_global(number: Any, own: tirx.Buffer, one: Any) -> None:
+            _, inside, (at, row, column) = find(number)
+            keep(own, one, inside, lambda e: image[at, row, column, channel + e])
+
+        def store_shared(number: Any, own: tirx.Buffer, one: Any) -> None:
+            spread(results, FINISHED, piece, find(number)[0], own, one)
+
+        def load_shared(number: Any, own: tirx.Buffer, one: Any) -> None:
+            for at, there in parts(piece, FINISHED, find(number)[0]):
+                T.buffer_store(own, results[there], (one, *at))
+
+        def store_global(number: Any, own: tirx.Buffer, one: Any) -> None:
+            _, inside, place = find(number)
+            with T.If(inside), T.Then(), T.vectorized(_VECTOR) as e:
+                T.buffer_store(image, own[one, e], (*place, channel + e))
+
+        load_store = (load_global, store_shared) if load else (load_shared, store_global)
+        carry(panels.result_slots // TOGETHER, *load_store)
 
     @script.prim_func(s_tir=True)
     def banded_nhwc() -> None:

@@ -54,12 +54,12 @@ _SHARED = 99 * 1024
 _LEAST_TAPS = 49
 """From which on it may pay: of a 7x7 kernel."""
 
-_MARGIN = 0.9
-"""Share of the other time that it may be expected to take, for models err."""
-
 _SHARED_OF_ALL = 227 * 1024
 
-_LAUNCH, _TURN, _PER_SUM, _PER_PRODUCT = 2.2e-6, 1e-6, 0.17e-9, 3e-9
+_LAUNCH, _TURN = 2.1e-6, 0.2e-6
+_PER_LOAD, _PER_RESULT, _PER_PRODUCT, _PER_WINDOW = 0.2e-9, 0.93e-9, 0.95e-9, 2.2e-9
+"""Seconds of the kernel, of what blocks wait for at a time, and of an SM for a vector of inputs,
+one of results, a product and a row of inputs of a warp, as measured on an H200."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class BandedChannels(Strategy):
         if prod(shape.kernel) < _LEAST_TAPS or not RowStream.claims(shape, target):
             return False
         other = RowStream.choose(shape, target).expected_seconds(shape, target)
-        return cls.choose(shape, target).expected_seconds(shape, target) < _MARGIN * other
+        return cls.choose(shape, target).expected_seconds(shape, target) < other
 
     @classmethod
     def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> BandedChannels:
@@ -132,7 +132,7 @@ class BandedChannels(Strategy):
         height, width = shape.result_height, -(-shape.result_width // COLUMNS)
         heights, widths = (
             {even_split(n, most) for most in sizes}
-            for n, sizes in ((height, (4, 7)), (width, (4, 8)))
+            for n, sizes in ((height, (2, 4, 5, 7)), (width, (4, 8)))
         )
         for rows, across, (warps, channels) in product(heights, widths, ((4, 4), (8, 2))):
             down = min(-(-height // rows), TILES // (1 << (across - 1).bit_length()))
@@ -193,10 +193,14 @@ class BandedChannels(Strategy):
         panels = self.panels(shape)
         blocks = prod(panels.blocks) / target.units
         at_a_time = min(self.min_blocks, ceil(blocks))
-        sums = at_a_time * 128 * self.rows * self.warps * self.channels
-        products = self.rows * shape.kernel[0] * panels.depth_steps * self.channels
-        turn = _TURN + _PER_SUM * sums + _PER_PRODUCT * products
-        return _LAUNCH + ceil(blocks / at_a_time) * turn
+        turns = ceil(blocks / at_a_time)
+        steps = self.warps * self.channels * panels.depth_steps
+        block = (
+            _PER_LOAD * panels.images * panels.staged_rows * panels.used_slots * panels.pieces
+            + _PER_RESULT * prod(shape.result_shape) / (8 * prod(panels.blocks))
+            + (_PER_PRODUCT * self.rows * shape.kernel[0] + _PER_WINDOW * panels.span[0]) * steps
+        )
+        return _LAUNCH + turns * _TURN + max(blocks, min(turns, 2) * at_a_time) * block
 
     def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import banded_channels
