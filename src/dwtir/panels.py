@@ -9,14 +9,12 @@ four that follow each of these, and so on. What is called a slot is an input of 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 from .bands import COLUMNS, DEPTH, TILES, Bands
-from .shape import DepthwiseConv2dShape
+from .shape import Shape
 
 QUAD = 4
 """Inputs that lie side by side: lanes of a warp that hold the inputs of one tile."""
@@ -27,11 +25,11 @@ _VECTOR = 8
 
 @dataclass(frozen=True)
 class Panels:
-    """Sizes of a block's share of a convolution, or of the data's gradient with stride 1.
+    """Sizes of a block's share of a convolution with stride and dilation 1, or of its data's gradient.
 
     Parameters
     ----------
-    shape : DepthwiseConv2dShape
+    shape : Shape
     rows : int
         Rows of a tile.
     down, across : int
@@ -40,7 +38,7 @@ class Panels:
         Warps of a block, and channels of each.
     """
 
-    shape: DepthwiseConv2dShape
+    shape: Shape
     rows: int
     down: int
     across: int
@@ -59,28 +57,14 @@ class Panels:
         return bands.top, bands.left - bands.shift
 
     @property
-    def span(self) -> tuple[int, int]:
-        """Rows and columns of inputs that a tile reads."""
-        shape, sizes = self.shape, (self.rows, COLUMNS)
-        down, across = (
-            (size - 1) * shape.stride[axis] + (shape.kernel[axis] - 1) * shape.dilation[axis] + 1
-            for axis, size in enumerate(sizes)
-        )
-        return down, across
-
-    @property
-    def meetings(self) -> dict[int, list[tuple[int, int]]]:
-        """List which of a tile's rows a row of its inputs meets, at which of the kernel's."""
-        found: dict[int, list[tuple[int, int]]] = {}
-        for r, kh in product(range(self.rows), range(self.shape.kernel[0])):
-            row = r * self.shape.stride[0] + kh * self.shape.dilation[0]
-            found.setdefault(row, []).append((r, kh))
-        return dict(sorted(found.items()))
+    def input_rows(self) -> int:
+        """Rows of inputs that a tile reads."""
+        return self.rows + self.shape.kernel[0] - 1
 
     @property
     def depth_steps(self) -> int:
         """Products that a row of the kernel takes, to its last tap."""
-        return -(-self.span[1] // DEPTH)
+        return -(-(COLUMNS + self.shape.kernel[1] - 1) // DEPTH)
 
     @property
     def pitch(self) -> int:
@@ -106,68 +90,45 @@ class Panels:
     @property
     def staged_rows(self) -> int:
         """Rows of inputs of a panel, of one image: those that results of the image need."""
-        height = min(self.down * self.rows, self.shape.result_height)
-        return (
-            (height - 1) * self.shape.stride[0] + self.span[0] - self._tall + self.shape.stride[0]
-        )
-
-    @property
-    def _tall(self) -> int:
-        """Rows of inputs from one tile's first to that of the tile below."""
-        return self.rows * self.shape.stride[0]
+        return min(self.down * self.rows, self.shape.result_height) + self.shape.kernel[0] - 1
 
     @property
     def beyond(self) -> int:
         """Elements after all inputs that tiles below the image may read, whose results none has."""
-        rows = (self.down - 1) * self._tall + self.span[0] - self.staged_rows
+        rows = (self.down - 1) * self.rows + self.input_rows - self.staged_rows
         return rows * self.row_slots * self.channels
 
     @property
-    def quads(self) -> tuple[int, int]:
-        """Quads from one tile's first to the next one's, and of each of these how many."""
-        apart = COLUMNS // QUAD * self.shape.stride[1]
-        return apart, self.across + (DEPTH // QUAD * self.depth_steps - 1) // apart
+    def quads(self) -> int:
+        """Quads in one line: the first ones of all tiles, and those that the last tile reads after it."""
+        return self.across + DEPTH // COLUMNS * self.depth_steps - 1
 
     @property
     def used_slots(self) -> int:
         """Slots of a row of inputs that hold any."""
-        apart, each = self.quads
-        return apart * each * QUAD
+        return self.quads * COLUMNS
 
     @cached_property
     def row_slots(self) -> int:
         """Slots from one row of inputs to the next: tiles below each other use other banks."""
         return min(
             range(self.used_slots, self.used_slots + QUAD * QUAD),
-            key=lambda slots: self._conflicts(slots * self._tall, 0),
+            key=lambda slots: self._conflicts(slots * self.rows, 0),
         )
-
-    @property
-    def slots(self) -> int:
-        """Slots of a warp's inputs."""
-        return self.images * self.image_slots
 
     @cached_property
     def image_slots(self) -> int:
         """Slots from one image to the next: tiles of some images use other banks."""
-        down = self._tall * self.row_slots
+        down = self.rows * self.row_slots
         rows = self.staged_rows * self.row_slots
-        return min(
-            range(rows, rows + 2 * QUAD * QUAD), key=lambda slots: self._conflicts(down, slots)
-        )
+        return min(range(rows, rows + 2 * QUAD * QUAD), key=lambda slots: self._conflicts(down, slots))
 
     def _conflicts(self, down: int, image: int) -> int:
         """Count the lanes whose banks others have, with tiles and images so many slots apart."""
         banks = 64 // self.channels
         tiles = (self.place(tile) for tile in range(banks // QUAD))
         firsts = {n * image + y * down + min(x, self.across - 1) * QUAD for n, y, x in tiles}
-        return len(firsts) * QUAD - len(
-            {(first + x) % banks for first in firsts for x in range(QUAD)}
-        )
-
-    def gathered(self, together: int) -> int:
-        """Slots of a row that some threads load together, who all have one at a time."""
-        return math.gcd(self.used_slots, together)
+        return len(firsts) * QUAD - len({(first + x) % banks for first in firsts for x in range(QUAD)})
 
     @property
     def result_slots(self) -> int:
@@ -193,7 +154,7 @@ class Panels:
 
         With a residual, which is there before, results have a place of their own.
         """
-        slots = self.slots, self.result_slots
+        slots = self.images * self.image_slots, self.result_slots
         if not has_residual:
             slots = max(slots), max(slots)
         return self.apart(slots[0]), self.apart(slots[1])
@@ -207,13 +168,8 @@ class Panels:
 
     def place(self, tile: Any) -> tuple[Any, Any, Any]:
         """Find a tile of a panel: its image, and its place in a column and in a row of tiles."""
-        return (
-            tile // (self.down * self.pitch),
-            tile // self.pitch % self.down,
-            tile % self.pitch,
-        )
+        return (tile // (self.down * self.pitch), tile // self.pitch % self.down, tile % self.pitch)
 
     def quad(self, number: int) -> int:
         """Find the first slot of a quad of a tile, beside the tile's own first."""
-        apart, each = self.quads
-        return (number % apart * each + number // apart) * QUAD
+        return (number % 2 * self.quads + number // 2) * QUAD

@@ -36,18 +36,7 @@ from ..panels import Panels
 from ..shape import Shape
 from ..strips import Strip
 from ..units import Units
-from . import (
-    banded,
-    channel_bands,
-    diagonal,
-    forward,
-    grad_data,
-    grad_weight,
-    split,
-    streamed,
-    units,
-    whole,
-)
+from . import banded, channel_bands, diagonal, forward, grad_data, grad_weight, split, streamed, units, whole
 from .sizes import SLACK
 
 __all__ = [

@@ -22,6 +22,7 @@ and so on. To which place in a product an input comes is all the same.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 from typing import Any
 
 from tvm import tirx
@@ -52,7 +53,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
     (image_name, images), (_, weights) = shape.input_shapes.items()
     (H, W), (TOP, LEFT) = bands.source, panels.before
     N, C, OH, OW = shape.batch, shape.result_channels, shape.result_height, shape.result_width
-    (KH, KW), (SH, SW), (_, DW) = shape.kernel, shape.stride, shape.dilation
+    KH, KW = shape.kernel
     R, DOWN, ACROSS, IMAGES = panels.rows, panels.down, panels.across, panels.images
     V, E = panels.warps, panels.channels
     STEPS, PIECES, TAP = panels.depth_steps, panels.pieces, panels.tap_stride
@@ -76,23 +77,20 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
         with T.vectorized(_VECTOR) as e:
             T.buffer_store(own, T.if_then_else(inside, value(e), T.cast(0, dtype)), [one, e])
 
-    def parts(piece: Any, apart: int, slot: Any) -> Iterator[tuple[tuple[Any, ...], ...]]:
+    def parts(one: Any, piece: Any, apart: int, slot: Any) -> Iterator[tuple[tuple[Any, ...], ...]]:
         """Go through a vector's elements and where they are in the slots of some warps."""
         for part in range(_VECTOR // E):
             with T.vectorized(E) as e:
-                yield (part * E + e,), ((piece * (_VECTOR // E) + part) * apart + slot * E + e,)
+                yield (one, part * E + e), ((piece * (_VECTOR // E) + part) * apart + slot * E + e,)
 
-    def spread(
-        buffer: tirx.Buffer, apart: int, piece: Any, slot: Any, own: tirx.Buffer, one: Any
-    ) -> None:
+    def spread(buffer: tirx.Buffer, apart: int, piece: Any, slot: Any, own: tirx.Buffer, one: Any) -> None:
         """Store a vector of channels in the slots of some warps."""
-        for at, there in parts(piece, apart, slot):
-            T.buffer_store(buffer, own[(one, *at)], there)
+        for at, there in parts(one, piece, apart, slot):
+            T.buffer_store(buffer, own[at], there)
 
     def gather(staged: tirx.Buffer, image: tirx.Buffer, block: Any, thread: Any) -> None:
         n, y, x, c = block
-        apart, each = panels.quads
-        wide = panels.gathered(TOGETHER)
+        wide = gcd(panels.used_slots, TOGETHER)  # slots of a row that threads load at a time
         piece, place = thread % PIECES, thread // PIECES
         channel = (c * PIECES + piece) * _VECTOR
         lines, tall = IMAGES * panels.staged_rows, TOGETHER // wide
@@ -108,12 +106,10 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
 
         def load(number: Any, own: tirx.Buffer, one: Any) -> None:
             at, down, slot = find(number)
-            row = down + (y * (DOWN * R * SH) - TOP)
-            column = (slot // QUAD % each * apart + slot // QUAD // each) * QUAD + slot % QUAD
-            column += x * (ACROSS * COLUMNS * SW) - LEFT
-            inside = tirx.all(
-                *(n * IMAGES + at < N, 0 <= row, row < H, 0 <= column, column < W, channel < C)
-            )
+            row = down + (y * (DOWN * R) - TOP)
+            column = slot // QUAD % panels.quads * COLUMNS + slot // QUAD // panels.quads * QUAD + slot % QUAD
+            column += x * (ACROSS * COLUMNS) - LEFT
+            inside = tirx.all(*(n * IMAGES + at < N, 0 <= row, row < H, 0 <= column, column < W, channel < C))
             keep(own, one, inside, lambda e: image[n * IMAGES + at, row, column, channel + e])
 
         def store(number: Any, own: tirx.Buffer, one: Any) -> None:
@@ -143,12 +139,9 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
         own = T.sblock_alloc_buffer((2, E), dtype, scope="local")
         with T.unroll(KH) as row, T.unroll(STEPS) as step, T.unroll(2) as further:
             for one in range(2):
-                apart = step * DEPTH + further * 8 + one * QUAD + vl % 4 - vl // 4 * SW
-                column = apart // DW
-                tap = (
-                    (KH - 1 - row) * KW + KW - 1 - column if bands.is_turned else row * KW + column
-                )
-                seen = tirx.all(0 <= apart, apart < KW * DW, apart % DW == 0)
+                column = step * DEPTH + further * 8 + one * QUAD + vl % 4 - vl // 4
+                tap = (KH - 1 - row) * KW + KW - 1 - column if bands.is_turned else row * KW + column
+                seen = tirx.all(0 <= column, column < KW)
                 with T.vectorized(E) as e:
                     value = filters[tap * TAP + vw * E + e]
                     T.buffer_store(own, T.if_then_else(seen, value, T.cast(0, dtype)), [one, e])
@@ -162,7 +155,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.unroll(STEPS) as step, T.unroll(2) as further, T.unroll(2) as half:
                 n, y, x = panels.place(half * 8 + vl // 4)
                 n = n if IMAGES * DOWN * panels.pitch == TILES else T.min(n, IMAGES - 1)
-                first = n * panels.image_slots + (y * (R * SH) + row) * panels.row_slots
+                first = n * panels.image_slots + (y * R + row) * panels.row_slots
                 first = first + T.min(x, ACROSS - 1) * QUAD + vl % 4
                 for one in range(2):
                     with T.vectorized(E) as e:
@@ -177,16 +170,14 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             vl = T.axis.spatial(32, lane)
             with T.unroll(R) as r, T.unroll(E) as e, T.unroll(2) as half, T.unroll(2) as one:
                 T.buffer_store(acc, T.float32(0), [vw, r, e, vl, half, one])
-        for row, meets in panels.meetings.items():
+        for row in range(panels.input_rows):
             if row % _AHEAD == _AHEAD - 1:
                 T.evaluate(T.tvm_storage_sync("shared"))
             window(row, staged, held, vw)
-            for r, kh in meets:
-                product(f"product_{row}_{r}", held, band, acc, (vw, r, kh))
+            for r in range(max(0, row - KH + 1), min(R, row + 1)):
+                product(f"product_{row}_{r}", held, band, acc, (vw, r, row - r))
 
-    def product(
-        name: str, held: tirx.Buffer, band: tirx.Buffer, acc: tirx.Buffer, at: tuple[Any, ...]
-    ) -> None:
+    def product(name: str, held: tirx.Buffer, band: tirx.Buffer, acc: tirx.Buffer, at: tuple[Any, ...]) -> None:
         vw, r, kh = at
         with T.grid(STEPS, E, 32, 2, 2, DEPTH) as (s, e, lane, half, one, k), T.sblock(name):
             vs, ve = T.axis.reduce(STEPS, s), T.axis.spatial(E, e)
@@ -220,9 +211,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.vectorized(E) as e:
                 T.buffer_store(results, own[e], [vw * FINISHED + slot * E + e])
 
-    def bring(
-        results: tirx.Buffer, image: tirx.Buffer, block: Any, thread: Any, load: bool
-    ) -> None:
+    def bring(results: tirx.Buffer, image: tirx.Buffer, block: Any, thread: Any, load: bool) -> None:
         """Move results to their image, or what they are added to from there."""
         n, y, x, c = block
         piece = thread % PIECES
@@ -234,9 +223,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             lane, one, half, r = slot % 32, slot // 32 % 2, slot // 64 % 2, slot // 128
             at, ty, tx = panels.place(half * 8 + lane // 4)
             row, column = (y * DOWN + ty) * R + r, (x * ACROSS + tx) * COLUMNS + lane % 4 * 2 + one
-            inside = tirx.all(
-                *(at < IMAGES, tx < ACROSS, n * IMAGES + at < N, row < OH, column < OW, channel < C)
-            )
+            inside = tirx.all(*(at < IMAGES, tx < ACROSS, n * IMAGES + at < N, row < OH, column < OW, channel < C))
             return slot, inside, (n * IMAGES + at, row, column)
 
         def load_global(number: Any, own: tirx.Buffer, one: Any) -> None:
@@ -247,8 +234,8 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             spread(results, FINISHED, piece, find(number)[0], own, one)
 
         def load_shared(number: Any, own: tirx.Buffer, one: Any) -> None:
-            for at, there in parts(piece, FINISHED, find(number)[0]):
-                T.buffer_store(own, results[there], (one, *at))
+            for at, there in parts(one, piece, FINISHED, find(number)[0]):
+                T.buffer_store(own, results[there], at)
 
         def store_global(number: Any, own: tirx.Buffer, one: Any) -> None:
             _, inside, place = find(number)
@@ -269,13 +256,9 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.sblock("panels"):
                 vn, vy, vx, vc = T.axis.remap("SSSS", [bn, by, bx, bc])
                 T.reads()
-                T.writes(
-                    out[vn * IMAGES : vn * IMAGES + IMAGES, :, :, vc * V * E : vc * V * E + V * E]
-                )
+                T.writes(out[vn * IMAGES : vn * IMAGES + IMAGES, :, :, vc * V * E : vc * V * E + V * E])
                 block = T.meta_var((vn, vy, vx, vc))
-                staged = T.sblock_alloc_buffer(
-                    (V * STAGED + panels.beyond,), dtype, scope="shared.dyn"
-                )
+                staged = T.sblock_alloc_buffer((V * STAGED + panels.beyond,), dtype, scope="shared.dyn")
                 filters = T.sblock_alloc_buffer((KH * KW * TAP,), dtype, scope="shared.dyn")
                 if has_residual:
                     results = T.sblock_alloc_buffer((V * FINISHED,), dtype, scope="shared.dyn")

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ..bands import COLUMNS, TILES
 from ..epilogue import Epilogue
 from ..panels import Panels
-from ..shape import DepthwiseConv2dShape
+from ..shape import Shape
 from ..target import Target
 from .base import Strategy
 from .cost import registers_for
@@ -84,8 +84,7 @@ class BandedChannels(Strategy):
     operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
     needs_mma: ClassVar[bool] = True
     device: ClassVar[str] = (
-        "a GPU from sm_80 on (with channels by eights and channel_multiplier 1; "
-        "a gradient: with stride 1)"
+        "a GPU from sm_80 on (with channels by eights, channel_multiplier 1, stride 1 and dilation 1)"
     )
 
     rows: int
@@ -96,21 +95,21 @@ class BandedChannels(Strategy):
     min_blocks: int = 1
 
     @classmethod
-    def _is_for(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def _is_for(cls, shape: Shape, target: Target) -> bool:
         return (
             super()._is_for(shape, target)
             and shape.channel_multiplier == 1
             and shape.in_channels % 8 == 0
-            and (shape.operation == "forward" or shape.stride == (1, 1))
+            and shape.stride == shape.dilation == (1, 1)
         )
 
     @classmethod
-    def claims(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def claims(cls, shape: Shape, target: Target) -> bool:
         """Tell whether there is a tile whose inputs shared memory has room for."""
         return super().claims(shape, target) and any(True for _ in cls._tiles(shape, target))
 
     @classmethod
-    def pays(cls, shape: DepthwiseConv2dShape, target: Target) -> bool:
+    def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than going down the rows."""
         if prod(shape.kernel) < _LEAST_TAPS or not RowStream.claims(shape, target):
             return False
@@ -118,21 +117,18 @@ class BandedChannels(Strategy):
         return cls.choose(shape, target).expected_seconds(shape, target) < other
 
     @classmethod
-    def choose(cls, shape: DepthwiseConv2dShape, target: Target) -> BandedChannels:
+    def choose(cls, shape: Shape, target: Target) -> BandedChannels:
         """Choose the tile that is expected to take the least time."""
         return min(
-            cls._tiles(shape, target),
-            key=lambda tile: tile.expected_seconds(shape, target),
-            default=cls(1, 1, 1, 4, 2),
+            cls._tiles(shape, target), key=lambda tile: tile.expected_seconds(shape, target), default=cls(1, 1, 1, 4, 2)
         )
 
     @classmethod
-    def _tiles(cls, shape: DepthwiseConv2dShape, target: Target) -> Iterator[BandedChannels]:
+    def _tiles(cls, shape: Shape, target: Target) -> Iterator[BandedChannels]:
         """List the tiles worth comparing, each with the blocks that an SM has room for."""
         height, width = shape.result_height, -(-shape.result_width // COLUMNS)
         heights, widths = (
-            {even_split(n, most) for most in sizes}
-            for n, sizes in ((height, (2, 4, 5, 7)), (width, (4, 8)))
+            {even_split(n, most) for most in sizes} for n, sizes in ((height, (2, 4, 5, 7)), (width, (4, 8)))
         )
         for rows, across, (warps, channels) in product(heights, widths, ((4, 4), (8, 2))):
             down = min(-(-height // rows), TILES // (1 << (across - 1).bit_length()))
@@ -145,7 +141,7 @@ class BandedChannels(Strategy):
                 yield tile
 
     @classmethod
-    def space(cls, shape: DepthwiseConv2dShape, target: Target) -> dict[str, tuple[int, ...]]:
+    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         chosen = cls.choose(shape, target)
         height, width = shape.result_height, -(-shape.result_width // COLUMNS)
         return {
@@ -157,15 +153,15 @@ class BandedChannels(Strategy):
             "min_blocks": with_value(chosen.min_blocks, BLOCK_COUNTS[:4]),
         }
 
-    def is_promising(self, shape: DepthwiseConv2dShape) -> bool:
+    def is_promising(self, shape: Shape) -> bool:
         return self._registers(shape) <= registers_for(32 * self.warps, self.min_blocks)
 
-    def _registers(self, shape: DepthwiseConv2dShape) -> int:
+    def _registers(self, shape: Shape) -> int:
         """Estimate the registers of a thread: bands, sums and others."""
         band = 2 * self.panels(shape).depth_steps * shape.kernel[0]
         return (band + 4 * self.rows + 8) * self.channels + 16
 
-    def check(self, shape: DepthwiseConv2dShape, target: Target) -> None:
+    def check(self, shape: Shape, target: Target) -> None:
         panels, most = self.panels(shape), shape.result_height
         height, width = -(-most // self.rows), -(-shape.result_width // COLUMNS)
         self._require(self.rows <= most, "rows", self.rows, f"at most {most}")
@@ -177,18 +173,16 @@ class BandedChannels(Strategy):
         together = self.warps * self.channels
         self._require(together % 8 == 0, "channels of a block", together, "a multiple of 8")
         products = self.rows * shape.kernel[0] * panels.depth_steps * self.channels
-        self._require(
-            products <= _MAX_PRODUCTS, "unrolled products", products, f"at most {_MAX_PRODUCTS}"
-        )
+        self._require(products <= _MAX_PRODUCTS, "unrolled products", products, f"at most {_MAX_PRODUCTS}")
         taken = panels.shared_bytes(shape.operation == "forward")
         self._require(taken <= _SHARED, "shared bytes per block", taken, f"at most {_SHARED}")
         self._require_launch(target, threads=32 * self.warps)
 
-    def panels(self, shape: DepthwiseConv2dShape) -> Panels:
+    def panels(self, shape: Shape) -> Panels:
         """Return the sizes that the tile has for a shape."""
         return Panels(shape, self.rows, self.down, self.across, self.warps, self.channels)
 
-    def expected_seconds(self, shape: DepthwiseConv2dShape, target: Target) -> float:
+    def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of the kernel."""
         panels = self.panels(shape)
         blocks = prod(panels.blocks) / target.units
@@ -198,25 +192,23 @@ class BandedChannels(Strategy):
         block = (
             _PER_LOAD * panels.images * panels.staged_rows * panels.used_slots * panels.pieces
             + _PER_RESULT * prod(shape.result_shape) / (8 * prod(panels.blocks))
-            + (_PER_PRODUCT * self.rows * shape.kernel[0] + _PER_WINDOW * panels.span[0]) * steps
+            + (_PER_PRODUCT * self.rows * shape.kernel[0] + _PER_WINDOW * panels.input_rows) * steps
         )
         return _LAUNCH + turns * _TURN + max(blocks, min(turns, 2) * at_a_time) * block
 
-    def define(self, shape: DepthwiseConv2dShape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import banded_channels
 
         return banded_channels(self.panels(shape), epilogue)
 
-    def apply(self, sch: Schedule, shape: DepthwiseConv2dShape) -> None:
+    def apply(self, sch: Schedule, shape: Shape) -> None:
         import tvm_ffi
         from tvm.s_tir import SBlock
 
         from ..compute.mma import intrinsic
 
         names: list[str] = []
-        tvm_ffi.structural_walk(
-            sch.mod["main"].body, [(SBlock, lambda block: names.append(block.name_hint))]
-        )
+        tvm_ffi.structural_walk(sch.mod["main"].body, [(SBlock, lambda block: names.append(block.name_hint))])
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("panels"))), "blockIdx.x")
         for name in names:
             if name in ("gather", "filters", "band", "residual", "epilogue", "store"):
