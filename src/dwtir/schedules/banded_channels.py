@@ -37,6 +37,7 @@ from ..panels import Panels
 from ..shape import Shape
 from ..target import Target
 from .base import Strategy
+from .channel_vector import ChannelVector
 from .cost import registers_for
 from .row_stream import RowStream
 from .tiles import BLOCK_COUNTS, REGISTERS, even_split, with_value
@@ -51,13 +52,10 @@ _MAX_PRODUCTS = 1024
 _SHARED = 99 * 1024
 """Bytes of shared memory that any GPU from sm_80 on lends to a block."""
 
-_LEAST_TAPS = 49
-"""From which on it may pay: of a 7x7 kernel."""
-
 _SHARED_OF_ALL = 227 * 1024
 
 _LAUNCH, _TURN = 2.1e-6, 0.2e-6
-_PER_LOAD, _PER_RESULT, _PER_PRODUCT, _PER_WINDOW = 0.2e-9, 0.93e-9, 0.95e-9, 2.2e-9
+_PER_LOAD, _PER_RESULT, _PER_PRODUCT, _PER_WINDOW = 0.16e-9, 0.94e-9, 1.3e-9, 1.6e-9
 """Seconds of the kernel, of what blocks wait for at a time, and of an SM for a vector of inputs,
 one of results, a product and a row of inputs of a warp, as measured on an H200."""
 
@@ -110,11 +108,11 @@ class BandedChannels(Strategy):
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether it is expected to be faster than going down the rows."""
-        if prod(shape.kernel) < _LEAST_TAPS or not RowStream.claims(shape, target):
-            return False
-        other = RowStream.choose(shape, target).expected_seconds(shape, target)
-        return cls.choose(shape, target).expected_seconds(shape, target) < other
+        """Tell whether it is expected to be faster than the float32 units, which have to be for it."""
+        others = [kind for kind in (RowStream, ChannelVector) if kind.claims(shape, target)]
+        tiles = (kind.choose(shape, target) for kind in (cls, *others))
+        own, *times = (tile.expected_seconds(shape, target) for tile in tiles)
+        return RowStream in others and own < min(times)
 
     @classmethod
     def choose(cls, shape: Shape, target: Target) -> BandedChannels:
