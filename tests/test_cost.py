@@ -130,10 +130,10 @@ def test_blocks_share_no_sectors_of_odd_pixels(images):
 
 CHOICES = {
     "row_stream": """
-        128x96x56x56_k7_p3_float16_nhwc 128x96x56x56_k5_p2_float16_nhwc_dgrad 128x96x56x56_k7_p6_d2_float16_nhwc
+        128x96x56x56_k5_p2_float16_nhwc_dgrad 128x96x56x56_k7_p6_d2_float16_nhwc
         128x96x56x56_k7_p3 128x96x56x56_k7_p6_d2
     """,
-    "channel_vector": "1x96x56x56_k7_p3_float16_nhwc 64x256x56x56_k3_p1_nhwc",
+    "channel_vector": "1x96x56x56_k5_p2_float16_nhwc 64x256x56x56_k3_p1_nhwc",
     "whole_image": "128x816x7x7_k7_p3_float16_nhwc 128x768x7x7_k7_p3",
     "split_image": """
         128x384x14x14_k7_p3_dgrad 128x512x14x14_k3_p1 128x192x28x28_k7_p3 128x512x14x14_k3_p1_float16
