@@ -36,7 +36,7 @@ from ..epilogue import Epilogue
 from ..panels import Panels
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy
+from .base import Strategy, bind_threads, unroll_all
 from .channel_vector import ChannelVector
 from .cost import registers_for
 from .row_stream import RowStream
@@ -115,11 +115,10 @@ class BandedChannels(Strategy):
         return RowStream in others and own < min(times)
 
     @classmethod
-    def choose(cls, shape: Shape, target: Target) -> BandedChannels:
-        """Choose the tile that is expected to take the least time."""
-        return min(
-            cls._tiles(shape, target), key=lambda tile: tile.expected_seconds(shape, target), default=cls(1, 1, 1, 4, 2)
-        )
+    def guesses(cls, shape: Shape, target: Target) -> tuple[BandedChannels, ...]:
+        """List the tiles, those that are expected to take the least time first."""
+        tiles = sorted(cls._tiles(shape, target), key=lambda tile: tile.expected_seconds(shape, target))
+        return tuple(tiles[:8]) or (cls(1, 1, 1, 4, 2),)
 
     @classmethod
     def _tiles(cls, shape: Shape, target: Target) -> Iterator[BandedChannels]:
@@ -160,20 +159,17 @@ class BandedChannels(Strategy):
         return (band + 4 * self.rows + 8) * self.channels + 16
 
     def check(self, shape: Shape, target: Target) -> None:
-        panels, most = self.panels(shape), shape.result_height
-        height, width = -(-most // self.rows), -(-shape.result_width // COLUMNS)
-        self._require(self.rows <= most, "rows", self.rows, f"at most {most}")
-        self._require(self.down <= height, "down", self.down, f"at most {height}")
-        self._require(self.across <= width, "across", self.across, f"at most {width}")
-        tiles = self.down * panels.pitch
-        self._require(tiles <= TILES, "tiles of an image", tiles, f"at most {TILES}")
-        self._require(self.channels in (2, 4), "channels", self.channels, "2 or 4")
+        panels = self.panels(shape)
+        self._require_most("rows", self.rows, shape.result_height)
+        self._require_most("down", self.down, -(-shape.result_height // self.rows))
+        self._require_most("across", self.across, -(-shape.result_width // COLUMNS))
+        self._require_most("tiles of an image", self.down * panels.pitch, TILES)
+        self._require_in("channels", (2, 4))
         together = self.warps * self.channels
         self._require(together % 8 == 0, "channels of a block", together, "a multiple of 8")
         products = self.rows * shape.kernel[0] * panels.depth_steps * self.channels
-        self._require(products <= _MAX_PRODUCTS, "unrolled products", products, f"at most {_MAX_PRODUCTS}")
-        taken = panels.shared_bytes(shape.operation == "forward")
-        self._require(taken <= _SHARED, "shared bytes per block", taken, f"at most {_SHARED}")
+        self._require_most("unrolled products", products, _MAX_PRODUCTS)
+        self._require_most("shared bytes per block", panels.shared_bytes(shape.operation == "forward"), _SHARED)
         self._require_launch(target, threads=32 * self.warps)
 
     def panels(self, shape: Shape) -> Panels:
@@ -210,17 +206,13 @@ class BandedChannels(Strategy):
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("panels"))), "blockIdx.x")
         for name in names:
             if name in ("gather", "filters", "band", "residual", "epilogue", "store"):
-                *_, warp, lane = sch.get_loops(sch.get_sblock(name))
-                sch.bind(warp, "threadIdx.y")
-                sch.bind(lane, "threadIdx.x")
+                bind_threads(sch, *sch.get_loops(sch.get_sblock(name))[-2:])
             elif name == "products":
                 *_, warp = sch.get_loops(sch.get_sblock(name))
                 sch.bind(warp, "threadIdx.y")
             elif name == "zero" or name.startswith("window"):
-                *_, lane = sch.get_loops(sch.get_sblock(name))
-                sch.bind(lane, "threadIdx.x")
+                bind_threads(sch, sch.get_loops(sch.get_sblock(name))[-1])
             elif name.startswith("product_"):
                 *_, step, e, lane, _, _, _ = sch.get_loops(sch.get_sblock(name))
-                sch.unroll(step)
-                sch.unroll(e)
+                unroll_all(sch, (step, e))
                 sch.tensorize(lane, intrinsic(shape.dtype))
