@@ -9,7 +9,7 @@ import torch
 import tvm
 
 import dwtir
-from dwtir import ArgumentError, Kernel, reference
+from dwtir import ArgumentError, Kernel, entry, reference
 from kernels import EPILOGUE, SHAPE, expected_of, tensors_of
 
 
@@ -201,6 +201,19 @@ def test_torch_tensors_on_the_cpu(kernel):
         got = kernel(data, weight.reshape(shape), bias)
         assert isinstance(got, torch.Tensor)
         np.testing.assert_array_equal(got.numpy(), expected_of(kernel))
+
+
+@pytest.mark.parametrize("end", ["bfloat16_nhwc", "m2_bfloat16_nhwc_dgrad", "nhwc_wgrad", "m2"])
+def test_what_takes_tensors_as_torch_has_them_compares_sizes_and_strides(end):
+    kernel = dwtir.build(f"2x6x5x4_k3x2_p1_{end}", target="cpu")
+    dtype, launch = getattr(torch, kernel.shape.dtype), kernel.launcher()
+    tensors = [torch.empty_strided(*sizes, dtype=dtype).zero_() for sizes in entry.in_torch(kernel.shape).values()]
+    launch(*tensors)
+    for place, tensor in enumerate(tensors):
+        spread = torch.stack([tensor, tensor], dim=-1)[..., 0]
+        for wrong in (tensor[:-1], spread, tensor.to(torch.float16), tensor.to("meta")):
+            with pytest.raises((TypeError, ValueError, RuntimeError)):
+                launch(*tensors[:place], wrong, *tensors[place + 1 :])
 
 
 # torch on a GPU; `test_gpu` has the calls that succeed

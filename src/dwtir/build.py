@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from . import cache, database, schedules
+from . import cache, database, entry, schedules
 from ._version import __version__
 from .epilogue import Epilogue, EpilogueLike
 from .errors import InvalidScheduleError, NotTunedError, RecordError
@@ -88,7 +88,7 @@ def build(
     if cached is not None:
         return cached
 
-    kernel, compiled = _compile(checked, steps, device, strategy, provenance)
+    kernel, compiled = _compile(checked, steps, device, strategy, provenance, for_torch=True)
     if _keeps_code(device):
         cache.store(name, compiled.library, kernel.info.to_json())
     return kernel
@@ -101,12 +101,20 @@ def compile_kernel(shape: Shape, epilogue: Epilogue, target: Target, strategy: S
 
 
 def _compile(
-    shape: Shape, epilogue: Epilogue, target: Target, strategy: Strategy, provenance: dict[str, str]
+    shape: Shape,
+    epilogue: Epilogue,
+    target: Target,
+    strategy: Strategy,
+    provenance: dict[str, str],
+    *,
+    for_torch: bool = False,
 ) -> tuple[Kernel, Compiled]:
     from .compiler import compile_module
 
     sch = schedule_for(shape, epilogue, strategy)
     mod, workspace = hoist(sch.mod) if target.is_gpu else (sch.mod, ())
+    if for_torch:
+        mod = entry.add(mod, shape)
     compiled = compile_module(mod, target, strategy.min_blocks, hoist=strategy.hoist, simplify=strategy.simplify)
     resources = _launch(sch) if target.is_gpu else Resources()
     if compiled.cubin is not None:

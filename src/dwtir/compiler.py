@@ -9,7 +9,7 @@ from functools import cache
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from . import cuda, nvrtc
+from . import cuda, entry, nvrtc
 from .errors import DwtirError
 from .nvrtc import Cubin
 from .target import Target
@@ -45,7 +45,7 @@ def compile_module(
     import tvm
 
     if target.kind == "cpu":
-        library = tvm.compile(mod, target=target.tvm()).mod
+        library = tvm.compile(mod, target=target.tvm(), tir_pipeline=_cpu_pipeline()).mod
         return Compiled(library, str(library.inspect_source("asm")))
 
     cuda.load_runtime()
@@ -93,13 +93,9 @@ def _pipeline(simplify: bool) -> str:
     TVM finds what each thread has of a buffer while an instruction of tensor cores still
     stands for the whole buffer of a warp. The first passes show its operands before that.
     """
-    from tvm import transform
     from tvm.s_tir import transform as s_transform
-    from tvm.s_tir.pipeline import default_s_tir_pipeline
-    from tvm.tirx import compilation_pipeline
     from tvm.tirx.transform import CommonSubexprElim, LowerIntrin, LowerWarpMemory, StmtSimplify
 
-    lower, finish_host, _ = default_s_tir_pipeline()
     begin = [
         s_transform.LowerInitBlock(),
         s_transform.PlanAndUpdateBufferAllocationLocation(),
@@ -109,9 +105,29 @@ def _pipeline(simplify: bool) -> str:
     if simplify:
         begin.append(StmtSimplify())
     finish = [LowerWarpMemory(), _name_sigmoid(), StmtSimplify(), CommonSubexprElim(), _show_alignment(), LowerIntrin()]
-    name = "dwtir-simplified" if simplify else "dwtir"
+    return _registered("dwtir-simplified" if simplify else "dwtir", begin, finish)
+
+
+@cache
+def _cpu_pipeline() -> str:
+    """Name TVM's passes for a CPU."""
+    return _registered("dwtir-cpu", [], [])
+
+
+def _registered(name: str, begin: list[Any], finish: list[Any]) -> str:
+    """Name TVM's passes with some before, and others for what runs on a GPU."""
+    from tvm import transform
+    from tvm.s_tir.pipeline import default_s_tir_pipeline
+    from tvm.tirx import compilation_pipeline
+
+    lower, finish_host, _ = default_s_tir_pipeline()
     compilation_pipeline.register_tir_pipeline(
-        name, lambda: (transform.Sequential([*begin, lower]), finish_host, lambda: transform.Sequential(finish))
+        name,
+        lambda: (
+            transform.Sequential([*begin, lower]),
+            lambda: transform.Sequential([entry.pass_on_dtypes(), finish_host()]),
+            lambda: transform.Sequential(finish),
+        ),
     )
     return name
 

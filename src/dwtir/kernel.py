@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import prod
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import saved
+from . import entry, saved
 from .arguments import Signature
 from .epilogue import Epilogue
 from .errors import DwtirError, RecordError, ToolchainError
@@ -175,39 +176,43 @@ class Kernel:
         return bound.result
 
     def launcher(self) -> Callable[..., None]:
-        """Return what computes from torch tensors, the inputs and ``out``, for many calls.
+        """Return what computes from torch tensors as `entry` says, for many calls.
 
-        It makes no checks but those of compiled code. The caller knows that the tensors are
-        aligned, not negated and apart in memory, that nobody wants a gradient of them, and that
-        they have the shapes of ``input_shapes``.
+        It takes the inputs and ``out``, and makes no checks but those of compiled code; `explain`
+        says what these refuse. The caller knows that the tensors are aligned, not negated and
+        apart in memory, and that nobody wants a gradient of them. The kernel is one of `build`.
         """
         run, signature = self._run or self._cannot_run(), self._signature
-
-        def launch(*tensors: Any) -> None:
-            try:
-                run(*tensors)
-            except Exception:
-                signature.explain(tensors[:-1], tensors[-1])
-                raise
+        if self._library is not None and entry.is_needed(self.shape):
+            run = self._library[entry.NAME]
 
         def look_and_launch(*tensors: Any) -> None:
-            inputs, out = tensors[:-1], tensors[-1]
-            self._launch(signature.arguments(inputs, out), inputs, out)
+            arguments = signature.arguments(tensors[:-1], tensors[-1])
+            with self._on_device(tensors[0]):
+                run(*arguments)
 
         is_alone = not self._on_gpu or sys.modules["torch"].cuda.device_count() == 1
-        return launch if is_alone and not self.info.workspace else look_and_launch
+        return run if is_alone and not self.info.workspace else look_and_launch
+
+    def explain(self, *inputs: Any) -> None:
+        """Raise an `ArgumentError` if torch tensors, in the kernel's layout, are none for it."""
+        self._signature.explain(inputs)
 
     def _launch(self, arguments: tuple[Any, ...], inputs: tuple[Any, ...], out: Any) -> None:
         run = self._run or self._cannot_run()
         try:
-            if self._on_gpu and _is_elsewhere(inputs[0]):
-                with sys.modules["torch"].cuda.device(inputs[0].device):
-                    run(*arguments)
-            else:
+            with self._on_device(inputs[0]):
                 run(*arguments)
         except Exception:
             self._signature.explain(inputs, out)
             raise
+
+    def _on_device(self, tensor: Any) -> AbstractContextManager[Any]:
+        """Make a torch tensor's GPU the current one, which compiled code leaves so."""
+        if not (self._on_gpu and _is_elsewhere(tensor)):
+            return _HERE
+        device: AbstractContextManager[Any] = sys.modules["torch"].cuda.device(tensor.device)
+        return device
 
     def script(self) -> str:
         """Return the scheduled TensorIR as TVMScript."""
@@ -307,6 +312,9 @@ class Kernel:
             f"the kernel is compiled for {self.target.name} ({self.target.arch}), which is not "
             "in this machine or not usable; `python -m dwtir doctor --target cuda` says why"
         )
+
+
+_HERE = nullcontext()
 
 
 def _is_elsewhere(tensor: Any) -> bool:

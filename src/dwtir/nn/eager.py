@@ -21,6 +21,7 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _has_function_mode = torch._C._is_torch_function_mode_enabled
 _has_transforms = torch._C._are_functorch_transforms_active
 _is_tracing = torch._C._is_tracing
+_is_recording = torch.is_grad_enabled
 
 Key: TypeAlias = tuple[Any, ...]
 
@@ -42,15 +43,17 @@ class Call:
         self, compute: Callable[..., Tensor], geometry: tuple[Any, ...], form: torch.memory_format | None
     ) -> None:
         self.compute, self.geometry, self.form = compute, geometry, form
+        self._recorded = _recorded(self)
         self._gradients: dict[str, Callable[..., Tensor]] = {}
 
-    def __call__(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def run(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute it, of tensors with the `key` of this call."""
-        if torch.is_grad_enabled() and (
+        compute = self.compute
+        if _is_recording() and (
             weight.requires_grad or image.requires_grad or (bias is not None and bias.requires_grad)
         ):
-            return _apply(image, weight, bias, self)
-        return self.compute(image, weight) if bias is None else self.compute(image, weight, bias)
+            compute = self._recorded
+        return compute(image, weight) if bias is None else compute(image, weight, bias)
 
     def gradients(
         self, image: Tensor, weight: Tensor, grad_out: Tensor, wanted: Sequence[bool]
@@ -65,7 +68,7 @@ class Call:
             if of_weight.stride() != weight.stride():
                 of_weight = of_weight.contiguous()
         forget_packed(weight)
-        return of_image, of_weight, grad_out.sum((0, 2, 3)) if wanted[2] else None
+        return of_image, of_weight, grad_out.sum((0, 2, 3)) if any(wanted[2:]) else None
 
     def _gradient(self, operation: str, image: Tensor, weight: Tensor) -> Callable[..., Tensor]:
         found = self._gradients.get(operation)
@@ -75,8 +78,8 @@ class Call:
         return found
 
 
-calls: dict[Key, Call] = {}
-"""Calls that are known, by what `key` says of them."""
+calls: dict[Key, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {}
+"""What runs calls that are known, by what `key` says of them."""
 
 
 def key(image: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Key | None:
@@ -138,28 +141,32 @@ def fused(image: Tensor, weight: Tensor, operands: Sequence[Tensor], epilogue: s
     return kernels.forward(image, weight, operands, epilogue, *geometry)
 
 
-class _Convolution(torch.autograd.Function):
-    """The convolution to autograd. A gradient that is differentiated again is an operator."""
+def _recorded(call: Call) -> Callable[..., Tensor]:
+    """Return a call as a function of autograd, of tensors alone: others would take longer.
 
-    @staticmethod
-    def forward(ctx: Any, image: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
-        ctx.save_for_backward(image, weight)
-        ctx.call, ctx.geometry = call, call.geometry
-        return call.compute(image, weight) if bias is None else call.compute(image, weight, bias)
+    A gradient that is differentiated again is an operator.
+    """
+    compute = call.compute
 
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
-        # Once: hooks, as of checkpoints, may refuse a second time.
-        image, weight = ctx.saved_tensors
-        if torch.is_grad_enabled() or _is_watched(grad_out):
-            functions = ops.grad_data, ops.grad_weight
-        elif ctx.call.form is None:
-            functions = ops.data_gradient, ops.weight_gradient
-        else:
-            wanted = ctx.needs_input_grad
-            return *ctx.call.gradients(image, weight, grad_out, wanted), None
-        return *ops.gradients(ctx, image, weight, grad_out, *functions), None
+    class Convolution(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, image: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+            ctx.save_for_backward(image, weight)
+            return compute(image, weight) if bias is None else compute(image, weight, bias)
 
+        @staticmethod
+        def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+            # Once: hooks, as of checkpoints, may refuse a second time.
+            image, weight = ctx.saved_tensors
+            if torch.is_grad_enabled() or _is_watched(grad_out):
+                functions = ops.grad_data, ops.grad_weight
+            elif call.form is None:
+                functions = ops.data_gradient, ops.weight_gradient
+            else:
+                return call.gradients(image, weight, grad_out, ctx.needs_input_grad)
+            ctx.geometry = call.geometry
+            return ops.gradients(ctx, image, weight, grad_out, *functions)
 
-# Past its Python part, which looks for what has no `key`.
-_apply = super(torch.autograd.Function, _Convolution).apply
+    # Past its Python part, which looks for what has no `key`.
+    apply: Callable[..., Tensor] = super(torch.autograd.Function, Convolution).apply
+    return apply

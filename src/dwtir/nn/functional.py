@@ -66,7 +66,7 @@ def depthwise_conv2d(
     InvalidShapeError
         If the output would be empty, or is too large to index.
     """
-    if (dtype := autocast(input)) is not None:
+    if (_is_autocast() or _is_compiling()) and (dtype := autocast(input)) is not None:
         input, weight = input.to(dtype), weight.to(dtype)  # noqa: A001
         bias = None if bias is None else bias.to(dtype)
     key = eager.key(input, weight, bias, stride, padding, dilation)
@@ -87,7 +87,7 @@ def depthwise_conv2d(
         return ops.depthwise_conv2d(input, weight, bias, *geometry)
     epilogue = "" if bias is None else "bias"
     compute = eager.prepared(key, input, weight, epilogue, *geometry)
-    call = eager.calls[key] = eager.Call(compute, geometry, key[3] if len(input) else None)
+    call = eager.calls[key] = eager.Call(compute, geometry, key[3] if len(input) else None).run
     return call(input, weight, bias)
 
 

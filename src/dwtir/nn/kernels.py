@@ -10,15 +10,18 @@ from typing import Any
 
 import torch
 
-from .. import database
+from .. import database, entry
 from .. import shape as shapes
+from ..arguments import ALIGNMENT
 from ..build import build
 from ..epilogue import Epilogue
 from ..errors import ArgumentError
 from ..kernel import Kernel
 from ..shape import DepthwiseConv2dShape
 from ..target import Target, resolve
-from .tensors import Tensor, arranged, as_layout, empty_image, memory_format, output_size, packed_weight
+from .tensors import Tensor, arranged, empty_image, memory_format, output_size, packed_weight
+
+_empty_like = torch.empty_like
 
 DTYPES = {getattr(torch, name): name for name in shapes.DTYPES}
 """The types of tensors that there are kernels for, and dwtir's names of them."""
@@ -121,66 +124,86 @@ def prepared(
     ``"grad_weight"`` takes an image and the gradient of the output, both in the format, and
     gives the weight's gradient as it lies for channels that are last, if they are.
     """
-    found = (image_size, weight_size, like.dtype, like.device, form, *map(tuple, geometry))
-    return _prepared(form, epilogue, operation, *found)
+    found = (image_size, weight_size, like.dtype, *map(tuple, geometry))
+    return _prepared(like.device, form, epilogue, operation, *found)
 
 
 @cache
-def _prepared(form: torch.memory_format, epilogue: str, operation: str, *found: Any) -> Callable[..., Tensor]:
-    kernel = _kernel(epilogue, operation, *found)
-    return (_weight_gradient if operation == "grad_weight" else _image)(kernel, form)
+def _prepared(
+    device: torch.device, form: torch.memory_format, epilogue: str, operation: str, *found: Any
+) -> Callable[..., Tensor]:
+    kernel = _kernel(epilogue, operation, device, form, *found)
+    return (_weight_gradient if operation == "grad_weight" else _image)(kernel, form, device)
 
 
-def _image(kernel: Kernel, form: torch.memory_format) -> Callable[..., Tensor]:
+def _image(kernel: Kernel, form: torch.memory_format, device: torch.device) -> Callable[..., Tensor]:
     """Return what computes an image, or its gradient."""
-    launch, shape = kernel.launcher(), kernel.shape
-    weight_shape = shape.weight_shape
-    size = (shape.batch, shape.result_channels, shape.result_height, shape.result_width)
-    strides = torch.empty(size, device="meta", memory_format=form).stride()
-
-    def of_channels_last(image: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
-        out = image.new_empty_strided(size, strides)
-        weight = packed_weight(weight, weight_shape)
-        launch(as_layout(image, form), weight, *operands, as_layout(out, form))
-        return out
-
-    def of_several(image: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
-        return compute(image, weight.view(weight_shape), *operands)
+    launch, sizes = kernel.launcher(), entry.in_torch(kernel.shape)
+    like, (_, packed) = _without_memory(sizes["out"], kernel, device), sizes["weight"]
+    last = form is torch.channels_last
 
     def compute(image: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
-        out = image.new_empty_strided(size, strides)
-        launch(image, weight, *operands, out)
+        if last and (weight.stride() != packed or weight.data_ptr() % ALIGNMENT):
+            weight = packed_weight(weight)
+        out = _empty_like(like)
+        try:
+            if operands:
+                launch(image, weight, *operands, out)
+            else:
+                launch(image, weight, out)
+        except Exception:
+            _explain(kernel, form, image, weight, *operands)
+            raise
         return out
 
-    if form is torch.channels_last:
-        return of_channels_last
-    return of_several if shape.channel_multiplier > 1 else compute
+    return compute
 
 
-def _weight_gradient(kernel: Kernel, form: torch.memory_format) -> Callable[..., Tensor]:
+def _weight_gradient(kernel: Kernel, form: torch.memory_format, device: torch.device) -> Callable[..., Tensor]:
     """Return what computes the gradient of the weight."""
-    launch, shape = kernel.launcher(), kernel.shape
-    spatial = (*shape.kernel, shape.out_channels, 1)
+    launch, sizes = kernel.launcher(), entry.in_torch(kernel.shape)
+    like = _without_memory(sizes["out"], kernel, device)
 
     def compute(image: Tensor, grad_out: Tensor) -> Tensor:
-        out = image.new_empty(shape.weight_shape)
-        launch(as_layout(image, form), as_layout(grad_out, form), out)
-        if form is torch.channels_last:
-            return out.view(spatial).permute(2, 3, 0, 1)
-        return out.view(shape.out_channels, 1, *shape.kernel)
+        out = _empty_like(like)
+        try:
+            launch(image, grad_out, out)
+        except Exception:
+            _explain(kernel, form, image, grad_out)
+            raise
+        return out
 
     return compute
+
+
+def _without_memory(sizes: tuple[entry.Sizes, entry.Sizes], kernel: Kernel, device: torch.device) -> Tensor:
+    """Return what `_empty_like` makes results of, faster than of sizes and strides."""
+    like = torch.empty_strided(*sizes, dtype=getattr(torch, kernel.shape.dtype), device=device)
+    like.untyped_storage().resize_(0)
+    return like
+
+
+def _explain(kernel: Kernel, form: torch.memory_format, *tensors: Tensor) -> None:
+    """Raise an `ArgumentError` if tensors are none for a kernel."""
+    image, other, *operands = tensors
+    if form is torch.channels_last:
+        image = image.permute(0, 2, 3, 1)
+        if kernel.shape.operation == "grad_weight":
+            other = other.permute(0, 2, 3, 1)
+        else:
+            other = other.permute(2, 3, 0, 1).reshape(kernel.shape.weight_shape)
+    kernel.explain(image, other, *operands)
 
 
 @cache
 def _kernel(
     epilogue: str,
     operation: str,
+    device: torch.device,
+    form: torch.memory_format,
     image_size: torch.Size,
     weight_size: torch.Size,
     dtype: torch.dtype,
-    device: torch.device,
-    form: torch.memory_format,
     *geometry: tuple[int, ...],
 ) -> Kernel:
     shape = shape_of(image_size, weight_size, dtype, form, *geometry, operation=operation)

@@ -99,7 +99,7 @@ def gradients(
     found = (
         grad_data(grad_out, weight, image.shape, last, *ctx.geometry) if wanted[0] else None,
         grad_weight(image, grad_out, weight.shape, *ctx.geometry) if wanted[1] else None,
-        grad_out.sum((0, 2, 3)) if wanted[2] else None,
+        grad_out.sum((0, 2, 3)) if any(wanted[2:]) else None,
     )
     forget_packed(weight)
     return found

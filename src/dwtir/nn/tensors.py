@@ -32,11 +32,6 @@ def arranged(tensor: Tensor, form: torch.memory_format = torch.contiguous_format
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
-def as_layout(image: Tensor, form: torch.memory_format) -> Tensor:
-    """View an image of a memory format as a kernel's contiguous NCHW or NHWC tensor."""
-    return image if form is torch.contiguous_format else image.permute(0, 2, 3, 1)
-
-
 def empty_image(like: Tensor, size: Sequence[Any], form: torch.memory_format) -> Tensor:
     """Make an image (N, C, H, W) without values; the strides of all results come from here."""
     return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=form)
@@ -63,34 +58,37 @@ def pack(weight: Tensor) -> Tensor:
     return weight.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1)
 
 
-def packed_weight(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a weight as contiguous (kh, kw, C, M), the shape that is given.
+def packed_weight(weight: Tensor) -> Tensor:
+    """Return a weight that is aligned and lies as (kh, kw, C * M), with the sizes that it has.
 
-    A weight that lies in memory like that is taken as it is. Of others there
-    is one copy for each stream, of which nobody else has to know, until the weight's
-    version changes. Nothing is kept of a weight without a version, nor while a CUDA graph
-    is captured: replays have to see what the weight is then.
+    One that does is taken as it is. Of others there is one copy for each stream, of which
+    nobody else has to know, until the weight's version changes. Nothing is kept of a weight
+    without a version, nor while a CUDA graph is captured: replays have to see what the
+    weight is then.
     """
-    spatial = weight.permute(2, 3, 0, 1)
-    if spatial.is_contiguous() and not weight.data_ptr() % ALIGNMENT:
-        return spatial if spatial.shape == shape else spatial.view(shape)
-    if weight.is_inference() or is_capturing(weight):
-        return _packed(spatial, shape)
-    key = shape, torch._C._cuda_getCurrentRawStream(weight.get_device()) if weight.is_cuda else 0
-    stamp = weight.data_ptr(), weight._version
-    number = id(weight)
+    stream = 0
+    if weight.is_cuda:
+        if _is_capturing():
+            return _packed(weight)
+        stream = _current_stream(weight.get_device())
+    if weight.is_inference():
+        return _packed(weight)
+    stamp, number = (weight.data_ptr(), weight._version), id(weight)
     alive, kept = _kept.get(number, _NOBODY)
     if alive() is not weight:
         kept = {}
         _kept[number] = weakref.ref(weight, partial(_kept.pop, number)), kept
-    found = kept.get(key)
+    found = kept.get(stream)
     if found is None or found[0] != stamp:
-        found = kept[key] = stamp, _packed(spatial.detach(), shape)
+        found = kept[stream] = stamp, _packed(weight.detach())
     return found[1]
 
 
-def _packed(spatial: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return spatial.clone(memory_format=torch.contiguous_format).view(shape)
+def _packed(weight: Tensor) -> Tensor:
+    spatial = weight.permute(2, 3, 0, 1)
+    if spatial.is_contiguous() and not weight.data_ptr() % ALIGNMENT:
+        return weight
+    return spatial.clone(memory_format=torch.contiguous_format).permute(2, 3, 0, 1)
 
 
 def forget_packed(weight: Tensor) -> None:
@@ -104,8 +102,10 @@ def forget_packed(weight: Tensor) -> None:
 
 def is_capturing(tensor: Tensor) -> bool:
     """Tell whether a CUDA graph is captured on the current stream of a tensor's device."""
-    return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    return bool(tensor.is_cuda and _is_capturing())
 
 
-_kept: dict[int, tuple[Callable[[], Any], dict[Any, Any]]] = {}
-_NOBODY: tuple[Callable[[], Any], dict[Any, Any]] = (lambda: None), {}
+_is_capturing = torch.cuda.is_current_stream_capturing
+_current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_kept: dict[int, tuple[Callable[[], Any], dict[int, Any]]] = {}
+_NOBODY: tuple[Callable[[], Any], dict[int, Any]] = (lambda: None), {}
