@@ -116,7 +116,7 @@ def _compile(
     if for_torch:
         mod = entry.add(mod, shape)
     compiled = compile_module(mod, target, strategy.min_blocks, hoist=strategy.hoist, simplify=strategy.simplify)
-    resources = _launch(sch) if target.is_gpu else Resources()
+    resources = _launch(sch, strategy.dynamic_bytes(shape)) if target.is_gpu else Resources()
     if compiled.cubin is not None:
         resources = with_cubin_resources(resources, compiled.cubin)
     info = _describe(shape, epilogue, target, strategy, provenance, sch, compiled.source, resources, workspace)
@@ -222,7 +222,7 @@ def _describe(
     )
 
 
-def _launch(sch: Schedule) -> Resources:
+def _launch(sch: Schedule, shared_bytes: int) -> Resources:
     """Read grid and block of the first kernel off the thread bindings of a schedule."""
     import tvm_ffi
     from tvm import tirx
@@ -239,4 +239,4 @@ def _launch(sch: Schedule) -> Resources:
         (extents.get(f"{tag}.x", 1), extents.get(f"{tag}.y", 1), extents.get(f"{tag}.z", 1))
         for tag in ("blockIdx", "threadIdx")
     )
-    return Resources(grid, block)
+    return Resources(grid, block, shared_bytes)

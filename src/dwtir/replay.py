@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
 _GPU_ONLY = {"Bind", "Tensorize"}
+_BARRIERS = {"tirx.tvm_storage_sync", "tirx.ptx.cp_async_commit_group", "tirx.ptx.cp_async_wait_group"}
 
 
 def replay_on_cpu(sch: Schedule, func: tvm.tirx.PrimFunc) -> tvm.IRModule:
@@ -29,13 +30,12 @@ def replay_on_cpu(sch: Schedule, func: tvm.tirx.PrimFunc) -> tvm.IRModule:
 
 
 def _without_barriers(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
-    """Leave out the barriers that a function has itself."""
+    """Leave out what a function has itself of barriers, and waits for its copies."""
     import tvm_ffi
     from tvm import ir, tirx
 
-    barrier = ir.Op.get("tirx.tvm_storage_sync")
-
     def skip(call: ir.Call) -> tirx.PrimExpr:
-        return tirx.const(0, "int32") if call.op.same_as(barrier) else call
+        is_barrier = isinstance(call.op, ir.Op) and call.op.name in _BARRIERS
+        return tirx.const(0, "int32") if is_barrier else call
 
     return tvm_ffi.structural_map(func, [(ir.Call, skip)])

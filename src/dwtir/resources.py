@@ -36,7 +36,7 @@ def with_cubin_resources(known: Resources, cubin: Any) -> Resources:
     kernels = sorted(cubin.kernels, key=lambda kernel: (len(kernel.name), kernel.name))
     return replace(
         known,
-        shared_bytes=kernels[0].shared_bytes,
+        shared_bytes=kernels[0].shared_bytes + (known.shared_bytes or 0),
         registers=max(kernel.registers for kernel in kernels),
         spill_bytes=max(kernel.spill_store_bytes for kernel in kernels),
         stack_bytes=max(kernel.stack_frame_bytes for kernel in kernels),

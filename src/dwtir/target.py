@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import tvm
 
 
+_MOST_SHARED = {"sm_80": 163, "sm_86": 99, "sm_87": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227}  # KiB
+
+
 @dataclass(frozen=True)
 class Target:
     """A device, as schedules see it."""
@@ -54,6 +57,11 @@ class Target:
     def has_mma(self) -> bool:
         """Whether warps multiply matrices of halves by ``mma.sync.m16n8k16``: from sm_80 on."""
         return self.kind == "cuda" and int(self.arch.removeprefix("sm_").rstrip("af")) >= 80
+
+    @property
+    def most_shared_bytes(self) -> int:
+        """Shared memory of a block that opts in to all that there is, by ``shared.dyn``."""
+        return 1024 * _MOST_SHARED.get(self.arch.rstrip("af"), 0) or self.shared_bytes_per_block
 
     def tvm(self) -> tvm.target.Target:
         """Return this target as TVM's."""

@@ -15,9 +15,10 @@ between images as keep the gradients of one from the inputs of the next; `parts`
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import lcm
+from functools import cache, cached_property
+from math import gcd
 from typing import Any
 
 from .shape import DepthwiseConv2dShape
@@ -40,19 +41,24 @@ class Units:
     parts: int
     """Images that a block takes at a time, its warps, and blocks that share all steps."""
     ahead: int
-    """Steps whose loads are under way."""
+    """Steps whose copies are under way."""
 
     @property
     def columns(self) -> int:
         """Columns of a unit."""
         return LANES // self.together
 
+    @property
+    def window(self) -> int:
+        """Columns of inputs that the gradients of a unit see."""
+        shape = self.shape
+        right = (self.columns - 1) * shape.stride[1] + (shape.kernel[1] - 1) * shape.dilation[1]
+        return right + 1
+
     @cached_property
     def spans(self) -> int:
-        """Products that the window of a unit takes."""
-        shape = self.shape
-        last = (self.columns - 1) * shape.stride[1] + (shape.kernel[1] - 1) * shape.dilation[1]
-        return last // (2 * self.columns) + 1
+        """Products that the window of a unit takes; what they see beyond it is of no use."""
+        return -(-self.window // (2 * self.columns))
 
     @property
     def pairs(self) -> int:
@@ -64,50 +70,83 @@ class Units:
         """Units of a row."""
         return -(-self.shape.out_width // self.columns)
 
+    @property
+    def units(self) -> int:
+        """Units of all pairs."""
+        return self.pairs * self.across
+
     @cached_property
     def groups(self) -> int:
         """Products in depth, of 8 units each of a pair of images."""
-        return -(-self.pairs * self.across // LANES)
+        return -(-self.units // LANES)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a pixel, and from a column to the next in shared memory."""
+        return self.channels // LANES
+
+    @cached_property
+    def together_read(self) -> int:
+        """Neighbouring channels, of a unit each, that a lane reads together."""
+        return gcd(self.own, max(2, LANES // self.together))
+
+    @property
+    def step(self) -> int:
+        """Columns of inputs from a unit to the next."""
+        return self.columns * self.shape.stride[1]
+
+    @cached_property
+    def apart(self) -> tuple[int, int]:
+        """Vectors from a unit's inputs to the next unit's, and from its gradients."""
+        return self._apart(self.step), self._apart(self.columns)
+
+    def _apart(self, columns: int) -> int:
+        rows = min(LANES, 2 * LANES // self.together_read)  # of a fragment, read together
+        return _spread(columns * self.vectors, self.vectors, -(-rows // self.together))
+
+    def input_column(self, column: Any) -> Any:
+        """Find a column of inputs in shared memory, in vectors."""
+        return column // self.step * self.apart[0] + column % self.step * self.vectors
+
+    def grad_column(self, column: Any) -> Any:
+        return column // self.columns * self.apart[1] + column % self.columns * self.vectors
 
     @cached_property
     def pitch(self) -> int:
-        """Columns of inputs in shared memory from a pair of images to the next.
+        """Vectors from an image's row of inputs to the next image's.
 
-        Neighbouring units are in other banks, those of two pairs too.
+        The units of neighbouring images are in other banks too.
         """
-        shape = self.shape
-        step, banks = self.columns * shape.stride[1], 32 // self.together
-        least = max((self.across - 1) * step + self.window, shape.padding[1] + shape.width)
-        return least + (self.across * step - least) % banks
+        seen = (self.across - 1) * self.step + self.window
+        least = self.input_column(max(seen, self.shape.padding[1] + self.shape.width) - 1)
+        least += self.vectors
+        return int(least + (self.across * self.apart[0] - least) % LANES)
 
     @property
-    def window(self) -> int:
-        """Columns of inputs that the products of a unit see."""
-        return 2 * self.columns * self.spans
+    def input_vectors(self) -> int:
+        """Vectors in shared memory of a step, of the first images of all pairs."""
+        return self.shape.stride[0] * self.pairs * self.pitch
 
     @property
-    def input_columns(self) -> int:
-        """Columns in shared memory of a row of inputs of all images."""
-        return max(self.pairs * self.pitch, int(self.place(LANES * self.groups - 1)) + self.window)
+    def grad_vectors(self) -> int:
+        """Those of gradients, with zeros for all units that the last product has beside."""
+        return min(self.units + 1, LANES * self.groups) * self.apart[1]
 
     @property
-    def grad_columns(self) -> int:
-        return LANES * self.groups * self.columns
+    def slot_halves(self) -> int:
+        """Halves in shared memory of a step."""
+        return 2 * LANES * (self.input_vectors + self.grad_vectors)
 
     @property
-    def stride(self) -> int:
-        """Pairs of halves from a column to the next, so that lanes find them in all banks."""
-        return self.channels + (self.together if self.channels // self.together % 2 == 0 else 0)
-
-    @property
-    def shared_halves(self) -> int:
-        return 2 * self.stride * (self.shape.stride[0] * self.input_columns + self.grad_columns)
+    def slots(self) -> int:
+        """Steps in shared memory: the present one, and those under way."""
+        return self.ahead + 1
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory; sums take the place of the operands, if those are larger."""
-        staged, sums = 2 * self.shared_halves, 512 * self.warps * self.own * self.spans
-        return staged if staged >= sums else staged + sums + 32
+        """Bytes of shared memory, in which sums take the place of the operands."""
+        sums = 512 * self.warps * self.own * self.spans
+        return max(2 * self.slots * self.slot_halves, sums)
 
     @cached_property
     def own(self) -> int:
@@ -136,26 +175,21 @@ class Units:
     def part_steps(self) -> int:
         return -(-self.all_steps // self.parts)
 
-    @cached_property
-    def unrolled(self) -> int:
-        """Steps in straight line."""
-        return lcm(self.ring, self.ahead)
-
     @property
     def turns(self) -> int:
         """Turns of a part, the first of which has the gradients before it."""
-        return -(-(self.part_steps + self.ring - 1) // self.unrolled)
+        return -(-(self.part_steps + self.ring - 1) // self.ring)
 
     def even_parts(self, most: int) -> int:
         """Find the fewest parts that take no more turns than `most` do."""
         turns = replace(self, parts=min(most, self.all_steps)).turns
-        return -(-self.all_steps // (turns * self.unrolled - self.ring + 1))
+        return -(-self.all_steps // (turns * self.ring - self.ring + 1))
 
     @cached_property
     def loads(self) -> tuple[int, int]:
-        """Vectors of inputs and of gradients of a step, each of a pair of images."""
+        """Vectors of inputs and of gradients of a step."""
         shape = self.shape
-        vectors = self.pairs * self.channels // LANES
+        vectors = self.images * self.vectors
         return shape.stride[0] * vectors * shape.width, vectors * shape.out_width
 
     @cached_property
@@ -174,6 +208,16 @@ class Units:
         return self.own * self.groups * self.shape.kernel[0] * self.spans
 
     def place(self, unit: Any) -> Any:
-        """Find the first column of a unit's window in shared memory."""
-        step = self.columns * self.shape.stride[1]
-        return unit // self.across * self.pitch + unit % self.across * step
+        """Find the window of a unit in shared memory, in vectors."""
+        return unit // self.across * self.pitch + unit % self.across * self.apart[0]
+
+
+@cache
+def _spread(least: int, vectors: int, columns: int) -> int:
+    """Find how far apart lie units, by vectors, that lanes read together from most banks."""
+
+    def crowd(apart: int) -> int:
+        read = {column * vectors + unit * apart for column in range(columns) for unit in range(4)}
+        return max(Counter(vector % LANES for vector in read).values())
+
+    return min(range(least, least + LANES), key=crowd)

@@ -3,12 +3,11 @@
 The blocks are these:
 
 ``pad``
-    the inputs and gradients of a step, with their zeros, as vectors of channels in registers;
-``stage``
-    the same in pairs of images, in shared memory;
+    the inputs and gradients of a step on their way to shared memory, with their zeros: each
+    ``copy`` one instruction, of a vector of channels;
 ``multiply``
     what a warp does with them: ``left`` and ``right`` are the operands of its ``products``, each
-    one instruction;
+    one instruction, whose pairs are of two images;
 ``leave``
     the sums of a warp for a row of the kernel, for the other threads of its block;
 ``taps``
@@ -31,6 +30,7 @@ from tvm.script import tirx as T
 from ..arguments import ALIGNMENT
 from ..units import LANES, Units
 from . import script
+from .async_copy import BYTES
 from .mma import left, right
 
 
@@ -43,20 +43,22 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     CHANNELS, TOGETHER, COLUMNS, SPANS = sizes.channels, sizes.together, sizes.columns, sizes.spans
     WARPS, OWN, GROUPS = sizes.warps, sizes.own, sizes.groups
-    RING, AHEAD, TURNS, STEPS = sizes.ring, sizes.ahead, sizes.turns, sizes.unrolled
+    RING, AHEAD, TURNS, READ = sizes.ring, sizes.ahead, sizes.turns, sizes.together_read
     PARTS, CHUNKS = sizes.parts, C // CHANNELS
     INPUTS, GRADS = sizes.loads
-    THREADS, VECTORS = 32 * WARPS, CHANNELS // LANES
+    THREADS, VECTORS = 32 * WARPS, sizes.vectors
     INPUT_LOADS, GRAD_LOADS = sizes.thread_loads
-    GRADS_AT = SH * sizes.input_columns
-    HALVES, ROW = sizes.shared_halves, 2 * sizes.stride
+    SLOTS, SLOT = sizes.slots, sizes.slot_halves
+    GRADS_AT, UNITS = 2 * sizes.input_vectors, sizes.units
     SUMS = -(-CHANNELS * KW // THREADS)
     TAPS = KH * KW * CHANNELS
     dtype = shape.dtype
 
-    def split(task, width: int) -> tuple[Any, Any, Any]:
-        """Find the row (of inputs, and of a pair of images), column and vector of a load."""
-        return task // VECTORS // width, task // VECTORS % width, task % VECTORS
+    def split(task, width: int) -> tuple[Any, ...]:
+        """Find the row (of inputs), image, column and vector of a load."""
+        above = task // VECTORS // width
+        column = task // VECTORS % width
+        return above // sizes.images, above % sizes.images, column, task % VECTORS
 
     def image_and_row(part, step) -> tuple[Any, Any, Any]:
         """Find a step among all, and its images and row."""
@@ -64,104 +66,122 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         later = at + sizes.steps
         return at, later // sizes.steps - 1, later % sizes.steps
 
-    def input_of(data: tirx.Buffer, part, chunk, step, task, one, lane) -> Any:
-        _, image, row = image_and_row(part, step)
-        above, column, vector = split(task, W)
-        n = (image * sizes.pairs + above % sizes.pairs) * 2 + one
-        y = row * SH + above // sizes.pairs
-        return T.if_then_else(
-            tirx.all(
-                *(task < INPUTS, RING - 1 <= step, step < sizes.part_steps + RING - 1), *(n < N, TOP <= y, y < TOP + H)
-            ),
-            data[n, y - TOP, column, chunk * CHANNELS + vector * LANES + lane],
-            T.cast(0, dtype),
-        )
+    def input_of(data: tirx.Buffer, part, chunk, step, task, lane) -> tuple[Any, Any]:
+        """Tell whether an input is there, and load it."""
+        _, images, down = image_and_row(part, step)
+        row, image, column, vector = split(task, W)
+        n, y = images * sizes.images + image, down * SH + row
+        here = tirx.all(*(RING - 1 <= step, step < sizes.part_steps + RING - 1), *(n < N, TOP <= y, y < TOP + H))
+        return here, data[n, y - TOP, column, chunk * CHANNELS + vector * LANES + lane]
 
-    def grad_of(grad: tirx.Buffer, part, chunk, step, task, one, lane) -> Any:
-        at, image, row = image_and_row(part, step)
-        pair, column, vector = split(task, OW)
-        n = (image * sizes.pairs + pair) * 2 + one
-        return T.if_then_else(
-            tirx.all(task < GRADS, 0 <= at, n < N, row < OH),
-            grad[n, row, column, chunk * CHANNELS + vector * LANES + lane],
-            T.cast(0, dtype),
-        )
+    def grad_of(grad: tirx.Buffer, part, chunk, step, task, lane) -> tuple[Any, Any]:
+        at, images, row = image_and_row(part, step)
+        _, image, column, vector = split(task, OW)
+        n = images * sizes.images + image
+        here = tirx.all(0 <= at, n < N, row < OH)
+        return here, grad[n, row, column, chunk * CHANNELS + vector * LANES + lane]
 
     def input_to(task) -> Any:
         """Find in shared memory what a load brings."""
-        above, column, vector = split(task, W)
-        row, pair = above // sizes.pairs, above % sizes.pairs
-        column += row * sizes.input_columns + pair * sizes.pitch + LEFT
-        return column * ROW + vector * (2 * LANES)
+        row, image, column, vector = split(task, W)
+        above = row * sizes.pairs + image // 2
+        at = image % 2 * sizes.input_vectors + above * sizes.pitch
+        return (at + sizes.input_column(column + LEFT) + vector) * LANES
 
     def grad_to(task) -> Any:
-        pair, column, vector = split(task, OW)
-        column += GRADS_AT + pair * sizes.across * COLUMNS
-        return column * ROW + vector * (2 * LANES)
+        _, image, column, vector = split(task, OW)
+        at = GRADS_AT + image % 2 * sizes.grad_vectors + image // 2 * sizes.across * sizes.apart[1]
+        return (at + sizes.grad_column(column) + vector) * LANES
 
     def unit(group, half, lane) -> Any:
         return group * LANES + half * 4 + lane % 4
 
     def channel(warp, own, lane) -> Any:
-        return (warp * OWN + own) * TOGETHER + lane // 4 % TOGETHER
+        return (warp * OWN + own * READ) * TOGETHER + lane // 4 % TOGETHER * READ
 
     def input_at(warp, own, group, row, span, *of) -> Any:
+        """Find in shared memory what a lane reads of the first images."""
         lane, half, more = of
-        i = (span * 2 + more) * COLUMNS + lane // 4 // TOGETHER
-        column = row * sizes.input_columns + sizes.place(unit(group, half, lane)) + i
-        return column * ROW + channel(warp, own, lane) * 2
+        i = span * 2 + more
+        at = row * sizes.pairs * sizes.pitch + i // SW * sizes.apart[0]
+        at += sizes.place(tirx.min(unit(group, half, lane), UNITS - 1))
+        at += (i % SW * COLUMNS + lane // 4 // TOGETHER) * VECTORS
+        return at * LANES + channel(warp, own, lane)
 
     def grad_at(warp, own, group, lane, half) -> Any:
-        column = GRADS_AT + unit(group, half, lane) * COLUMNS + lane // 4 // TOGETHER
-        return column * ROW + channel(warp, own, lane) * 2
+        at = GRADS_AT + tirx.min(unit(group, half, lane), UNITS) * sizes.apart[1]
+        return (at + lane // 4 // TOGETHER * VECTORS) * LANES + channel(warp, own, lane)
 
     def held(tap, column) -> tuple[Any, ...]:
         """Find a sum on a diagonal: its unit's channels, product, lane, and place there."""
         kw, channel = tap // CHANNELS, tap % CHANNELS
-        i, c = column * SW + kw * DW, channel % TOGETHER
+        own, c = channel // (TOGETHER * READ) * READ + channel % READ, channel // READ % TOGETHER
+        i = column * SW + kw * DW
         down, right = i % COLUMNS * TOGETHER + c, column * TOGETHER + c
         half = i // COLUMNS % 2
-        return channel // TOGETHER, i // (2 * COLUMNS), down * 4 + right // 2, half, right % 2
+        return own, i // (2 * COLUMNS), down * 4 + right // 2, half, right % 2
 
     def task_of(k, warp, lane) -> Any:
         return k * THREADS + warp * 32 + lane
 
     @script.inline
-    def load(source, raw, count, value_of, part, chunk, step, d, warp, lane):
-        """Load what a thread has of a step, of inputs or gradients."""
+    def copy(staged, source, count, most, value_of, place, *at):
+        """Begin to copy what a thread has of a step, of inputs or gradients."""
+        part, chunk, step, warp, lane = T.meta_var(at)
+        size = T.sblock_alloc_buffer((1,), "int32", scope="local")
         for k in T.unroll(count):
-            for e in T.unroll(2):
-                for v in T.vectorized(LANES):
-                    raw[d, warp, lane, k, e, v] = value_of(source, part, chunk, step, task_of(k, warp, lane), e, v)
-
-    @script.inline
-    def store(staged, pairs, raw, count, most, place, d, warp, lane):
-        """Leave in shared memory what a thread has loaded, the images of a pair side by side."""
-        for k in T.unroll(count):
-            for v in T.unroll(LANES):
-                for e in T.unroll(2):
-                    pairs[v * 2 + e] = raw[d, warp, lane, k, e, v]
             if task_of(k, warp, lane) < most:
-                for v in T.unroll(COLUMNS):
-                    for e in T.vectorized(2 * TOGETHER):
-                        staged[place(task_of(k, warp, lane)) + v * (2 * TOGETHER) + e] = pairs[v * (2 * TOGETHER) + e]
+                here, _ = T.meta_var(value_of(source, part, chunk, step, task_of(k, warp, lane), 0))
+                size[0] = T.if_then_else(here, BYTES, 0)
+                for v in range(LANES):
+                    with T.sblock("copy"):
+                        vk, vv = T.axis.remap("SS", [k, v])
+                        task = T.meta_var(task_of(vk, warp, lane))
+                        _, value = T.meta_var(value_of(source, part, chunk, step, task, vv))
+                        staged[step % SLOTS * SLOT + place(task) + vv] = T.if_then_else(
+                            size[0] == BYTES, value, T.cast(0, dtype)
+                        )
 
     @script.inline
-    def multiply(staged, inputs, grads, acc, d, w, o, g):
-        """Multiply what a warp has of a step, for a unit of channels and a group."""
-        for lane, h, e in T.grid(32, 2, 2):
+    def load(staged, data, grad_out, *at):
+        copy(staged, data, INPUT_LOADS, INPUTS, input_of, input_to, *at)
+        copy(staged, grad_out, GRAD_LOADS, GRADS, grad_of, grad_to, *at)
+        T.evaluate(T.ptx["cp.async.commit_group"]())
+
+    @script.inline
+    def read(raw, staged, step, at, apart):
+        """Read neighbouring channels of both images of a pair."""
+        for e in T.unroll(2):
+            for c in T.vectorized(READ):
+                raw[e, c] = staged[step % SLOTS * SLOT + at + e * apart * LANES + c]
+
+    @script.inline
+    def multiply(staged, inputs, grads, acc, step, d, w, o, g):
+        """Multiply what a warp has of a step, for units of channels and a group."""
+        for lane, h in T.grid(32, 2):
             with T.sblock("right"):
-                vo, vg, vl, vh, ve = T.axis.remap("SSSSS", [o, g, lane, h, e])
-                grads[w, vo, vg, d % RING, vl, vh, ve] = staged[grad_at(w, vo, vg, vl, vh) + ve]
-        for lane, r, s, h, m, e in T.grid(32, SH, SPANS, 2, 2, 2):
+                vo, vg, vl, vh = T.axis.remap("SSSS", [o, g, lane, h])
+                T.reads()
+                T.writes()
+                raw = T.sblock_alloc_buffer((2, READ), dtype, scope="local")
+                read(raw, staged, step, grad_at(w, vo, vg, vl, vh), sizes.grad_vectors)
+                for c, e in T.grid(READ, 2):
+                    grads[w, vo * READ + c, vg, d % RING, vl, vh, e] = raw[e, c]
+        for lane, r, s, h, m in T.grid(32, SH, SPANS, 2, 2):
             with T.sblock("left"):
-                vo, vg, vl, vr, vs, vh, vm, ve = T.axis.remap("SSSSSSSS", [o, g, lane, r, s, h, m, e])
-                inputs[w, vr, vs, vl, vh, vm, ve] = staged[input_at(w, vo, vg, vr, vs, vl, vh, vm) + ve]
-        for r, s, lane, h, e, k in T.grid(KH, SPANS, 32, 2, 2, 16):
+                vo, vg, vl, vr, vs, vh, vm = T.axis.remap("SSSSSSS", [o, g, lane, r, s, h, m])
+                T.reads()
+                T.writes()
+                raw = T.sblock_alloc_buffer((2, READ), dtype, scope="local")
+                read(raw, staged, step, input_at(w, vo, vg, vr, vs, vl, vh, vm), sizes.input_vectors)
+                for c, e in T.grid(READ, 2):
+                    inputs[w, c, vr, vs, vl, vh, vm, e] = raw[e, c]
+        for c, r, s, lane, h, e, k in T.grid(READ, KH, SPANS, 32, 2, 2, 16):
             with T.sblock("products"):
-                vo, vg, vr, vs, vl, vh, ve, vk = T.axis.remap("SSSSSSSR", [o, g, r, s, lane, h, e, k])
+                vo = T.axis.spatial(OWN, o * READ + c)
+                vg, vr, vs, vl, vh, ve, vk = T.axis.remap("SSSSSSR", [g, r, s, lane, h, e, k])
                 acc[w, vo, vr, vs, vl, vh, ve] = acc[w, vo, vr, vs, vl, vh, ve] + T.cast(
-                    inputs[left(w, vr * DH % SH, vs, vl, vh, vk)], "float32"
+                    inputs[left(w, vo % READ, vr * DH % SH, vs, vl, vh, vk)], "float32"
                 ) * T.cast(grads[right(w, vo, vg, (d - vr * DH // SH) % RING, vl, ve, vk)], "float32")
 
     @script.inline
@@ -186,70 +206,54 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 vp, vb = T.axis.remap("SS", [p, b])
                 T.reads()
                 T.writes(partial[vp, vb, 0:TAPS])
-                raw_inputs = T.sblock_alloc_buffer((AHEAD, WARPS, 32, INPUT_LOADS, 2, LANES), dtype, scope="local")
-                raw_grads = T.sblock_alloc_buffer((AHEAD, WARPS, 32, GRAD_LOADS, 2, LANES), dtype, scope="local")
-                staged = T.sblock_alloc_buffer((HALVES,), dtype, scope="shared")
-                inputs = T.sblock_alloc_buffer((WARPS, SH, SPANS, 32, 2, 2, 2), dtype, scope="local")
+                staged = T.sblock_alloc_buffer((SLOTS * SLOT,), dtype, scope="shared.dyn")
+                inputs = T.sblock_alloc_buffer((WARPS, READ, SH, SPANS, 32, 2, 2, 2), dtype, scope="local")
                 grads = T.sblock_alloc_buffer((WARPS, OWN, GROUPS, RING, 32, 2, 2), dtype, scope="local")
                 acc = T.sblock_alloc_buffer((WARPS, OWN, KH, SPANS, 32, 2, 2), "float32", scope="local")
-                shared = T.sblock_alloc_buffer((WARPS * OWN, SPANS, 32, 2, 2), "float32", scope="shared")
+                shared = T.sblock_alloc_buffer((WARPS * OWN, SPANS, 32, 2, 2), "float32", scope="shared.dyn")
                 for w, lane in T.grid(WARPS, 32):
                     with T.sblock("zero"):
                         vw, vl = T.axis.remap("SS", [w, lane])
                         T.reads()
                         T.writes()
-                        for k in T.serial(-(-HALVES // (2 * THREADS))):
-                            if task_of(k, vw, vl) * 2 < HALVES:
-                                for e in T.vectorized(2):
-                                    staged[task_of(k, vw, vl) * 2 + e] = T.cast(0, dtype)
+                        for k in T.serial(-(-SLOTS * SLOT // (LANES * THREADS))):
+                            if task_of(k, vw, vl) * LANES < SLOTS * SLOT:
+                                for e in T.vectorized(LANES):
+                                    staged[task_of(k, vw, vl) * LANES + e] = T.cast(0, dtype)
                         for o in T.unroll(OWN):
                             for r, s, h, e in T.grid(KH, SPANS, 2, 2):
                                 acc[vw, o, r, s, vl, h, e] = T.float32(0)
                             for g, r, h, e in T.grid(GROUPS, RING, 2, 2):
                                 grads[vw, o, g, r, vl, h, e] = T.cast(0, dtype)
-                if TURNS == 1:  # in a loop TVM puts one at its begin, but none between two writes
-                    T.evaluate(T.tvm_storage_sync("shared"))
-                for first in T.unroll(AHEAD):
+                T.evaluate(T.tvm_storage_sync("shared.dyn"))
+                for first in T.serial(AHEAD):
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("first"):
-                            vd, vw, vl = T.axis.remap("SSS", [first, w, lane])
+                            vf, vw, vl = T.axis.remap("SSS", [first, w, lane])
                             T.reads()
                             T.writes()
-                            load(*(data, raw_inputs, INPUT_LOADS, input_of), *(vp, vb, vd, vd, vw, vl))
-                            load(*(grad_out, raw_grads, GRAD_LOADS, grad_of), *(vp, vb, vd, vd, vw, vl))
+                            load(staged, data, grad_out, vp, vb, vf, vw, vl)
                 for turn in T.serial(TURNS):
-                    for d in T.unroll(STEPS):
-                        for w, lane in T.grid(WARPS, 32):
-                            with T.sblock("stage"):
-                                vd, vw, vl = T.axis.remap("SSS", [d, w, lane])
-                                T.reads()
-                                T.writes()
-                                pairs = T.sblock_alloc_buffer((2 * LANES,), dtype, scope="local")
-                                store(
-                                    *(staged, pairs, raw_inputs, INPUT_LOADS, INPUTS, input_to), *(vd % AHEAD, vw, vl)
-                                )
-                                store(*(staged, pairs, raw_grads, GRAD_LOADS, GRADS, grad_to), *(vd % AHEAD, vw, vl))
+                    for d in T.unroll(RING):
+                        T.evaluate(T.ptx["cp.async.wait_group"](AHEAD - 1))
+                        T.evaluate(T.tvm_storage_sync("shared.dyn"))
                         for w, lane in T.grid(WARPS, 32):
                             with T.sblock("pad"):
                                 vt, vd, vw, vl = T.axis.remap("SSSS", [turn, d, w, lane])
                                 T.reads()
                                 T.writes()
-                                load(
-                                    *(data, raw_inputs, INPUT_LOADS, input_of, vp, vb),
-                                    *(vt * STEPS + vd + AHEAD, vd % AHEAD, vw, vl),
-                                )
-                                load(
-                                    *(grad_out, raw_grads, GRAD_LOADS, grad_of, vp, vb),
-                                    *(vt * STEPS + vd + AHEAD, vd % AHEAD, vw, vl),
-                                )
+                                step = T.meta_var(vt * RING + vd + AHEAD)
+                                load(staged, data, grad_out, vp, vb, step, vw, vl)
                         for w in range(WARPS):
                             with T.sblock("multiply"):
-                                vd, vw = T.axis.remap("SS", [d, w])
+                                vt, vd, vw = T.axis.remap("SSS", [turn, d, w])
                                 T.reads()
                                 T.writes()
-                                for o in T.unroll(OWN):
+                                for o in T.unroll(OWN // READ):
                                     for g in T.unroll(GROUPS):
-                                        multiply(staged, inputs, grads, acc, vd, vw, o, g)
+                                        multiply(*(staged, inputs, grads, acc), *(vt * RING + vd, vd, vw, o, g))
+                T.evaluate(T.ptx["cp.async.wait_group"](0))
+                T.evaluate(T.tvm_storage_sync("shared.dyn"))
                 for r in T.unroll(KH):
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("leave"):

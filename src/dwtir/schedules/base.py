@@ -105,6 +105,10 @@ class Strategy(ABC):
         """List tiles that may well be the fastest, the likeliest first: what `choose` picks."""
         return (cls.choose(shape, target),)
 
+    def dynamic_bytes(self, shape: Shape) -> int:
+        """Count the shared memory of a block that only a launch tells."""
+        return 0
+
     def with_room_for(self, shape: Shape, epilogue: Epilogue) -> Self:
         """Return the tile with the registers that an epilogue needs, if it was chosen without."""
         return self

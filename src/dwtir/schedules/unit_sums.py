@@ -4,10 +4,11 @@ Two kernels. In the first, a block takes some channels of a pair of images or mo
 their rows; what a warp multiplies has units of 8 gradients as its depth::
 
     blockIdx.x = parts * channels
-      registers = data or 0, grad_out or 0           of the first `ahead` steps
+      shared = 0
+      copies of the first `ahead` steps begin
       for turn, step:                                 a row of inputs and one of gradients
-        shared = registers                            pairs of images side by side
-        registers = data or 0, grad_out or 0          of a later step
+        wait for the step's copies
+        copies of a later step begin                  by 16 bytes, into a ring of steps in shared
         threadIdx.y = warp, of some of the channels
           grads[step] = shared                        kept for as many rows as the kernel has
           for kh:      sums[kh] += shared x grads[step - kh]             one instruction
@@ -17,8 +18,9 @@ their rows; what a warp multiplies has units of 8 gradients as its depth::
 
 In the second, these are summed: see `part_sums`. What lies where: `dwtir.units`.
 
-Inputs and gradients are loaded once, as vectors of channels, and no half is converted. Registers
-hold 4 * KH sums for each unit, and the gradients of KH rows.
+Inputs and gradients are copied once, through no register, and no half is converted. What lies
+between images is never copied to and stays 0, and a copy of what is not there brings zeros.
+Registers hold 4 * KH sums for each unit, and the gradients of KH rows.
 
 Beside an image gradients are zero, and times an input that is not finite NaN. Infinite inputs
 near the edges thus may make taps NaN that do not see them.
@@ -36,7 +38,7 @@ from ..epilogue import Epilogue
 from ..shape import DepthwiseConv2dShape as Shape
 from ..target import Target
 from ..units import LANES, Units
-from .base import unroll_all, with_guesses
+from .base import bind_threads, unroll_all, with_guesses
 from .cost import registers_for
 from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
@@ -48,15 +50,18 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
 _TOGETHER = (1, 2, 4, 8)
-_CHANNELS = (8, 16, 24, 32, 40, 48, 64)
-# Registers of a thread, by those of its sums, gradients and loads under way; and by group.
-_REGISTERS, _PER_GROUP = 1.28, 6
+_CHANNELS = (8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96)
+_AHEAD = (1, 2, 3, 5)
+_PRODUCTS = MAX_PRODUCTS // 2  # 968 take ptxas half a minute
+# Registers of a thread beside its sums and operands: of every one, and of one more group.
+_REGISTERS, _PER_GROUP = 34, 6
 
-# Time, as in `banded_sums`: cycles of an SM for a load, a fragment and a product of a warp; of a
-# step of a warp that is alone, and more by those of the SM; of a block's end, and by sum.
-_CLOCK, _BANDWIDTH, _LAST_ROUND = 1.755e9, 2.53e12, 0.43
-_LOAD, _LINE, _FRAGMENT, _PRODUCT, _WAIT, _WARP = 14.0, 1.32, 0.16, 2.95, 138, 44
-_END, _END_SUM = 410, 55.0
+# Time: cycles of an SM for 32 bytes, a run of channels, two registers of a warp's operands, a product;
+# of a barrier and by warp; until a copy is there; of a block's end. Of 72 tiles of 8 layers the one
+# preferred is at most 7 % slower than the best.
+_SECTOR, _RUN, _OPERAND, _PRODUCT = 1.14, 0.72, 1.42, 2.8
+_WAIT, _WARP, _LATENCY, _END = 66, 33, 1630, 4200
+_CLOCK, _BANDWIDTH, _LAST_ROUND = 1.755e9, 4.1e12, 0.43
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class UnitSums(MatrixSums):
     part_threads: int
     """Threads of the second kernel over the parts, which it divides."""
     ahead: int = 1
-    """Steps whose loads are under way."""
+    """Steps whose copies are under way."""
     min_blocks: int = 1
     """Blocks that an SM shall have room for at a time."""
 
@@ -93,13 +98,14 @@ class UnitSums(MatrixSums):
     @classmethod
     def tiles(cls, shape: Shape, target: Target) -> Iterator[UnitSums]:
         channels = [n for n in _CHANNELS if shape.in_channels % n == 0]
-        for block, together, images, warps in product(*(channels, _TOGETHER[:3], (2, 4, 8), (2, 4, 8))):
-            if block % (together * warps) or images - 2 >= shape.batch:
+        for block, together, images, own, ahead in product(channels, _TOGETHER[:3], (2, 4, 8), (1, 2, 4), _AHEAD):
+            warps = block // (together * own)
+            if block % (together * own) or warps > 16 or images - 2 >= shape.batch:
                 continue
-            tile = cls(block, together, images, warps, 1, 1)
+            tile = cls(block, together, images, warps, 1, 1, ahead)
             sizes = tile.sizes(shape)
             fitting = [n for n in BLOCK_COUNTS if tile._has_room(sizes, n)]
-            for rounds in (1, 2) if fitting else ():
+            for rounds in (1, 2) if fitting and sizes.ring * sizes.products <= _PRODUCTS else ():
                 parts = target.units * fitting[-1] * rounds // (shape.in_channels // block)
                 parts = sizes.even_parts(max(1, parts))
                 threads = part_threads_for(parts, block, target)
@@ -112,10 +118,10 @@ class UnitSums(MatrixSums):
             "channels": [n for n in _CHANNELS if shape.in_channels % n == 0],
             "together": _TOGETHER,
             "images": (2, 4, 8),
-            "warps": (1, 2, 4, 8),
+            "warps": (1, 2, 4, 8, 12),
             "parts": (1, max(1, parts // 2), 2 * parts),
             "part_threads": (1, 2, 4, 8),
-            "ahead": (1, 2),
+            "ahead": _AHEAD,
             "min_blocks": BLOCK_COUNTS,
         }
         return with_guesses(values, cls.guesses(shape, target))
@@ -132,13 +138,17 @@ class UnitSums(MatrixSums):
         sizes = self.sizes(shape)
         for name, value, most in (
             ("parts", self.parts, sizes.all_steps),
-            ("unrolled loads", 2 * sizes.unrolled * sum(sizes.thread_loads), MAX_LOADS),
-            ("unrolled products", sizes.unrolled * sizes.products, MAX_PRODUCTS),
+            ("unrolled loads", sizes.ring * sum(sizes.thread_loads), MAX_LOADS),
+            ("unrolled products", sizes.ring * sizes.products, MAX_PRODUCTS),
             ("sums of a thread", sizes.sums, MAX_SUMS),
+            ("shared bytes per block", sizes.shared_bytes, target.most_shared_bytes),
         ):
             self._require(value <= most, name, value, f"at most {most}")
         self._require_parts(target, self.channels)
-        self._require_launch(target, threads=32 * self.warps, shared_bytes=sizes.shared_bytes)
+        self._require_launch(target, threads=32 * self.warps)
+
+    def dynamic_bytes(self, shape: Shape) -> int:
+        return self.sizes(shape).shared_bytes
 
     def is_promising(self, shape: Shape) -> bool:
         return self._has_room(self.sizes(shape), self.min_blocks)
@@ -146,26 +156,27 @@ class UnitSums(MatrixSums):
     def _has_room(self, sizes: Units, blocks: int) -> bool:
         """Tell whether registers and shared memory have room for so many blocks."""
         held = sizes.sums + 2 * sizes.own * sizes.groups * sizes.ring
-        held += LANES * self.ahead * sum(sizes.thread_loads)
+        held += 4 * sizes.together_read * sizes.shape.stride[0] * sizes.spans
         has_room = blocks * (sizes.shared_bytes + 1024) <= SHARED
-        needed = _REGISTERS * held + _PER_GROUP * (sizes.groups - 1)
-        return has_room and needed <= registers_for(32 * self.warps, blocks)
+        needed = _REGISTERS + held + _PER_GROUP * (sizes.groups - 1)
+        return has_room and needed <= registers_for(128 * ceil(self.warps * blocks / 4), 1)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of both kernels."""
         sizes = self.sizes(shape)
-        fragments = sizes.own * sizes.groups * (2 + 4 * shape.stride[0] * sizes.spans)
-        lines = _LOAD + _LINE * max(4, 256 / self.channels)
-        work = _FRAGMENT * fragments + _PRODUCT * sizes.products
-        work = lines * sum(sizes.loads) / 32 + work * self.warps
         blocks = self.parts * shape.in_channels / (self.channels * target.units)
         at_a_time = min(self.min_blocks, ceil(blocks))
-        step = _WAIT + _WARP * self.warps + at_a_time * work
+        runs = sum(sizes.loads) / sizes.vectors
+        sectors = runs * ceil(sizes.vectors / 2)
+        operands = self.warps * sizes.own * sizes.groups * (1 + 2 * shape.stride[0] * sizes.spans)
+        cache = at_a_time * (_SECTOR * sectors + _RUN * runs + _OPERAND * operands)
+        products = 4 * ceil(at_a_time * self.warps / 4) * sizes.products
+        busy = max(cache, _PRODUCT * products) + _WAIT / at_a_time + _WARP * self.warps
+        step = (busy**4 + (_LATENCY / self.ahead) ** 4) ** 0.25
         rounds = max(1.0, blocks / self.min_blocks)
         rounds += _LAST_ROUND * (ceil(rounds) - rounds)
-        block = sizes.turns * sizes.unrolled * step + _END + _END_SUM * sizes.sums
-        first = max(rounds * block / _CLOCK, shape.least_bytes / _BANDWIDTH)
-        return LAUNCH + first + float(parts_seconds(shape, self.parts, self.part_threads))
+        first = max(rounds * (sizes.turns * sizes.ring * step + _END) / _CLOCK, shape.least_bytes / _BANDWIDTH)
+        return float(LAUNCH + first + parts_seconds(shape, self.parts, self.part_threads))
 
     def sizes(self, shape: Shape) -> Units:
         return Units(*(shape, self.channels, self.together, self.images), *(self.warps, self.parts, self.ahead))
@@ -176,20 +187,20 @@ class UnitSums(MatrixSums):
         return unit_sums(self.sizes(shape))
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
-        from ..compute.mma import intrinsic
+        from ..compute import async_copy, mma
 
-        for name in ("zero", "first", "stage", "pad", "leave", "taps"):
-            *_, warp, lane = sch.get_loops(sch.get_sblock(name))
-            sch.bind(warp, "threadIdx.y")
-            sch.bind(lane, "threadIdx.x")
+        for name in ("zero", "first", "pad", "leave", "taps"):
+            bind_threads(sch, *sch.get_loops(sch.get_sblock(name))[-2:])
+        copy = async_copy.intrinsic(shape.dtype)
+        for name in ("copy", "copy_1", "copy_2", "copy_3"):
+            sch.tensorize(sch.get_loops(sch.get_sblock(name))[-1], copy)
         for name in ("right", "left"):
-            _, _, lane, *others, pair = sch.get_loops(sch.get_sblock(name))
+            _, _, lane, *others = sch.get_loops(sch.get_sblock(name))
             sch.bind(lane, "threadIdx.x")
             unroll_all(sch, others)
-            sch.vectorize(pair)
-        _, _, row, span, lane, *_ = sch.get_loops(sch.get_sblock("products"))
-        unroll_all(sch, [row, span])
-        sch.tensorize(lane, intrinsic(shape.dtype))
+        _, _, *others, lane, _, _, _ = sch.get_loops(sch.get_sblock("products"))
+        unroll_all(sch, others)
+        sch.tensorize(lane, mma.intrinsic(shape.dtype))
         sch.bind(sch.get_loops(sch.get_sblock("multiply"))[-1], "threadIdx.y")
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("block"))), "blockIdx.x")
         sum_parts(sch, shape, self.part_threads, self.channels)
