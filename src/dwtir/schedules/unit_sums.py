@@ -53,12 +53,13 @@ _TOGETHER = (1, 2, 4, 8)
 _CHANNELS = (8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96)
 _AHEAD = (1, 2, 3, 5)
 _PRODUCTS = MAX_PRODUCTS // 2  # 968 take ptxas half a minute
+_WARPS = (1, 2, 4, 8, 12, 16)
+_MOST_COLUMNS = 224  # of more, in all images of a block, it takes longer than expected
 # Registers of a thread beside its sums and operands: of every one, and of one more group.
 _REGISTERS, _PER_GROUP = 34, 6
 
 # Time: cycles of an SM for 32 bytes, a run of channels, two registers of a warp's operands, a product;
-# of a barrier and by warp; until a copy is there; of a block's end. Of 72 tiles of 8 layers the one
-# preferred is at most 7 % slower than the best.
+# of a barrier and by warp; until a copy is there; of a block's end. Fitted on an H200.
 _SECTOR, _RUN, _OPERAND, _PRODUCT = 1.14, 0.72, 1.42, 2.8
 _WAIT, _WARP, _LATENCY, _END = 66, 33, 1630, 4200
 _CLOCK, _BANDWIDTH, _LAST_ROUND = 1.755e9, 4.1e12, 0.43
@@ -73,6 +74,7 @@ class UnitSums(MatrixSums):
     device: ClassVar[str] = "a GPU from sm_80 on, of whole vectors of channels"
     least: ClassVar[tuple[int, ...]] = (LANES, 1, 2, 1, 1, 1)
     likeness: ClassVar[tuple[str, ...]] = ("channels", "together", "warps")
+    margin: ClassVar[float] = 0.92
 
     channels: int
     """Channels of a block."""
@@ -98,14 +100,16 @@ class UnitSums(MatrixSums):
     @classmethod
     def tiles(cls, shape: Shape, target: Target) -> Iterator[UnitSums]:
         channels = [n for n in _CHANNELS if shape.in_channels % n == 0]
-        for block, together, images, own, ahead in product(channels, _TOGETHER[:3], (2, 4, 8), (1, 2, 4), _AHEAD):
+        for block, together, images, own, ahead in product(channels, _TOGETHER[:3], (2, 4, 8), (1, 2, 4), (2, 3)):
             warps = block // (together * own)
-            if block % (together * own) or warps > 16 or images - 2 >= shape.batch:
+            if block % (together * own) or warps not in _WARPS or images - 2 >= shape.batch:
                 continue
             tile = cls(block, together, images, warps, 1, 1, ahead)
             sizes = tile.sizes(shape)
             fitting = [n for n in BLOCK_COUNTS if tile._has_room(sizes, n)]
-            for rounds in (1, 2) if fitting and sizes.ring * sizes.products <= _PRODUCTS else ():
+            if not fitting or sizes.ring * sizes.products > _PRODUCTS or images * shape.out_width > _MOST_COLUMNS:
+                continue
+            for rounds in (1, 2):
                 parts = target.units * fitting[-1] * rounds // (shape.in_channels // block)
                 parts = sizes.even_parts(max(1, parts))
                 threads = part_threads_for(parts, block, target)
@@ -118,7 +122,7 @@ class UnitSums(MatrixSums):
             "channels": [n for n in _CHANNELS if shape.in_channels % n == 0],
             "together": _TOGETHER,
             "images": (2, 4, 8),
-            "warps": (1, 2, 4, 8, 12),
+            "warps": _WARPS,
             "parts": (1, max(1, parts // 2), 2 * parts),
             "part_threads": (1, 2, 4, 8),
             "ahead": _AHEAD,
