@@ -7,16 +7,7 @@ import pytest
 from tvm.ir import load_json
 
 import dwtir
-from dwtir import (
-    ArgumentError,
-    InvalidEpilogueError,
-    InvalidScheduleError,
-    InvalidShapeError,
-    InvalidTargetError,
-    Resources,
-    Shape,
-    ToolchainError,
-)
+from dwtir import ArgumentError, InvalidScheduleError, Resources, Shape, ToolchainError
 from dwtir.kernel import KernelInfo
 from dwtir.schedules import Cpu, RegisterWindow, SharedTile
 from dwtir.target import resolve
@@ -31,12 +22,8 @@ def test_a_kernel_of_the_cpu_can_be_looked_at(kernel):
     assert ".text" in kernel.source()
     assert kernel.resources() == Resources()
     assert kernel.resources().threads is None
-    assert kernel.provenance == {
-        "dwtir": dwtir.__version__,
-        "apache-tvm": "0.27.0.post1",
-        "schedule": "manual",
-        "chosen": "manual",
-    }
+    versions = {"dwtir": dwtir.__version__, "apache-tvm": "0.27.0.post1"}
+    assert kernel.provenance == versions | {"schedule": "manual", "chosen": "manual"}
     assert any(inst[0] == "ComputeAt" for inst in load_json(kernel.trace)[0])
 
 
@@ -64,9 +51,8 @@ def test_a_kernel_for_an_absent_gpu_can_be_looked_at_but_not_run(foreign_kernel,
 
 def test_the_cpu_is_timed(kernel):
     timing = kernel.time(repeats=5, min_repeat_ms=1)
-    assert 0 < timing.p20 <= timing.median <= timing.p80
+    assert 0 < timing.p20 <= timing.median <= timing.p80 < np.inf
     assert timing.repeats == 5
-    assert np.isfinite(timing.p80)
 
 
 def test_opencl_is_neither_timed_nor_exported(opencl_kernel, tmp_path):
@@ -125,9 +111,9 @@ def test_schedules_that_do_not_fit(schedule, target, message):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"shape": "1x2x3x4"}, InvalidShapeError),
-        ({"epilogue": "tanh"}, InvalidEpilogueError),
-        ({"target": "tpu"}, InvalidTargetError),
+        ({"shape": "1x2x3x4"}, dwtir.InvalidShapeError),
+        ({"epilogue": "tanh"}, dwtir.InvalidEpilogueError),
+        ({"target": "tpu"}, dwtir.InvalidTargetError),
         ({"on_miss": "ignore"}, InvalidScheduleError),
     ],
 )
