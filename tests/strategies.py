@@ -15,7 +15,7 @@ import numpy as np
 from hypothesis import example
 from numpy.typing import NDArray
 
-from dwtir import Epilogue, InvalidScheduleError, Shape
+from dwtir import Epilogue, InvalidScheduleError, Shape, reference
 from dwtir.epilogue import STEPS
 from dwtir.reference import numpy_dtype
 from dwtir.schedules.ladder import LADDER_STEPS
@@ -99,35 +99,17 @@ def shapes(
     for axis in range(2):
         least = max(1, (kernels[axis] - 1) * dilations[axis] + 1 - _total(padding, axis))
         most = max(size, least)
-        sizes.append(
-            draw(
-                st.one_of(
-                    st.integers(least, most),
-                    st.just(least),
-                    st.sampled_from([n for n in _PRIMES if least <= n <= most] or [least]),
-                )
-            )
-        )
+        primes = [n for n in _PRIMES if least <= n <= most] or [least]
+        sizes.append(draw(st.one_of(st.integers(least, most), st.just(least), st.sampled_from(primes))))
 
-    def make(batch=1, in_channels=1, multiplier=1, **names):
-        return Shape(
-            batch=batch,
-            in_channels=in_channels,
-            height=sizes[0],
-            width=sizes[1],
-            kernel=kernels,
-            stride=strides,
-            padding=padding,
-            dilation=dilations,
-            channel_multiplier=multiplier,
-            **names,
-        )
-
-    affordable = max(1, flop // make().flop)
+    about = {"kernel": kernels, "stride": strides, "padding": padding, "dilation": dilations}
+    one = Shape(batch=1, in_channels=1, height=sizes[0], width=sizes[1], **about)
+    affordable = max(1, flop // one.flop)
     filters = draw(st.integers(1, min(multiplier, affordable)))
     inputs = draw(st.integers(1, min(channels, max(1, affordable // filters))))
     items = draw(st.integers(1, min(batch, max(1, affordable // (filters * inputs)))))
-    return make(items, inputs, filters, dtype=draw(st.sampled_from(dtypes)), layout=draw(st.sampled_from(layouts)))
+    many = {"batch": items, "in_channels": inputs, "channel_multiplier": filters}
+    return replace(one, **many, dtype=draw(st.sampled_from(dtypes)), layout=draw(st.sampled_from(layouts)))
 
 
 def _total(padding, axis):
@@ -329,6 +311,12 @@ def real_tensors(shape, epilogue, seed):
     rng = np.random.default_rng(seed)
     extents = shape.input_shapes | epilogue.operands(shape)
     return _rounded({name: rng.standard_normal(of) for name, of in extents.items()}, shape)
+
+
+def oracle(shape, epilogue, tensors):
+    """Compute in float64 what must come out."""
+    first, second, *_ = tensors.values()
+    return reference.depthwise_conv2d(shape, first, second, tensors, epilogue=epilogue)
 
 
 def _integers(rng, extents, largest):

@@ -36,23 +36,18 @@ def results(*, articles=True, networks=True):
         ("1x96x56x56_k7_p3", "bias+relu", ("mobilenet_v2",)),
         ("1x96x56x56_k5_p2_s2_m2_float16", "", ("mnasnet1_0",)),
     )
+    target = replace(H200, features=())
+    timings = {"dwtir": timing(3.5), "torch NCHW native": timing(9), "torch NHWC cudnn": timing(3)}
+    left = ("torch NCHW cudnn: its error is 1.0e-01, 1.0e-05 is allowed",)
     rows = [
-        Row(
-            Shape.parse(f"{layer}_{layout}"),
-            Epilogue.of(steps),
-            replace(H200, features=()),
-            True,
-            {"dwtir": timing(3.5), "torch NCHW native": timing(9), "torch NHWC cudnn": timing(3)},
-            ("torch NCHW cudnn: its error is 1.0e-01, 1.0e-05 is allowed",),
-            names if networks else (),
-        )
+        Row(Shape.parse(f"{layer}_{layout}"), Epilogue.of(steps), target, True, timings, left, names * networks)
         for layout in ("nchw", "nhwc")
         for layer, steps, names in layers
     ]
     cases = {case: timing(us / 4) for case, us in PUBLISHED_US.items()}
     cases |= {case: "no tuning record" for case in cases if case.way == TUNED}
     about = {"device": H200.name, "GPU": "NVIDIA H200", "dwtir": "0.1.0", "torch": "2.11"}
-    return Results(rows[0].target, about, rows, cases if articles else {})
+    return Results(target, about, rows, cases if articles else {})
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.json.xz"])
@@ -104,9 +99,9 @@ def test_pictures_in_a_folder_and_in_a_file(tmp_path):
     lines = plot(found, tmp_path / "plots", prefix="h200-", source="made from this")
     names = [f"h200-{name}.png" for name in ("speedup", "roofline", "ladder")]
     assert lines == [f"wrote {tmp_path / 'plots' / name}" for name in names]
-    for name in names:
-        assert min(png_size(tmp_path / "plots" / name)) > 300
-        assert b"made from this" in (tmp_path / "plots" / name).read_bytes()
+    for path in (tmp_path / "plots" / name for name in names):
+        assert min(png_size(path)) > 300
+        assert b"made from this" in path.read_bytes()
     assert plot(found, tmp_path / "all.png") == [f"wrote {tmp_path / 'all.png'}"]
     assert png_size(tmp_path / "all.png")[0] > png_size(tmp_path / "plots" / names[0])[0]
     plot(results(networks=False), tmp_path / "all.svg")
@@ -154,11 +149,8 @@ def test_the_report(tmp_path, run):
     assert (tmp_path / "page.md").read_text().splitlines() == markdown(results())
     with (tmp_path / "rows.csv").open(newline="") as stream:
         assert [line["shape"] for line in csv.DictReader(stream)] == [str(row.shape) for row in results().rows]
-    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [
-        "rows-ladder.png",
-        "rows-roofline.png",
-        "rows-speedup.png",
-    ]
+    names = {f"rows-{name}.png" for name in ("ladder", "roofline", "speedup")}
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == names
     shutil.copy(tmp_path / "rows.json", tmp_path / "other.json")
     _, errors = run("report", "rows.json", "other.json", "--plot", "all.png", status=1)
     assert "plots of 2 results go to a folder, got all.png" in errors
@@ -175,11 +167,11 @@ def test_the_readme_command(tmp_path, run):
     assert "no results" in errors
     results().write(folder / "bench-h200.json.xz")
     run("readme")
-    assert page.read_text() == readme.pages(page)[page]
-    assert page.read_text().startswith("before\n")
-    assert page.read_text().endswith("\nafter\n")
-    assert "former text" not in page.read_text()
-    assert "|nvidia-h200|NCHW float32, cold|2|2.57x|0|" in page.read_text()
+    content = page.read_text()
+    assert content == readme.pages(page)[page]
+    assert (content.partition("\n")[0], content[-7:]) == ("before", "\nafter\n")
+    assert "former text" not in content
+    assert "|nvidia-h200|NCHW float32, cold|2|2.57x|0|" in content
     assert_current(page)
     results(articles=False).write(folder / "bench-h200.json.xz")
     with pytest.raises(AssertionError):

@@ -19,6 +19,7 @@ from strategies import (
     epilogues,
     integer_tensors,
     named_shapes,
+    oracle,
     real_tensors,
     seeds,
     shapes,
@@ -48,11 +49,6 @@ def check_reals(shape, epilogue, run, seed):
     ratio = np.abs(got - expected) / bound  # NaN where the output was not written
     note(f"the largest error is {np.max(ratio)} of the bound")
     assert (ratio <= 1).all()
-
-
-def oracle(shape, epilogue, tensors):
-    first, second, *_ = tensors.values()
-    return reference.depthwise_conv2d(shape, first, second, tensors, epilogue=epilogue)
 
 
 def check(shape, epilogue, strategy, run, seed):

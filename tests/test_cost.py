@@ -12,6 +12,7 @@ from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touch
 from dwtir.schedules.tiles import MAX_SIDE
 from strategies import shapes
 
+SILU, RESIDUAL = "scale_shift+silu", "scale_shift+residual+relu"
 SHAPE = Shape.parse("64x256x56x56_k3_p1")
 MODEL = Model(SHAPE, H200)
 _AMOUNTS = {
@@ -204,11 +205,11 @@ def test_no_row_has_code_of_its_own(images, tile):
 @pytest.mark.parametrize(
     ("layer", "epilogue"),
     [
-        ("64x256x56x56_k3_p1_float16_nhwc", "scale_shift+silu"),
-        ("128x96x56x56_k5_p2", "scale_shift+residual+relu"),
-        ("128x96x56x56_k5_p2_float16", "scale_shift+residual+relu"),
-        ("128x96x56x56_k5_p2_float16_nhwc", "scale_shift+silu"),
-        ("128x96x56x56_k5_p2_float16_nhwc", "scale_shift+residual+relu"),
+        ("64x256x56x56_k3_p1_float16_nhwc", SILU),
+        ("128x96x56x56_k5_p2", RESIDUAL),
+        ("128x96x56x56_k5_p2_float16", RESIDUAL),
+        ("128x96x56x56_k5_p2_float16_nhwc", SILU),
+        ("128x96x56x56_k5_p2_float16_nhwc", RESIDUAL),
     ],
 )
 def test_an_epilogue_fits_beside_the_tile(layer, epilogue):
@@ -225,12 +226,12 @@ def test_an_epilogue_fits_beside_the_tile(layer, epilogue):
     ("layer", "epilogue", "changed"),
     [
         ("128x96x56x56_k7_p3", "bias+relu", {}),
-        ("128x96x56x56_k7_p3", "scale_shift+silu", {"min_blocks": 3}),
-        ("128x96x56x56_k7_p3", "scale_shift+residual+relu", {"min_blocks": 3}),
-        ("128x96x56x56_k5_p2_nhwc", "scale_shift+silu", {}),
-        ("128x768x7x7_k7_p3", "scale_shift+silu", {}),
-        ("128x768x7x7_k7_p3", "scale_shift+residual+relu", {"turns": 1}),
-        ("128x768x7x7_k7_p3_float16", "scale_shift+residual+relu", {}),
+        ("128x96x56x56_k7_p3", SILU, {"min_blocks": 3}),
+        ("128x96x56x56_k7_p3", RESIDUAL, {"min_blocks": 3}),
+        ("128x96x56x56_k5_p2_nhwc", SILU, {}),
+        ("128x768x7x7_k7_p3", SILU, {}),
+        ("128x768x7x7_k7_p3", RESIDUAL, {"turns": 1}),
+        ("128x768x7x7_k7_p3_float16", RESIDUAL, {}),
     ],
 )
 def test_a_tile_makes_room_for_what_waits(layer, epilogue, changed):

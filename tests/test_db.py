@@ -207,6 +207,10 @@ def test_verify_notices_wrong_results(monkeypatch):
         verify_record(record)
 
 
+def importing(path):
+    return "import", "--db", path / "new", "--target", "cpu", path / "ms"
+
+
 def test_metaschedule_exchange(folder, tmp_path, run):
     out, _ = run("export", "--db", folder, "--device", CPU.name, tmp_path / "ms")
     assert out.startswith("2 records")
@@ -214,10 +218,10 @@ def test_metaschedule_exchange(folder, tmp_path, run):
     assert theirs.query_schedule(module(), CPU.tvm(), "main").mod.script() == script(SHAPE, TILE)
     _, errors = run("export", "--db", folder, tmp_path / "ms", status=1)
     assert "is there already" in errors
-    out, _ = run("import", "--db", tmp_path / "new", "--target", "cpu", tmp_path / "ms")
+    out, _ = run(*importing(tmp_path))
     assert out.startswith("2 records written")
     assert Record.read(tmp_path / "new" / CPU.name / NAME).strategy == TILE
-    out, _ = run("import", "--db", tmp_path / "new", "--target", "cpu", tmp_path / "ms")
+    out, _ = run(*importing(tmp_path))
     assert out.startswith("0 records written")
     assert "2 not better" in out
 
@@ -249,7 +253,7 @@ def test_damaged_exports_are_refused_line_by_line(folder, tmp_path, run):
     path.write_text("\n".join(lines))
     works = tmp_path / "ms" / "database_workload.json"
     works.write_text(works.read_text() + '["1", "AAAA"]\n["1"]\n\n["1", "AAAAAAAAAAB7fQ=="]\n')
-    out, errors = run("import", "--db", tmp_path / "new", "--target", "cpu", tmp_path / "ms", status=1)
+    out, errors = run(*importing(tmp_path), status=1)
     assert out.startswith("1 records written")
     assert errors.count("not imported: ") == len(lines) - 1 + 4
     _, errors = run("import", "--db", tmp_path / "new", tmp_path / "nowhere", status=1)

@@ -7,16 +7,7 @@ import pytest
 from tvm.ir import load_json
 
 import dwtir
-from dwtir import (
-    ArgumentError,
-    InvalidEpilogueError,
-    InvalidScheduleError,
-    InvalidShapeError,
-    InvalidTargetError,
-    Resources,
-    Shape,
-    ToolchainError,
-)
+from dwtir import ArgumentError, InvalidScheduleError, Resources, Shape, ToolchainError
 from dwtir.kernel import KernelInfo
 from dwtir.schedules import Cpu, RegisterWindow, SharedTile
 from dwtir.target import resolve
@@ -31,12 +22,8 @@ def test_a_kernel_of_the_cpu_can_be_looked_at(kernel):
     assert ".text" in kernel.source()
     assert kernel.resources() == Resources()
     assert kernel.resources().threads is None
-    assert kernel.provenance == {
-        "dwtir": dwtir.__version__,
-        "apache-tvm": "0.27.0.post1",
-        "schedule": "manual",
-        "chosen": "manual",
-    }
+    versions = {"dwtir": dwtir.__version__, "apache-tvm": "0.27.0.post1"}
+    assert kernel.provenance == versions | {"schedule": "manual", "chosen": "manual"}
     assert any(inst[0] == "ComputeAt" for inst in load_json(kernel.trace)[0])
 
 
@@ -64,9 +51,8 @@ def test_a_kernel_for_an_absent_gpu_can_be_looked_at_but_not_run(foreign_kernel,
 
 def test_the_cpu_is_timed(kernel):
     timing = kernel.time(repeats=5, min_repeat_ms=1)
-    assert 0 < timing.p20 <= timing.median <= timing.p80
+    assert 0 < timing.p20 <= timing.median <= timing.p80 < np.inf
     assert timing.repeats == 5
-    assert np.isfinite(timing.p80)
 
 
 def test_opencl_is_neither_timed_nor_exported(opencl_kernel, tmp_path):
@@ -86,19 +72,16 @@ def test_the_description_survives_json(name, request):
 
 
 def test_schedules_by_name_and_as_objects():
-    target = resolve("opencl")
     text = "1x8x33x35_k3_psame"
+    manual = RegisterWindow.choose(Shape.parse(text), resolve("opencl"))
     for schedule, strategy, chosen in (
-        ("manual", RegisterWindow, "manual"),
-        ("register_window", RegisterWindow, "step"),
+        ("manual", manual, "manual"),
+        ("register_window", manual, "step"),
         ("threads_8x32", SharedTile(thread_y=8, thread_x=32), "step"),
         (SharedTile(block_h=16), SharedTile(block_h=16), "object"),
     ):
         kernel = dwtir.build(text, schedule, target="opencl")
-        if isinstance(strategy, type):
-            assert kernel.strategy == strategy.choose(Shape.parse(text), target)
-        else:
-            assert kernel.strategy == strategy
+        assert kernel.strategy == strategy
         assert kernel.provenance["chosen"] == chosen
         assert kernel.provenance["schedule"] == str(schedule)
         check(kernel)
@@ -125,9 +108,9 @@ def test_schedules_that_do_not_fit(schedule, target, message):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"shape": "1x2x3x4"}, InvalidShapeError),
-        ({"epilogue": "tanh"}, InvalidEpilogueError),
-        ({"target": "tpu"}, InvalidTargetError),
+        ({"shape": "1x2x3x4"}, dwtir.InvalidShapeError),
+        ({"epilogue": "tanh"}, dwtir.InvalidEpilogueError),
+        ({"target": "tpu"}, dwtir.InvalidTargetError),
         ({"on_miss": "ignore"}, InvalidScheduleError),
     ],
 )

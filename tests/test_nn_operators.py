@@ -124,11 +124,9 @@ def test_a_tensor_without_values():
 
 @forms
 def test_plain_tensors_give_what_the_operators_give(form):
-    values = [torch.randn(2, 6, 9, 11).to(memory_format=form)]
-    values += [torch.randn(12, 1, 3, 3), torch.randn(12)]
+    values = [torch.randn(2, 6, 9, 11).to(memory_format=form), torch.randn(12, 1, 3, 3), torch.randn(12)]
     found = []
-    ways = [ops.depthwise_conv2d, depthwise_conv2d]
-    for compute in ways:
+    for compute in (ops.depthwise_conv2d, depthwise_conv2d):
         tensors = [value.clone().requires_grad_() for value in values]
         out = compute(*tensors, *GEOMETRY)
         first = torch.autograd.grad(out.pow(2).sum(), tensors, create_graph=True)
@@ -149,21 +147,15 @@ def test_compiles_as_one_graph(form, mixed):
         assert compiled(image).stride() == model(image).stride()
 
 
-def test_compiles_for_sizes_that_change():
-    model = network()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
-    with torch.no_grad():
-        for size in ((2, 8, 15, 17), (3, 8, 15, 17), (5, 8, 22, 13)):
-            image = torch.randn(size)
-            assert torch.equal(compiled(image), model(image))
-
-
 @pytest.mark.filterwarnings("default")
-def test_compiles_with_inductor():
-    model, image = network(), torch.randn(2, 8, 15, 17)
-    compiled = torch.compile(model, fullgraph=True)
+@pytest.mark.parametrize("options", [{"backend": "aot_eager", "dynamic": True}, {"backend": "inductor"}])
+def test_compiles_for_sizes_that_change(options):
+    model = network()
+    compiled = torch.compile(model, fullgraph=True, **options)
+    sizes = [(2, 8, 15, 17), (3, 8, 15, 17), (5, 8, 22, 13)]
     with torch.no_grad():
-        torch.testing.assert_close(compiled(image), model(image))
+        for image in map(torch.randn, sizes[: 3 if "dynamic" in options else 1]):
+            torch.testing.assert_close(compiled(image), model(image))
 
 
 @forms
@@ -226,10 +218,9 @@ def test_maps_over_the_gradients_operators(dims):
 
     for function, names in ((data, ("out", "weight")), (filters, ("image", "out"))):
         tensors = [torch.randn(3, *sizes[name]) for name in names]
-        given = [t[0] if d is None else t.movedim(0, d) for t, d in zip(tensors, dims, strict=True)]
-        one_by_one = [
-            function(*(t[0 if d is None else i] for t, d in zip(tensors, dims, strict=True))) for i in range(3)
-        ]
+        pairs = list(zip(tensors, dims, strict=True))
+        given = [t[0] if d is None else t.movedim(0, d) for t, d in pairs]
+        one_by_one = [function(*(t[0 if d is None else i] for t, d in pairs)) for i in range(3)]
         torch.testing.assert_close(torch.vmap(function, dims)(*given), torch.stack(one_by_one))
 
 

@@ -1,7 +1,6 @@
 """Generated OpenCL on a real device, PoCL on most machines: nothing is mocked."""
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from dwtir.reference import numpy_dtype
 from processes import python
 
 SHAPE = Shape.parse("1x2x5x5_k3")
-Array = np.ndarray[Any, Any]
 
 
 def on_threads(func, block, threads=64):
@@ -48,8 +46,12 @@ def copy_as(source, target, count, lanes):
     return sch
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 4, 8])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+all_lanes = pytest.mark.parametrize("lanes", [1, 2, 4, 8])
+halves = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+
+
+@all_lanes
+@halves
 def test_every_16_bit_value_widens_exactly(dtype, lanes):
     every = np.arange(1 << 16, dtype=np.uint16).view(numpy_dtype(dtype))
     out = np.empty(every.shape, np.float32)
@@ -59,23 +61,17 @@ def test_every_16_bit_value_widens_exactly(dtype, lanes):
     assert lanes == 1 or f"vload{lanes}(0, a_ptr" in kernel.source
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 4, 8])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@all_lanes
+@halves
 def test_casts_round_to_nearest_even(dtype, lanes):
     every = np.arange(1 << 16, dtype=np.uint16).view(numpy_dtype(dtype))
     infinity = np.float32(np.inf).astype(numpy_dtype(dtype)).view(np.uint16)
     finite = np.unique(every[(every.view(np.uint16) & 0x7FFF) < infinity].astype(np.float64))
     ties = ((finite[1:] + finite[:-1]) / 2).astype(np.float32)
-    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 65519, 65520, 1e-45])
-    values = np.concatenate(
-        [
-            ties,
-            np.nextafter(ties, np.float32(np.inf)),
-            np.nextafter(ties, np.float32(-np.inf)),
-            special.astype(np.float32),
-            np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], np.uint32).view(np.float32),
-        ]
-    )
+    beside = [np.nextafter(ties, np.float32(way)) for way in (np.inf, -np.inf)]
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 65519, 65520, 1e-45], np.float32)
+    nans = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], np.uint32).view(np.float32)
+    values = np.concatenate([ties, *beside, special, nans])
     values = np.resize(values, -(-values.size // 512) * 512)
     out = np.empty(values.shape, numpy_dtype(dtype))
     kernel = compile_opencl(copy_as("float32", dtype, values.size, lanes).mod)
@@ -150,16 +146,15 @@ def test_wrong_arrays_are_refused():
     good = np.ones(64, np.float32)
     frozen = good.copy()
     frozen.flags.writeable = False
-    with pytest.raises(ArgumentError, match=r"takes 4 arrays .*, got 3"):
-        kernel(good, good, good)
-    with pytest.raises(ArgumentError, match=r"mid must be float32\[64\], got float64\[64\]"):
-        kernel(good, good, good.astype(np.float64), good)
-    with pytest.raises(ArgumentError, match=r"alpha must be float32\[64\], got float32\[63\]"):
-        kernel(good, good[1:], good, good)
-    with pytest.raises(ArgumentError, match="zeta must be C-contiguous"):
-        kernel(np.ones(128, np.float32)[::2], good, good, good)
-    with pytest.raises(ArgumentError, match="beta must be writeable"):
-        kernel(good, good, good, frozen)
+    for arrays, message in (
+        ((good, good, good), "takes 4 arrays .*, got 3"),
+        ((good, good, good.astype(np.float64), good), r"mid must be float32\[64\], got float64\[64\]"),
+        ((good, good[1:], good, good), r"alpha must be float32\[64\], got float32\[63\]"),
+        ((np.ones(128, np.float32)[::2], good, good, good), "zeta must be C-contiguous"),
+        ((good, good, good, frozen), "beta must be writeable"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            kernel(*arrays)
 
 
 # What fails
@@ -198,14 +193,14 @@ def test_limits_are_checked_before_the_launch():
     mod = copy_as("float32", "float32", 4096, 1).mod
     with pytest.raises(InvalidScheduleError, match=r"block \(64, 1, 1\) has more than 32 threads"):
         compile_opencl(mod, max_threads=32)
-    most = opencl.find_device().max_work_group_size
-    wide = Launch("main_kernel", (1, 1, 1), (1, 2 * most, 1), 0, [])
-    with pytest.raises(InvalidScheduleError, match=f"does not fit .*at most {most} work-items"):
-        OpenCLKernel(Lowered("", [wide], []))
-    local = opencl.find_device().local_mem_size
-    large = Launch("main_kernel", (1, 1, 1), (1, 1, 1), local + 1, [])
-    with pytest.raises(InvalidScheduleError, match=f"{local + 1} bytes of local memory"):
-        OpenCLKernel(Lowered("", [large], []))
+    most, local = opencl.find_device().max_work_group_size, opencl.find_device().local_mem_size
+    for threads, shared, message in (
+        (2 * most, 0, f"does not fit .*at most {most} work-items"),
+        (1, local + 1, f"{local + 1} bytes of local memory"),
+    ):
+        launch = Launch("main_kernel", (1, 1, 1), (1, threads, 1), shared, [])
+        with pytest.raises(InvalidScheduleError, match=message):
+            OpenCLKernel(Lowered("", [launch], []))
 
 
 def test_a_rejected_source_shows_the_build_log():

@@ -1,7 +1,6 @@
 """The oracle against a loop that follows the definition, and its bound against real sums."""
 
 from dataclasses import replace
-from itertools import product
 from math import prod
 
 import hypothesis.strategies as st
@@ -11,7 +10,7 @@ from hypothesis import given
 
 from dwtir import Epilogue, Shape, reference
 from dwtir.shape import DTYPES
-from strategies import epilogues, named_shapes, real_tensors, seeds, shapes
+from strategies import epilogues, named_shapes, oracle, real_tensors, seeds, shapes
 
 tiny_shapes = shapes(batch=2, channels=3, size=9, kernel=5, multiplier=3, flop=4000)
 
@@ -21,11 +20,10 @@ def by_definition(shape, data, weight):
     nchw = shape.layout == "NCHW"
     out = np.zeros(shape.out_shape)
     multiplier = shape.channel_multiplier
-    for n, c, m, oh, ow in product(
-        range(shape.batch), range(shape.in_channels), range(multiplier), range(shape.out_height), range(shape.out_width)
-    ):
+    sizes = (shape.batch, shape.in_channels, multiplier, shape.out_height, shape.out_width)
+    for n, c, m, oh, ow in np.ndindex(*sizes):
         total = 0.0
-        for kh, kw in product(range(shape.kernel[0]), range(shape.kernel[1])):
+        for kh, kw in np.ndindex(*shape.kernel):
             ih = oh * shape.stride[0] + kh * shape.dilation[0] - shape.padding[0]
             iw = ow * shape.stride[1] + kw * shape.dilation[1] - shape.padding[1]
             if 0 <= ih < shape.height and 0 <= iw < shape.width:
@@ -50,9 +48,8 @@ def test_the_oracle_is_the_definition(shape, seed):
 def test_the_epilogue_of_the_oracle_uses_each_channels_values(shape, seed):
     epilogue = Epilogue(("scale_shift", "residual", "bias"))
     tensors = {name: array.astype(np.float64) for name, array in real_tensors(shape, epilogue, seed).items()}
-    data, weight, *_ = tensors.values()
-    plain = reference.depthwise_conv2d(shape, data, weight)
-    got = reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
+    plain = reference.depthwise_conv2d(shape, tensors["data"], tensors["weight"])
+    got = oracle(shape, epilogue, tensors)
     for index in np.ndindex(*shape.out_shape):
         c = index[1 if shape.layout == "NCHW" else 3]
         expected = plain[index] * tensors["scale"][c] + tensors["shift"][c]
@@ -67,7 +64,7 @@ def float32_sums(shape, data, weight, order):
     """Convolve in float32, rounding after every addition, the taps in the order given."""
     one = replace(shape, dtype="float32")
     total = np.zeros(shape.out_shape, np.float32)
-    taps = list(product(range(shape.kernel[0]), range(shape.kernel[1])))
+    taps = list(np.ndindex(*shape.kernel))
     for index in order:
         kh, kw = taps[index]
         alone = np.zeros(shape.weight_shape)
@@ -121,7 +118,7 @@ def test_the_bound_is_tight(dtype, layout):
 
     if dtype != "float32":  # Sums rounded to 16 bits after every tap:
         total = np.zeros(shape.out_shape)
-        for kh, kw in product(range(3), range(3)):
+        for kh, kw in np.ndindex(3, 3):
             alone = np.zeros(shape.weight_shape)
             tap = (..., kh, kw) if layout == "nchw" else (kh, kw)
             alone[tap] = weight[tap].astype(np.float64)

@@ -28,10 +28,6 @@ def test_the_text_form_names_the_shape_exactly(shape):
     assert len(shape.brief) <= len(str(shape))
     assert Shape.of(str(shape)) == shape
     assert re.fullmatch(r"[0-9a-z_]{1,150}", str(shape)), "not a file name on every system"
-
-
-@given(shapes())
-def test_mapping_and_object_mean_the_same(shape):
     assert Shape.of(asdict(shape)) == shape
     assert Shape.of(shape) is shape
 

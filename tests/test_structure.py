@@ -71,8 +71,7 @@ def test_the_ladder_has_the_articles_grids(step, grid, block):
     resources = kernel.resources()
     assert kernel.strategy == Ladder(step)
     assert (resources.grid, resources.block) == (grid, block)
-    assert resources.shared_bytes == 0
-    assert resources.spill_bytes == 0
+    assert resources.shared_bytes == resources.spill_bytes == 0
     assert 0 < resources.registers <= 255
     scopes, _ = scopes_and_bindings(ARTICLE_2025, step)
     assert scopes == {"local"}, "the padding is inlined, the sum is in a register"
@@ -154,11 +153,8 @@ def test_inlined_padding_computes_the_same(backend, text):
 @pytest.mark.parametrize(
     ("text", "window"),
     [
-        ("8x64x56x56_k3_p1", "tile"),
-        ("8x64x56x56_k7_p3", "tile"),
-        ("8x64x56x56_k31_p15", "row"),
-        ("1x2x200x200_k3_d60", "row"),
-        ("1x2x3x3000_k1x1500", "tap"),
+        *[("8x64x56x56_k3_p1", "tile"), ("8x64x56x56_k7_p3", "tile"), ("8x64x56x56_k31_p15", "row")],
+        *[("1x2x200x200_k3_d60", "row"), ("1x2x3x3000_k1x1500", "tap")],
     ],
 )
 @pytest.mark.parametrize("strategy", [RegisterWindow, ChannelVector])

@@ -29,25 +29,26 @@ LARGE = """
 
 
 @pytest.mark.parametrize(
-    ("shape", "tile", "change", "message"),
+    ("tile", "change", "message"),
     [
-        (NCHW, IN_NCHW, {"lanes": 3}, "lanes must be one of (1, 2, 4), got 3"),
-        (NHWC, IN_NHWC, {"grad_lanes": 2}, "grad_lanes must be one of (1,), got 2"),
-        (NHWC, IN_NHWC, {"vector": 16}, "vector must be one of (1, 2, 4, 8), got 16"),
-        (NCHW, IN_NCHW, {"channels": 2}, "channels must be 1 in NCHW, got 2"),
-        (NHWC, IN_NHWC, {"channels": 17}, "channels must be at most 16, got 17"),
-        (NCHW, IN_NCHW, {"kernel_rows": 2}, "kernel_rows must be a divisor of 3, got 2"),
-        (NCHW, IN_NCHW, {"kernel_threads": 3}, "kernel_rows must be a divisor of 3, got 9"),
-        (NCHW, IN_NCHW, {"rows": 57}, "rows must be at most 56, got 57"),
-        (NCHW, IN_NCHW, {"threads": 1569}, "threads must be at most 1568, got 1569"),
-        (NCHW, IN_NCHW, {"parts": 26}, "parts must be at most 25, got 26"),
-        (NCHW, IN_NCHW, {"part_threads": 3}, "part_threads must be a divisor of the parts, 4"),
-        (NCHW, IN_NCHW, {"min_blocks": 33}, "min_blocks must be at most 32"),
-        (NCHW, IN_NCHW, {"threads": 1025, "parts": 1, "part_threads": 1}, "threads per block"),
-        (NHWC, IN_NHWC, {"vector": 4, "channels": 8, "threads": 64}, "shared bytes per block"),
+        (IN_NCHW, {"lanes": 3}, "lanes must be one of (1, 2, 4), got 3"),
+        (IN_NHWC, {"grad_lanes": 2}, "grad_lanes must be one of (1,), got 2"),
+        (IN_NHWC, {"vector": 16}, "vector must be one of (1, 2, 4, 8), got 16"),
+        (IN_NCHW, {"channels": 2}, "channels must be 1 in NCHW, got 2"),
+        (IN_NHWC, {"channels": 17}, "channels must be at most 16, got 17"),
+        (IN_NCHW, {"kernel_rows": 2}, "kernel_rows must be a divisor of 3, got 2"),
+        (IN_NCHW, {"kernel_threads": 3}, "kernel_rows must be a divisor of 3, got 9"),
+        (IN_NCHW, {"rows": 57}, "rows must be at most 56, got 57"),
+        (IN_NCHW, {"threads": 1569}, "threads must be at most 1568, got 1569"),
+        (IN_NCHW, {"parts": 26}, "parts must be at most 25, got 26"),
+        (IN_NCHW, {"part_threads": 3}, "part_threads must be a divisor of the parts, 4"),
+        (IN_NCHW, {"min_blocks": 33}, "min_blocks must be at most 32"),
+        (IN_NCHW, {"threads": 1025, "parts": 1, "part_threads": 1}, "threads per block"),
+        (IN_NHWC, {"vector": 4, "channels": 8, "threads": 64}, "shared bytes per block"),
     ],
 )
-def test_a_tile_that_does_not_fit_is_refused(shape, tile, change, message):
+def test_a_tile_that_does_not_fit_is_refused(tile, change, message):
+    shape = NCHW if tile is IN_NCHW else NHWC
     tile.check(shape, GPU)
     with pytest.raises(InvalidScheduleError, match=re.escape(message)):
         replace(tile, **change).check(shape, GPU)
@@ -72,29 +73,23 @@ def test_threads_that_step_down_like_kernel_rows_are_refused(layout):
     shape = Shape.parse(f"3x6x23x1_k8_d3x1_p10x3x11x4_{layout}_wgrad")
     channels = 6 if layout == "nhwc" else 1
     tile = TapSums(12, 1, 4, 4, 1, channels, 2, 3, 3, kernel_threads=2)
-    check_mixed_up(shape, tile, [{}, {"threads": 1}, {"parts": 1, "part_threads": 1}])
-    check_fine(shape, tile, [{"kernel_threads": 1}, {"rows": 11}])
+    mixed_up = ({}, {"threads": 1}, {"parts": 1, "part_threads": 1})
+    check_tiles(shape, tile, mixed_up, fine=({"kernel_threads": 1}, {"rows": 11}))
 
 
 def test_threads_that_step_like_taps_are_refused():
     """Nor does it see how wide it is."""
     shape = Shape.parse("1x1x3x9_k1x2_s2_d1x4_p0_wgrad")
     tile = TapSums(1, 2, 1, 1, 1, 1, threads=2, parts=1, part_threads=1)
-    check_mixed_up(shape, tile, [{}])
-    check_fine(shape, tile, [{"threads": 1}, {"threads": 4}, {"cols": 1}])
+    check_tiles(shape, tile, [{}], fine=({"threads": 1}, {"threads": 4}, {"cols": 1}))
 
 
-def check_mixed_up(shape, tile, changes):
-    for change in changes:
+def check_tiles(shape, tile, mixed_up, fine):
+    for change in mixed_up:
         with pytest.raises(InvalidScheduleError, match="threads must be more or less"):
             replace(tile, **change).check(shape, GPU)
-
-
-def check_fine(shape, tile, changes):
-    for change in changes:
-        fine = replace(tile, **change)
-        fine.check(shape, GPU)
-        dwtir.build(shape, fine, target=GPU)
+    for change in fine:
+        dwtir.build(shape, replace(tile, **change), target=GPU)
 
 
 @pytest.mark.parametrize("shape", [NCHW, NHWC], ids=str)

@@ -32,6 +32,7 @@ from dwtir.tune.search import SEARCHES, GridSearch, open_search
 from dwtir.tune.session import tune_task
 from dwtir.tune.wire import strategy_to_json
 from dwtir.tune.worker import Worker
+from watcher import Watcher
 
 LAYER = "1x8x15x17_k3_psame"
 CPU, GPU = resolve("cpu"), resolve("nvidia-h200")
@@ -181,28 +182,15 @@ def test_a_session_ends_by_its_patience(fleet, tmp_path):
     assert len(outcome.trials) >= best + 5
 
 
-class _KillsWorker(PlainDisplay):
-    """Kills the worker after one of the trials, as a driver's failure would."""
-
-    def __init__(self, after):
-        super().__init__()
-        self.after = after
-        self.notes: list[str] = []
-
-    def trial(self, trial, best, manual):
-        super().trial(trial, best, manual)
-        if trial.number == self.after:
-            for child in psutil.Process().children():
-                if "dwtir.tune.worker" in child.cmdline():
-                    child.kill()
-
-    def note(self, text):
-        super().note(text)
-        self.notes.append(text)
+def kill_worker():
+    """As a driver's failure would."""
+    for child in psutil.Process().children():
+        if "dwtir.tune.worker" in child.cmdline():
+            child.kill()
 
 
 def test_a_worker_that_dies_costs_no_session(tmp_path):
-    with _KillsWorker(after=2) as display:
+    with Watcher({3: kill_worker}) as display:
         settings = Settings(search="random", trials=8)
         outcome = tune(LAYER, target="cpu", settings=settings, folder=tmp_path, display=display)
     (note,) = display.notes
@@ -413,7 +401,7 @@ def test_a_session_on_the_gpu(tmp_path, monkeypatch, layout, search):
 
     text = f"2x32x28x28_k3_psame_float16_{layout}"
     settings = Settings(search=search, trials=24)
-    with _KillsWorker(after=5) as display:
+    with Watcher({6: kill_worker}) as display:
         outcome = tune(text, target="cuda", settings=settings, folder=tmp_path, epilogue="relu", display=display)
     assert len(display.notes) == 1
     assert sum(bool(trial.times) for trial in outcome.trials) >= 20

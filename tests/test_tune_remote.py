@@ -1,7 +1,6 @@
 """Tuning through TVM's tracker: real trackers and servers, on loopback."""
 
 import contextlib
-import io
 import os
 import signal
 import socket
@@ -21,31 +20,13 @@ from dwtir import Shape, cuda
 from dwtir.epilogue import Epilogue
 from dwtir.target import resolve
 from dwtir.tune import Settings, Task, devices, server
-from dwtir.tune.display import PlainDisplay
 from dwtir.tune.remote import gpus_fleet, parse_address, tracker_fleet
 from dwtir.tune.run import tune_all
+from watcher import Watcher
 
 LAYER = "1x8x15x17_k3_psame"
 OURS = "dwtir.tune.server"
 STOCK = "tvm.exec.rpc_server"
-
-
-class Watcher(PlainDisplay):
-    """Does something at some of the trials, by their count."""
-
-    def __init__(self, acts=()):
-        super().__init__(io.StringIO())
-        self.notes: list[str] = []
-        self._acts = dict(acts)
-        self._seen = 0
-
-    def trial(self, trial, best, manual):
-        super().trial(trial, best, manual)
-        self._seen += 1
-        self._acts.get(self._seen, lambda: None)()
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 def free_port():
@@ -82,8 +63,7 @@ def await_servers(tracker, count):
 @contextlib.contextmanager
 def serving(tracker, count, *, module=OURS, more=()):
     """Start servers of key ``cpu`` and wait until the tracker has them."""
-    command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--key", "cpu"]
-    command += ["--tracker", tracker, *more]
+    command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--key", "cpu", "--tracker", tracker, *more]
     with contextlib.ExitStack() as stack:
         stack.callback(await_servers, tracker, 0)
         servers = []
@@ -115,20 +95,12 @@ def session_of(server):
 
 def run(device, fleet, trials, folder, display, layer=LAYER):
     task = Task(Shape.parse(layer), Epilogue.of("bias"))
-    try:
-        outcomes, failed = tune_all(
-            [task],
-            device,
-            fleet,
-            Settings(search="random", trials=trials),
-            folder=folder,
-            display=display,
-            stop=threading.Event(),
-        )
-    finally:
-        fleet.close()
+    settings = Settings(search="random", trials=trials)
+    options = {"folder": folder, "display": display, "stop": threading.Event()}
+    with contextlib.closing(fleet):
+        (outcome,), failed = tune_all([task], device, fleet, settings, **options)
     assert not failed
-    return outcomes[0]
+    return outcome
 
 
 def assert_complete(outcome, trials):
@@ -236,12 +208,9 @@ def test_a_local_server_that_does_not_start_is_named():
         started.enter_context(gpus_fleet(["0", "0"]))
 
 
-def test_a_key_that_nobody_serves(tracker):
+def test_a_key_that_nobody_serves_and_no_tracker(tracker):
     with pytest.raises(dwtir.DeviceError, match="no server of key 'gpu'; it has none"):
         tracker_fleet(tracker, "gpu")
-
-
-def test_no_tracker():
     with pytest.raises(dwtir.DeviceError, match=r"the tracker at 127\.0\.0\.1:1: .*refused"):
         tracker_fleet("127.0.0.1:1", "cpu")
 

@@ -14,9 +14,7 @@ from dwtir.errors import RecordError, ToolchainError
 from dwtir.tune import tasks
 from dwtir.tune.outcome import Task
 
-
-def shape(text):
-    return Shape.parse(text)
+shape = Shape.parse
 
 
 # Texts
@@ -54,10 +52,10 @@ def test_the_seeds_keep_their_batch():
     rows = [row for row, _, _ in suite.seed_rows()]
     found = tasks.from_suite("seeds", batches=(64,), dtypes=("float32",), layouts=("NCHW",))
     assert [task.shape for task in found] == rows
-    both = tasks.from_suite("seeds", batches=(64,), dtypes=("float16",), layouts=("NCHW", "NHWC"))
-    assert [task.shape for task in both] == [
-        replace(row, dtype="float16", layout=layout) for layout in ("NCHW", "NHWC") for row in rows
-    ]
+    layouts = ("NCHW", "NHWC")
+    both = tasks.from_suite("seeds", batches=(64,), dtypes=("float16",), layouts=layouts)
+    expected = [replace(row, dtype="float16", layout=layout) for layout in layouts for row in rows]
+    assert [task.shape for task in both] == expected
 
 
 def test_the_whole_suite_in_every_combination():
@@ -86,9 +84,6 @@ def test_a_network_of_the_suite_needs_no_library():
     assert network("timm/cspresnext50") == []
     with pytest.raises(InvalidShapeError, match="batch must be an integer >= 1, got 0"):
         network("mobilenet_v2", batches=(0,))
-
-
-def test_a_library_that_is_not_known():
     with pytest.raises(InvalidShapeError, match="no network 'timm/hub/vgg';"):
         network("timm/hub/vgg")
 
@@ -144,8 +139,7 @@ def test_networks_of_timm(network):
     found = tasks.from_network(f"timm/{network}", batches=(2,), dtypes=("float16",), layouts=("NHWC",))
     assert found
     assert {(t.shape.batch, t.shape.dtype, t.shape.layout) for t in found} == {(2, "float16", "NHWC")}
-    known = tuple(name for name in suite.networks() if name.endswith(f"/{network}"))
-    for name in known:
+    for name in (name for name in suite.networks() if name.endswith(f"/{network}")):
         layers = suite.network(name, batch=2, dtype="float16", layout="NHWC")
         assert {(t.shape, t.count) for t in found} == {(lay.shape, lay.count) for lay in layers}
 
@@ -200,14 +194,8 @@ LAYER = {"batch": 1, "in_channels": 8, "height": 9, "width": 9, "kernel": [3, 3]
 
 
 def test_a_file_lists_layers(tmp_path):
-    padded = LAYER | {"padding": [1, 1, 1, 1], "layers": 3}
-    entries = [
-        "1x8x9x9_k3_psame",
-        padded,
-        LAYER | {"epilogue": "bias"},
-        LAYER | {"epilogue": ["bias"], "kernel": 3},
-        LAYER | {"epilogue": None},
-    ]
+    entries = ["1x8x9x9_k3_psame", LAYER | {"padding": [1, 1, 1, 1], "layers": 3}]
+    entries += [LAYER | {"epilogue": "bias"}, LAYER | {"epilogue": ["bias"], "kernel": 3}, LAYER | {"epilogue": None}]
     path = written(tmp_path, entries)
     assert tasks.from_file(path, "relu") == [
         Task(shape("1x8x9x9_k3_p1"), Epilogue(("relu",)), 4),

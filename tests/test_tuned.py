@@ -14,60 +14,62 @@ from dwtir.schedules import Cpu
 from dwtir.target import resolve
 from kernels import EPILOGUE, SHAPE, check
 
+CPU = resolve("cpu")
+TILE, MANUAL = Cpu(rows=3, cols=1, lanes=2), Cpu.choose(SHAPE, CPU)
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The folder for this CPU's records, of a database that is otherwise empty."""
     monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path / "records"))
-    found = tmp_path / "records" / resolve("cpu").name
+    found = tmp_path / "records" / CPU.name
     found.mkdir(parents=True)
     return found
 
 
-TILE = Cpu(rows=3, cols=1, lanes=2)
-
-
 def record(tile=TILE, **about):
-    return Record.measured(tile, SHAPE, resolve("cpu"), [1e-6], **about)
+    return Record.measured(tile, SHAPE, CPU, [1e-6], **about)
+
+
+def tuned(shape=SHAPE, **about):
+    return dwtir.build(shape, "tuned", target="cpu", **about)
 
 
 def test_without_a_record_the_manual_schedule_is_built_with_one_warning(folder):
     with pytest.warns(NotTunedWarning) as caught:
-        kernel = dwtir.build(SHAPE, "tuned", target="cpu")
+        kernel = tuned()
     (warning,) = caught
     assert f"python -m dwtir.tune {SHAPE}" in str(warning.message)
-    assert resolve("cpu").name in str(warning.message)
+    assert CPU.name in str(warning.message)
     assert warning.filename == __file__
-    assert kernel.strategy == Cpu.choose(SHAPE, resolve("cpu"))
-    assert kernel.provenance["chosen"] == "manual"
-    assert kernel.provenance["schedule"] == "tuned"
+    assert kernel.strategy == MANUAL
+    assert (kernel.provenance["chosen"], kernel.provenance["schedule"]) == ("manual", "tuned")
     with pytest.raises(NotTunedError, match=f"python -m dwtir.tune {SHAPE}") as error:
-        dwtir.build(SHAPE, "tuned", target="cpu", on_miss="error")
+        tuned(on_miss="error")
     assert isinstance(error.value, LookupError)
 
 
 def test_a_record_is_used(folder):
     record().write(folder.parent)
-    kernel = dwtir.build(SHAPE, "tuned", epilogue=EPILOGUE, target="cpu", on_miss="error")
+    kernel = tuned(epilogue=EPILOGUE, on_miss="error")
     assert kernel.strategy == TILE
-    assert kernel.strategy != Cpu.choose(SHAPE, resolve("cpu"))
+    assert kernel.strategy != MANUAL
     assert kernel.provenance["chosen"] == "tuned"
     assert kernel.provenance["record"] == str(folder / f"{SHAPE}.json")
     check(kernel)
     record(Cpu(1, 1, 1), epilogue=EPILOGUE).write(folder.parent)
-    assert dwtir.build(SHAPE, "tuned", epilogue=EPILOGUE, target="cpu").strategy == Cpu(1, 1, 1)
-    assert dwtir.build(SHAPE, "tuned", epilogue="bias", target="cpu").strategy == TILE
-    other = replace(SHAPE, width=12)
+    assert tuned(epilogue=EPILOGUE).strategy == Cpu(1, 1, 1)
+    assert tuned(epilogue="bias").strategy == TILE
     with pytest.raises(NotTunedError):
-        dwtir.build(other, "tuned", target="cpu", on_miss="error")
+        tuned(replace(SHAPE, width=12), on_miss="error")
 
 
 def test_records_are_looked_for_in_order(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     record(Cpu(1, 1, 1)).write(tmp_path / "data" / "dwtir" / "tune_db")
-    assert dwtir.build(SHAPE, "tuned", target="cpu").strategy == Cpu(1, 1, 1)
+    assert tuned().strategy == Cpu(1, 1, 1)
     record().write(folder.parent)
-    assert dwtir.build(SHAPE, "tuned", target="cpu").strategy == TILE
+    assert tuned().strategy == TILE
     *_, shipped = database.folders()
     assert shipped == database.shipped_folder()
 
@@ -86,11 +88,11 @@ def test_a_hostile_record_is_named_and_not_used(case, folder):
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(record().as_json() | content).encode())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        kernel = dwtir.build(SHAPE, "tuned", target="cpu")
-        dwtir.build(SHAPE, "tuned", target="cpu")
+        kernel = tuned()
+        tuned()
     kinds = [database.RecordWarning, NotTunedWarning, NotTunedWarning]
     assert [warning.category for warning in caught] == kinds, "once a file"
     assert str(path) in str(caught[0].message)
     assert re.search(message, str(caught[0].message))
-    assert kernel.strategy == Cpu.choose(SHAPE, resolve("cpu"))
+    assert kernel.strategy == MANUAL
     assert kernel.provenance["chosen"] == "manual"
