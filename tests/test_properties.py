@@ -10,10 +10,10 @@ import tvm
 from hypothesis import given, note, settings
 
 from backends import CPU, CUDA, H200, REPLAY, llvm, run_guarded
-from dwtir import ARTICLE_STEPS, STRATEGIES, Epilogue, Shape, reference
+from dwtir import ARTICLE_STEPS, STRATEGIES, Epilogue, Shape, reference, schedules
 from dwtir import compute as tir
 from dwtir.notation import OPERATIONS
-from strategies import EXACT_STEPS, adapted, epilogues, integer_tensors, named_shapes, oracle, passes, seeds, shapes
+from strategies import EXACT_STEPS, adapted, epilogues, integer_tensors, named_shapes, passes, seeds, shapes
 
 EXAMPLES = settings.default.max_examples if settings.default else 100
 fewer = settings(max_examples=max(4, EXAMPLES // 3))  # one example compiles up to three kernels
@@ -33,8 +33,31 @@ computers = pytest.mark.parametrize(
 small_shapes = shapes(channels=5, size=24, kernel=7, flop=500_000)
 
 
+def in_layout(shape, strategy):
+    """Move a shape to a layout and dtype that the strategy schedules."""
+    return adapted(shape, strategy, H200 if strategy.on_gpu else CPU.target())
+
+
+def convolve(backend, strategy, shape, *tensors):
+    target = backend.target()
+    # A shape that is made of the drawn one may be too large for the strategy.
+    claimed = strategy.claims(shape, target)
+    tile = strategy.choose(shape, target) if claimed else schedules.choose(shape, target)
+    note(f"{shape} {tile}")
+    return backend.run(tile, shape, Epilogue(), *[dict(inputs) for inputs in tensors])
+
+
 def as_nchw(shape, image):
     return image if shape.layout == "NCHW" else image.transpose(0, 3, 1, 2)
+
+
+def as_nhwc(image):
+    return np.ascontiguousarray(image.transpose(0, 2, 3, 1))
+
+
+def taps_first(shape, weight):
+    """View the filters as (kh, kw, channels, multiplier), whatever the layout."""
+    return weight if shape.layout == "NHWC" else weight.transpose(2, 3, 0, 1)
 
 
 # Everybody agrees
@@ -58,7 +81,8 @@ def everybody(shape):
 
 def check_all_agree(shape, epilogue, seed):
     tensors = integer_tensors(shape, epilogue, seed)
-    expected = oracle(shape, epilogue, tensors)
+    data, weight, *_ = tensors.values()
+    expected = reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
     unscheduled = tvm.IRModule({"main": tir.depthwise_conv2d(shape, epilogue)})
     (plain,) = run_guarded(llvm(unscheduled, shape, epilogue), shape, [tensors])
     np.testing.assert_array_equal(plain, expected, err_msg="unscheduled")
@@ -88,6 +112,48 @@ def test_every_step_of_the_articles_agrees(layout):
     assert check_all_agree(shape, epilogue, 0) == (5 + steps if layout == "nchw" else 3)
 
 
+@computers
+@fewer
+@given(shape=small_shapes, seed=seeds)
+def test_the_two_layouts_agree(backend, strategy, shape, seed):
+    """One layout by `strategy`, the other by the unscheduled function."""
+    shape = in_layout(shape, strategy)
+    other = replace(shape, layout="NCHW" if shape.layout == "NHWC" else "NHWC")
+    tensors = integer_tensors(shape, Epilogue(), seed)
+    data, weight = tensors["data"], tensors["weight"]
+    to_other = (0, 3, 1, 2) if shape.layout == "NHWC" else (0, 2, 3, 1)
+    weight_to_other = (2, 3, 0, 1)  # its own inverse
+    turned = {
+        "data": np.ascontiguousarray(data.transpose(to_other)),
+        "weight": np.ascontiguousarray(weight.transpose(weight_to_other)),
+    }
+    (got,) = convolve(backend, strategy, shape, tensors)
+    unscheduled = tvm.IRModule({"main": tir.depthwise_conv2d(other, Epilogue())})
+    (expected,) = run_guarded(llvm(unscheduled, other, Epilogue()), other, [turned])
+    np.testing.assert_array_equal(as_nchw(shape, got), as_nchw(other, expected))
+
+
+# Algebra
+
+
+@computers
+@fewer
+@given(shape=small_shapes, seed=seeds)
+def test_padding_is_zeros_around_the_input(backend, strategy, shape, seed):
+    shape = in_layout(shape, strategy)
+    top, left, bottom, right = shape.padding
+    unpadded = replace(shape, height=shape.height + top + bottom, width=shape.width + left + right, padding=0)
+    tensors = integer_tensors(shape, Epilogue(), seed)
+    around = ((0, 0), (0, 0), (top, bottom), (left, right))
+    if shape.layout == "NHWC":
+        around = (around[0], *around[2:], around[1])
+    padded = tensors | {"data": np.pad(tensors["data"], around)}
+    assert padded["data"].shape == unpadded.data_shape
+    (got,) = convolve(backend, strategy, shape, tensors)
+    (expected,) = convolve(backend, strategy, unpadded, padded)
+    np.testing.assert_array_equal(got, expected)
+
+
 # Independence
 
 
@@ -96,10 +162,14 @@ def near(shape, bad):
 
     They multiply what lies beside an output's inputs by zero.
     """
-    sizes = (shape.out_height, shape.out_width)
     first = [
         np.arange(size)[:, None] * stride - padding
-        for size, stride, padding in zip(sizes, shape.stride, shape.padding[:2], strict=True)
+        for size, stride, padding in zip(
+            shape.out_shape[2:] if shape.layout == "NCHW" else shape.out_shape[1:3],
+            shape.stride,
+            shape.padding[:2],
+            strict=True,
+        )
     ]
     last = [at + (k - 1) * d for at, k, d in zip(first, shape.kernel, shape.dilation, strict=True)]
     beside = 7 * shape.stride[1] + 15
@@ -108,7 +178,7 @@ def near(shape, bad):
     columns = (first[1] - beside <= x) & (x <= last[1] + beside)
     seen = rows.astype(int) @ as_nchw(shape, bad) @ columns.T.astype(int) > 0
     seen = seen.repeat(shape.channel_multiplier, axis=1)
-    return seen if shape.layout == "NCHW" else seen.transpose(0, 2, 3, 1)
+    return seen if shape.layout == "NCHW" else as_nhwc(seen)
 
 
 @computers
@@ -120,19 +190,19 @@ def test_a_nan_reaches_only_the_outputs_that_see_it(backend, strategy, shape, se
     An output that lies wholly in the padding sees no input. Its sum of zeros times
     a NaN weight may be NaN, or 0 where the compiler knows all of it to be padding.
     """
-    shape = adapted(shape, strategy, backend.target())
+    shape = in_layout(shape, strategy)
     tensors = integer_tensors(shape, Epilogue(), seed)
-    sizes = {"n": shape.batch, "c": shape.in_channels, "h": shape.height, "w": shape.width}
-    n, c, h, w = (data.draw(st.integers(0, size - 1), label=label) for label, size in sizes.items())
+    n, c, h, w = (
+        data.draw(st.integers(0, size - 1), label=label)
+        for label, size in (("n", shape.batch), ("c", shape.in_channels), ("h", shape.height), ("w", shape.width))
+    )
     image, pixel = tensors["data"].copy(), tensors["data"].copy()
     as_nchw(shape, image)[n, c] = np.nan
     as_nchw(shape, pixel)[n, c, h, w] = np.inf
     weight = tensors["weight"].copy()
-    weight[(slice(None), slice(None), c) if shape.layout == "NHWC" else c] = np.nan
+    taps_first(shape, weight)[:, :, c] = np.nan
     cases = [{"data": image}, {"data": pixel}, {"weight": weight}]
-    tile = strategy.choose(shape, backend.target())
-    note(f"{shape} {tile}")
-    results = backend.run(tile, shape, Epilogue(), *[tensors | case for case in cases])
+    results = convolve(backend, strategy, shape, *[tensors | case for case in cases])
     sees_input = reference.depthwise_conv2d(shape, np.ones(shape.data_shape), np.ones(shape.weight_shape)) > 0
     with np.errstate(invalid="ignore"):
         for case, got in zip(cases, results, strict=True):
