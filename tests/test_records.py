@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dwtir
-from dwtir import STRATEGIES, Epilogue, RecordError, Shape, Target, database, traces
+from dwtir import STRATEGIES, Epilogue, RecordError, Shape, Target, database, files, traces
 from dwtir.build import schedule_for
 from dwtir.records import MAX_BYTES, Record
 from dwtir.schedules import Cpu, Ladder
@@ -90,6 +90,13 @@ def test_the_trace_is_packed_in_the_file_and_may_be_plain(tmp_path):
     path.write_text(json.dumps(values | {"trace": record.trace}))
     assert Record.read(path) == record
     assert Record.read(path).as_json() == record.as_json()
+
+
+def test_brackets_in_strings_are_no_depth():
+    values = {"trace": '{[\\"' * 20, "versions": "}]"}
+    assert files.parse_json(json.dumps(values).encode()) == values
+    with pytest.raises(RecordError, match="nested 13 deep"):
+        files.parse_json(b'"{"' + b"[" * 13)
 
 
 def test_a_tile_outside_the_space_is_a_record_too(tmp_path):

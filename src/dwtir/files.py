@@ -77,10 +77,13 @@ def parse_json(data: bytes, *, depth: int = _MAX_DEPTH) -> object:
 
     A `RecordError` has the reason.
     """
-    level = deepest = 0
-    for bracket in re.findall(rb"[][{}]", data):
-        level += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, level)
+    level, deepest, in_string = 0, 0, False
+    for found in re.findall(rb'\\.|[]["{}]', data, re.DOTALL):
+        if found == b'"':
+            in_string = not in_string
+        elif not in_string and len(found) == 1:
+            level += 1 if found in b"[{" else -1
+            deepest = max(deepest, level)
     if deepest > depth:
         raise RecordError(f"not readable as JSON: nested {deepest} deep, allowed are {depth}")
 
