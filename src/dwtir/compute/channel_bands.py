@@ -174,19 +174,24 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             if row % _AHEAD == _AHEAD - 1:
                 T.evaluate(T.tvm_storage_sync("shared"))
             window(row, staged, held, vw)
-            for r in range(max(0, row - KH + 1), min(R, row + 1)):
-                product(f"product_{row}_{r}", held, band, acc, (vw, r, row - r))
+            multiply(row, held, band, acc, vw)
 
-    def product(name: str, held: tirx.Buffer, band: tirx.Buffer, acc: tirx.Buffer, at: tuple[Any, ...]) -> None:
-        vw, r, kh = at
-        with T.grid(STEPS, E, 32, 2, 2, DEPTH) as (s, e, lane, half, one, k), T.sblock(name):
-            vs, ve = T.axis.reduce(STEPS, s), T.axis.spatial(E, e)
-            vl, vh = T.axis.spatial(32, lane), T.axis.spatial(2, half)
+    def multiply(row: int, held: tirx.Buffer, band: tirx.Buffer, acc: tirx.Buffer, vw: Any) -> None:
+        first, end = max(0, row - KH + 1), min(R, row + 1)  # of the rows of a tile that a row of inputs meets
+        with (
+            T.unroll(end - first) as r,
+            T.unroll(STEPS) as s,
+            T.unroll(E) as e,
+            T.grid(32, 2, 2, DEPTH) as (lane, half, one, k),
+            T.sblock(f"products{row}"),
+        ):
+            vr, vs = T.axis.spatial(end - first, r), T.axis.reduce(STEPS, s)
+            ve, vl, vh = T.axis.spatial(E, e), T.axis.spatial(32, lane), T.axis.spatial(2, half)
             vo, vk = T.axis.spatial(2, one), T.axis.reduce(DEPTH, k)
             a = T.cast(held[left(vs, ve, vl, vh, vk)], "float32")
-            b = T.cast(band[right(vw, kh, vs, ve, vl, vo, vk)], "float32")
-            total = acc[vw, r, ve, vl, vh, vo] + a * b
-            T.buffer_store(acc, total, [vw, r, ve, vl, vh, vo])
+            b = T.cast(band[right(vw, row - first - vr, vs, ve, vl, vo, vk)], "float32")
+            total = acc[vw, first + vr, ve, vl, vh, vo] + a * b
+            T.buffer_store(acc, total, [vw, first + vr, ve, vl, vh, vo])
 
     def end(results: tirx.Buffer, acc: tirx.Buffer, operands: Any, place: tuple[Any, ...]) -> None:
         c, vw, vl = place

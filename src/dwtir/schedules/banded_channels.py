@@ -36,7 +36,7 @@ from ..epilogue import Epilogue
 from ..panels import Panels
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, bind_threads, unroll_all
+from .base import Strategy, bind_threads
 from .channel_vector import ChannelVector
 from .cost import registers_for
 from .row_stream import RowStream
@@ -212,7 +212,6 @@ class BandedChannels(Strategy):
                 sch.bind(warp, "threadIdx.y")
             elif name == "zero" or name.startswith("window"):
                 bind_threads(sch, sch.get_loops(sch.get_sblock(name))[-1])
-            elif name.startswith("product_"):
-                *_, step, e, lane, _, _, _ = sch.get_loops(sch.get_sblock(name))
-                unroll_all(sch, (step, e))
+            elif name.startswith("products"):
+                *_, lane, _, _, _ = sch.get_loops(sch.get_sblock(name))
                 sch.tensorize(lane, intrinsic(shape.dtype))
