@@ -28,6 +28,7 @@ def test_products_and_shared_memory_are_what_the_tile_says(about, epilogue):
     resources = kernel.resources()
     assert resources.threads == 32 * tile.warps
     assert resources.spill_bytes == resources.stack_bytes == 0
+    assert resources.shared_bytes == panels.shared_bytes("residual" in epilogue)
     assert resources.registers * resources.threads * min(2, tile.min_blocks) <= 65536
 
 

@@ -116,7 +116,7 @@ def _compile(
     if for_torch:
         mod = entry.add(mod, shape)
     compiled = compile_module(mod, target, strategy.min_blocks, hoist=strategy.hoist, simplify=strategy.simplify)
-    resources = _launch(sch, strategy.dynamic_bytes(shape)) if target.is_gpu else Resources()
+    resources = _launch(sch, strategy.dynamic_bytes(shape, epilogue)) if target.is_gpu else Resources()
     if compiled.cubin is not None:
         resources = with_cubin_resources(resources, compiled.cubin)
     info = _describe(shape, epilogue, target, strategy, provenance, sch, compiled.source, resources, workspace)

@@ -172,6 +172,9 @@ class BandedChannels(Strategy):
         self._require_most("shared bytes per block", panels.shared_bytes(shape.operation == "forward"), _SHARED)
         self._require_launch(target, threads=32 * self.warps)
 
+    def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
+        return self.panels(shape).shared_bytes("residual" in epilogue.operands(shape))
+
     def panels(self, shape: Shape) -> Panels:
         """Return the sizes that the tile has for a shape."""
         return Panels(shape, self.rows, self.down, self.across, self.warps, self.channels)

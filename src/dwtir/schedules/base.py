@@ -105,7 +105,7 @@ class Strategy(ABC):
         """List tiles that may well be the fastest, the likeliest first: what `choose` picks."""
         return (cls.choose(shape, target),)
 
-    def dynamic_bytes(self, shape: Shape) -> int:
+    def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
         """Count the shared memory of a block that only a launch tells."""
         return 0
 

@@ -35,7 +35,7 @@ from math import ceil, lcm
 from typing import TYPE_CHECKING, ClassVar
 
 from ..epilogue import Epilogue
-from ..shape import DepthwiseConv2dShape as Shape
+from ..shape import Shape
 from ..target import Target
 from ..units import LANES, Units
 from .base import bind_threads, unroll_all, with_guesses
@@ -151,7 +151,7 @@ class UnitSums(MatrixSums):
         self._require_parts(target, self.channels)
         self._require_launch(target, threads=32 * self.warps)
 
-    def dynamic_bytes(self, shape: Shape) -> int:
+    def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
         return self.sizes(shape).shared_bytes
 
     def is_promising(self, shape: Shape) -> bool:
