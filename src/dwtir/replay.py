@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     import tvm
     from tvm.s_tir import Schedule
 
-_GPU_ONLY = {"Bind", "Tensorize"}
+_GPU_ONLY = {"Bind", "Tensorize", "Unroll"}
 _BARRIERS = {"tirx.tvm_storage_sync", "tirx.ptx.cp_async_commit_group", "tirx.ptx.cp_async_wait_group"}
 
 
 def replay_on_cpu(sch: Schedule, func: tvm.tirx.PrimFunc) -> tvm.IRModule:
-    """Apply the trace of a GPU schedule without its thread bindings.
+    """Apply the trace of a GPU schedule without its thread bindings, and without unrolling, which takes LLVM long.
 
     Thread axes become loops, shared and local stages plain buffers. What this
     cannot show are missing barriers; OpenCL on PoCL does.
