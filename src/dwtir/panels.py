@@ -19,7 +19,7 @@ from .shape import Shape
 QUAD = 4
 """Inputs that lie side by side: lanes of a warp that hold the inputs of one tile."""
 
-_VECTOR = 8
+VECTOR = 8
 """Channels that move together between global and shared memory: 16 bytes."""
 
 
@@ -138,11 +138,11 @@ class Panels:
     @property
     def pieces(self) -> int:
         """Vectors of a block's channels."""
-        return self.warps * self.channels // _VECTOR
+        return self.warps * self.channels // VECTOR
 
     def apart(self, slots: int) -> int:
         """Elements from one warp's slots to the next one's, so that vectors use all banks."""
-        return (slots + (_VECTOR // self.pieces - slots) % (2 * _VECTOR)) * self.channels
+        return (slots + (VECTOR // self.pieces - slots) % (2 * VECTOR)) * self.channels
 
     @property
     def tap_stride(self) -> int:

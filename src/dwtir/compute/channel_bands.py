@@ -31,13 +31,11 @@ from tvm.script import tirx as T
 from ..arguments import ALIGNMENT
 from ..bands import COLUMNS, DEPTH, TILES
 from ..epilogue import Epilogue
-from ..panels import QUAD, Panels
+from ..panels import QUAD, VECTOR, Panels
 from . import script
 from .forward import epilogue_parts
 from .mma import left, right
 from .parts import UNROLLED
-
-_VECTOR = 8
 
 _LOADS = 16
 """Vectors that a thread loads before it stores the first of them."""
@@ -66,7 +64,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def carry(count: int, load: Any, store: Any) -> None:
         """Move vectors, many at a time: where a store follows each load, ptxas waits for each."""
-        own = T.sblock_alloc_buffer((min(count, _LOADS), _VECTOR), dtype, scope="local")
+        own = T.sblock_alloc_buffer((min(count, _LOADS), VECTOR), dtype, scope="local")
         for first in range(0, count, _LOADS):
             some = min(_LOADS, count - first)
             for move in (load, store):
@@ -74,14 +72,14 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
                     move(first + one, own, one)
 
     def keep(own: tirx.Buffer, one: Any, inside: Any, value: Any) -> None:
-        with T.vectorized(_VECTOR) as e:
+        with T.vectorized(VECTOR) as e:
             T.buffer_store(own, T.if_then_else(inside, value(e), T.cast(0, dtype)), [one, e])
 
     def parts(one: Any, piece: Any, apart: int, slot: Any) -> Iterator[tuple[tuple[Any, ...], ...]]:
         """Go through a vector's elements and where they are in the slots of some warps."""
-        for part in range(_VECTOR // E):
+        for part in range(VECTOR // E):
             with T.vectorized(E) as e:
-                yield (one, part * E + e), ((piece * (_VECTOR // E) + part) * apart + slot * E + e,)
+                yield (one, part * E + e), ((piece * (VECTOR // E) + part) * apart + slot * E + e,)
 
     def spread(buffer: tirx.Buffer, apart: int, piece: Any, slot: Any, own: tirx.Buffer, one: Any) -> None:
         """Store a vector of channels in the slots of some warps."""
@@ -92,7 +90,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
         n, y, x, c = block
         wide = gcd(panels.used_slots, TOGETHER)  # slots of a row that threads load at a time
         piece, place = thread % PIECES, thread // PIECES
-        channel = (c * PIECES + piece) * _VECTOR
+        channel = (c * PIECES + piece) * VECTOR
         lines, tall = IMAGES * panels.staged_rows, TOGETHER // wide
         along, lines_of_one = panels.used_slots // wide, panels.staged_rows
 
@@ -120,8 +118,8 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
         carry(-(-lines // tall) * along, load, store)
 
     def fetch(filters: tirx.Buffer, weight: tirx.Buffer, c: Any, thread: Any) -> None:
-        channel = thread % PIECES * _VECTOR
-        first = T.min(c * (V * E) + channel, C - _VECTOR)
+        channel = thread % PIECES * VECTOR
+        first = T.min(c * (V * E) + channel, C - VECTOR)
 
         def find(number: Any) -> Any:
             return T.min(number * TOGETHER + thread // PIECES, KH * KW - 1)
@@ -131,7 +129,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             keep(own, one, True, lambda e: weight[tap // KW, tap % KW, first + e, 0])
 
         def store(number: Any, own: tirx.Buffer, one: Any) -> None:
-            spread(filters, E, channel // _VECTOR, find(number) * (TAP // E), own, one)
+            spread(filters, E, channel // VECTOR, find(number) * (TAP // E), own, one)
 
         carry(-(-KH * KW // TOGETHER), load, store)
 
@@ -220,7 +218,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
         """Move results to their image, or what they are added to from there."""
         n, y, x, c = block
         piece = thread % PIECES
-        channel = (c * PIECES + piece) * _VECTOR
+        channel = (c * PIECES + piece) * VECTOR
 
         def find(number: Any) -> tuple[Any, Any, tuple[Any, ...]]:
             """Find a vector's slot, whether it is a result, and which."""
@@ -244,7 +242,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
 
         def store_global(number: Any, own: tirx.Buffer, one: Any) -> None:
             _, inside, place = find(number)
-            with T.If(inside), T.Then(), T.vectorized(_VECTOR) as e:
+            with T.If(inside), T.Then(), T.vectorized(VECTOR) as e:
                 T.buffer_store(image, own[one, e], (*place, channel + e))
 
         load_store = (load_global, store_shared) if load else (load_shared, store_global)

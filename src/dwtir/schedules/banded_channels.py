@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ..bands import COLUMNS, TILES
 from ..epilogue import Epilogue
@@ -76,14 +76,12 @@ class BandedChannels(Strategy):
         Blocks that an SM shall have room for at a time.
     """
 
-    name: ClassVar[str] = "banded_channels"
-    layouts: ClassVar[tuple[str, ...]] = ("NHWC",)
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
-    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
-    needs_mma: ClassVar[bool] = True
-    device: ClassVar[str] = (
-        "a GPU from sm_80 on (with channels by eights, channel_multiplier 1, stride 1 and dilation 1)"
-    )
+    name = "banded_channels"
+    layouts = ("NHWC",)
+    dtypes = ("float16", "bfloat16")
+    operations = ("forward", "grad_data")
+    needs_mma = True
+    device = "a GPU from sm_80 on (with channels by eights, channel_multiplier 1, stride 1 and dilation 1)"
 
     rows: int
     down: int

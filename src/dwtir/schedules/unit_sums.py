@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, lcm
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ..epilogue import Epilogue
 from ..shape import Shape
@@ -69,12 +69,12 @@ _CLOCK, _BANDWIDTH, _LAST_ROUND = 1.755e9, 4.1e12, 0.43
 class UnitSums(MatrixSums):
     """Tile of the products."""
 
-    name: ClassVar[str] = "unit_sums"
-    layouts: ClassVar[tuple[str, ...]] = ("NHWC",)
-    device: ClassVar[str] = "a GPU from sm_80 on, of whole vectors of channels"
-    least: ClassVar[tuple[int, ...]] = (LANES, 1, 2, 1, 1, 1)
-    likeness: ClassVar[tuple[str, ...]] = ("channels", "together", "warps")
-    margin: ClassVar[float] = 0.92
+    name = "unit_sums"
+    layouts = ("NHWC",)
+    device = "a GPU from sm_80 on, of whole vectors of channels"
+    least = (LANES, 1, 2, 1, 1, 1)
+    likeness = ("channels", "together", "warps")
+    margin = 0.92
 
     channels: int
     """Channels of a block."""
@@ -147,7 +147,7 @@ class UnitSums(MatrixSums):
             ("sums of a thread", sizes.sums, MAX_SUMS),
             ("shared bytes per block", sizes.shared_bytes, target.most_shared_bytes),
         ):
-            self._require(value <= most, name, value, f"at most {most}")
+            self._require_most(name, value, most)
         self._require_parts(target, self.channels)
         self._require_launch(target, threads=32 * self.warps)
 
