@@ -35,11 +35,11 @@ def test_products_and_shared_memory_are_what_the_tile_says(about, epilogue):
 @pytest.mark.parametrize(
     ("about", "is_chosen"),
     [
-        ("128x96x56x56_k7_p3_float16_nhwc", True),
-        ("128x384x14x14_k7_p3_bfloat16_nhwc_dgrad", True),
+        ("8x96x56x56_k7_p3_float16_nhwc", True),
+        ("32x384x14x14_k7_p3_bfloat16_nhwc_dgrad", True),
         ("128x96x56x56_k9_p4_float16_nhwc", True),
         ("8x96x56x56_k6_p3_float16_nhwc", True),
-        ("128x96x56x56_k5_p2_float16_nhwc", False),
+        ("128x96x56x56_k7_p3_float16_nhwc", False),
         ("1x384x14x14_k7_p3_float16_nhwc", False),
         ("128x768x7x7_k7_p3_float16_nhwc", False),
         ("128x90x56x56_k7_p3_float16_nhwc", False),

@@ -110,6 +110,23 @@ __device__ inline float {SIGMOID}(float x, float one) {{
 #line 1
 """
 
+WORD, HALF_OF = "dwtir_word", "dwtir_half_of"
+"""Functions of a pair of halves, as a word, that sources may call: the pair, and the first or the second alone.
+
+ptxas gathers the operands of each product anew, four registers that loads have left elsewhere, if it knows
+that they are the same. What it takes for computed it gathers once: a third fewer instructions."""
+
+_WORDS = f"""
+__device__ inline unsigned int {WORD}(unsigned int pair) {{
+  asm("xor.b32 %0, %0, %1;" : "+r"(pair) : "r"(gridDim.y - 1));
+  return pair;
+}}
+__device__ inline unsigned int {HALF_OF}(unsigned int pair, int second) {{
+  return pair & (second ? 0xffff0000 : 0xffff);
+}}
+#line 1
+"""
+
 # TVM includes it in every kernel that uses tensor cores, whose instructions it writes itself.
 _UNUSED_HEADER = "#include <mma.h>"
 
@@ -174,8 +191,9 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
         options.append("--no-cache")
     if "bfloat16" in source:
         source = _BFLOAT16 + source
-    if SIGMOID in source:
-        source = _SIGMOID + source
+    for name, text in ((SIGMOID, _SIGMOID), (WORD, _WORDS)):
+        if name in source:
+            source = text + source
     source = source.replace(_UNUSED_HEADER, "")
     source = source.replace(_FOUR_HALVES, _FOUR_HALVES + _COPIED_AS_WORDS)
     cubin = _compile(nvrtc, _with_min_blocks(source, min_blocks), arch, options)

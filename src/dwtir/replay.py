@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import nvrtc
 
 if TYPE_CHECKING:
     import tvm
+    from tvm import tirx
     from tvm.s_tir import Schedule
 
 _GPU_ONLY = {"Bind", "Tensorize", "Unroll"}
 _BARRIERS = {"tirx.tvm_storage_sync", "tirx.ptx.cp_async_commit_group", "tirx.ptx.cp_async_wait_group"}
+
+
+def _half_of(pair: tirx.PrimExpr, second: tirx.PrimExpr) -> tirx.PrimExpr:
+    from tvm import tirx
+
+    zeros = tirx.Broadcast(tirx.const(0, str(pair.ty).removesuffix("x2")), 2)
+    first, other = (tirx.Shuffle([pair, zeros], lanes) for lanes in ([0, 2], [2, 1]))
+    return tirx.Select(tirx.Broadcast(second == 0, 2), first, other)
+
+
+_PLAIN: dict[str, Callable[..., Any]] = {nvrtc.WORD: lambda pair: pair, nvrtc.HALF_OF: _half_of}
+"""What functions of the CUDA source compute."""
 
 
 def replay_on_cpu(sch: Schedule, func: tvm.tirx.PrimFunc) -> tvm.IRModule:
@@ -35,7 +51,11 @@ def _without_barriers(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     from tvm import ir, tirx
 
     def skip(call: ir.Call) -> tirx.PrimExpr:
-        is_barrier = isinstance(call.op, ir.Op) and call.op.name in _BARRIERS
-        return tirx.const(0, "int32") if is_barrier else call
+        if not isinstance(call.op, ir.Op):
+            return call
+        if call.op.name == "tirx.reinterpret" and isinstance(call.args[0], ir.Call):
+            name, word, *others = call.args[0].args
+            return _PLAIN[str(name.value)](word.args[0], *others)
+        return tirx.const(0, "int32") if call.op.name in _BARRIERS else call
 
     return tvm_ffi.structural_map(func, [(ir.Call, skip)])

@@ -32,11 +32,12 @@ from ..bands import Bands
 from ..diagonals import Diagonals
 from ..epilogue import Epilogue
 from ..images import Images
+from ..pairs import Pairs
 from ..panels import Panels
 from ..shape import Shape
 from ..strips import Strip
 from ..units import Units
-from . import banded, channel_bands, diagonal, forward, grad_data, grad_weight, split, streamed, units, whole
+from . import banded, channel_bands, diagonal, forward, grad_data, grad_weight, paired, split, streamed, units, whole
 from .sizes import SLACK
 
 __all__ = [
@@ -78,6 +79,14 @@ def banded_channels(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
     with _parsing:
         func = channel_bands.products(panels, epilogue)
     return _named(func, panels.shape, epilogue)
+
+
+def channel_pairs(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define a shape's operation as products of matrices over pairs of channels."""
+    epilogue.check_for(pairs.shape)
+    with _parsing:
+        func = paired.products(pairs, epilogue)
+    return _named(func, pairs.shape, epilogue)
 
 
 @lru_cache(maxsize=64)

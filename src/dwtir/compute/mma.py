@@ -26,26 +26,26 @@ def right(*place: Any) -> tuple[Any, ...]:
 
 
 @cache
-def intrinsic(dtype: str) -> str:
-    """Register ``mma.sync.m16n8k16`` with float32 sums for halves of a type; return its name for `Schedule.tensorize`.
+def intrinsic(dtype: str, depth: int = 16) -> str:
+    """Register ``mma.sync.m16n8k16``, or k8, with float32 sums for halves; return its name for `Schedule.tensorize`.
 
     Its operands are what the 32 lanes of a warp hold, as `compute.banded` has them. They are
     buffers of scope "local" although one lane reads another's: TVM keeps of such a buffer what a
     lane itself addresses, and the instruction addresses no more than that.
     """
-    name = f"dwtir.mma_m16n8k16_{dtype}"
-    kind = _PTX[dtype]
+    name = f"dwtir.mma_m16n8k{depth}_{dtype}"
+    kind, parts = _PTX[dtype], depth // 8
 
     @script.prim_func(s_tir=True)
     def products(a: T.handle, b: T.handle, c: T.handle) -> None:
         sa, sb, sc = T.int32(), T.int32(), T.int32()
-        A = T.match_buffer(a, (32, 2, 2, 2), dtype, strides=(sa, 4, 2, 1), offset_factor=1, scope="local")
-        B = T.match_buffer(b, (32, 2, 2), dtype, strides=(sb, 2, 1), offset_factor=1, scope="local")
+        A = T.match_buffer(a, (32, parts, 2, 2), dtype, strides=(sa, 4, 2, 1), offset_factor=1, scope="local")
+        B = T.match_buffer(b, (32, parts, 2), dtype, strides=(sb, 2, 1), offset_factor=1, scope="local")
         C = T.match_buffer(c, (32, 2, 2), "float32", strides=(sc, 2, 1), offset_factor=1, scope="local")
         with T.sblock("root"):
-            T.reads(C[0:32, 0:2, 0:2], A[0:32, 0:2, 0:2, 0:2], B[0:32, 0:2, 0:2])
+            T.reads(C[0:32, 0:2, 0:2], A[0:32, 0:parts, 0:2, 0:2], B[0:32, 0:parts, 0:2])
             T.writes(C[0:32, 0:2, 0:2])
-            for lane, h, e, k in T.grid(32, 2, 2, 16):
+            for lane, h, e, k in T.grid(32, 2, 2, depth):
                 with T.sblock("product"):
                     vl, vh, ve, vk = T.axis.remap("SSSR", [lane, h, e, k])
                     C[vl, vh, ve] = C[vl, vh, ve] + T.cast(A[left(vl, vh, vk)], "float32") * T.cast(
@@ -55,16 +55,16 @@ def intrinsic(dtype: str) -> str:
     @script.prim_func(s_tir=True)
     def instruction(a: T.handle, b: T.handle, c: T.handle) -> None:
         sa, sb, sc = T.int32(), T.int32(), T.int32()
-        A = T.match_buffer(a, (32, 2, 2, 2), dtype, strides=(sa, 4, 2, 1), offset_factor=1, scope="local")
-        B = T.match_buffer(b, (32, 2, 2), dtype, strides=(sb, 2, 1), offset_factor=1, scope="local")
+        A = T.match_buffer(a, (32, parts, 2, 2), dtype, strides=(sa, 4, 2, 1), offset_factor=1, scope="local")
+        B = T.match_buffer(b, (32, parts, 2), dtype, strides=(sb, 2, 1), offset_factor=1, scope="local")
         C = T.match_buffer(c, (32, 2, 2), "float32", strides=(sc, 2, 1), offset_factor=1, scope="local")
         with T.sblock("root"):
-            T.reads(C[0:32, 0:2, 0:2], A[0:32, 0:2, 0:2, 0:2], B[0:32, 0:2, 0:2])
+            T.reads(C[0:32, 0:2, 0:2], A[0:32, 0:parts, 0:2, 0:2], B[0:32, 0:parts, 0:2])
             T.writes(C[0:32, 0:2, 0:2])
             for lane in T.thread_binding(0, 32, "threadIdx.x"):
                 T.evaluate(
                     T.ptx_legacy.mma(
-                        *("m16n8k16", "row", "col", kind, kind, "fp32"),
+                        *(f"m16n8k{depth}", "row", "col", kind, kind, "fp32"),
                         *(T.address_of(A[lane, 0, 0, 0]), 0),
                         *(T.address_of(B[lane, 0, 0]), 0),
                         *(T.address_of(C[lane, 0, 0]), 0),

@@ -12,6 +12,7 @@ from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
 from .banded_sums import BandedSums
 from .base import WEIGHT, Strategy, paying
+from .channel_pairs import ChannelPairs
 from .channel_vector import ChannelVector
 from .cpu import Cpu
 from .cpu_tap_sums import CpuTapSums
@@ -32,6 +33,7 @@ __all__ = [
     "BandedMatrix",
     "BandedPlanes",
     "BandedSums",
+    "ChannelPairs",
     "ChannelVector",
     "Cpu",
     "CpuTapSums",
@@ -53,6 +55,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     for strategy in (
         WholeImage,
         SplitImage,
+        ChannelPairs,
         BandedChannels,
         BandedMatrix,
         BandedPlanes,

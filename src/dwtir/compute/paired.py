@@ -1,0 +1,335 @@
+"""The convolution of NHWC halves as products over pairs of channels; see `dwtir.pairs`.
+
+The blocks are those of a block of threads:
+
+``band``
+    the banded matrices, where the lanes of a warp hold them;
+``first``, ``pad``
+    the inputs with their zeros on their way to shared memory, before the first step and in a step: each
+    ``copy`` one instruction, of a vector of channels;
+``multiply``
+    the sums of a step: a row of inputs after the other, each with all products that it has a part in;
+``leave``
+    the fused steps and the one rounding, in shared memory;
+``epilogue``
+    the results.
+
+What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`. Lane ``4 * m + x`` has pixels
+``x`` and ``x + 4`` of the windows of strips ``m`` and ``m + 8``, and the sums of their columns ``x``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from .. import nvrtc
+from ..arguments import ALIGNMENT
+from ..epilogue import Epilogue
+from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Pairs
+from . import script
+from .async_copy import BYTES
+from .forward import epilogue_parts
+from .mma import left, right
+
+
+def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define the convolution, or the data's gradient."""
+    shape = pairs.shape
+    (image_name, images), (_, weights) = shape.input_shapes.items()
+    (H, W), (TOP, LEFT) = pairs.source, pairs.before
+    N, C, OH, OW = shape.batch, shape.result_channels, shape.result_height, shape.result_width
+    (KH, KW), (SH, SW), DW = shape.kernel, shape.stride, shape.dilation[1]
+    R, IMAGES, ACROSS, STEPS = pairs.rows, pairs.images, pairs.across, pairs.steps
+    VECTORS, GROUPS, WARPS, QUADS = pairs.vectors, pairs.groups, pairs.warps, pairs.quads
+    STAGES, DEPTHS, DELAY, SUMS = pairs.stages, pairs.depths, pairs.delay, pairs.rows + pairs.delay
+    BN, BY, BX, BC = pairs.blocks
+    dtype = shape.dtype
+    PAIR = f"{dtype}x2"
+    declare, finish = epilogue_parts(shape, epilogue)
+    SUMS_DTYPE = "float32" if epilogue.steps else dtype  # of what is in shared memory
+    SIZE = 16 // (4 if epilogue.steps else 2)
+    LANES = 32 * GROUPS  # threads with the same vector
+
+    def deal(lines: int, columns: int) -> tuple[int, int, int]:
+        """Deal lines of columns out to threads: columns at a time, and turns over lines and over columns."""
+        deals = ((n, -(-lines * n // LANES), -(-columns // n)) for n in (8, 16, 32) if LANES % n == 0)
+        return min(deals, key=lambda deal: deal[1] * deal[2])
+
+    def share(turn, deal, thread) -> tuple[Any, Any, Any]:
+        """Find the line, the column and the vector of a thread's turn."""
+        wide, _, across = deal
+        place = thread // VECTORS
+        line = turn // across * (LANES // wide) + place // wide
+        return line, turn % across * wide + place % wide, thread % VECTORS
+
+    LINES = IMAGES * pairs.stage_rows
+    LOADS, STORES = deal(LINES, pairs.width), deal(IMAGES * R, COLUMNS * ACROSS)
+
+    def input_of(image, block, stage, task, lane) -> tuple[Any, Any]:
+        """Tell whether an input is there, and load it."""
+        line, column, vector = task
+        n, y, x, c = block
+        n, down = n * IMAGES + line // pairs.stage_rows, stage * pairs.stage_rows + line % pairs.stage_rows
+        row = y * (pairs.height * SH) - TOP + down
+        column = x * (ACROSS * COLUMNS * SW) - LEFT + column
+        channel = (c * VECTORS + vector) * VECTOR
+        here = tirx.all(n < N, 0 <= row, row < H, 0 <= column, column < W, channel < C, down < pairs.input_rows)
+        return here, image[n, row, column, channel + lane]
+
+    def input_to(stage, task) -> Any:
+        line, column, vector = task
+        return pairs.input_at(stage % STAGES, 0, line, column, vector)
+
+    def strip(warp, half, lane) -> tuple[Any, Any, Any]:
+        """Find a strip of a product: whether it is one, its image and its place there."""
+        number = warp // VECTORS * STRIPS + half * (STRIPS // 2) + lane // 4
+        if IMAGES * ACROSS % STRIPS == 0:
+            return True, number // ACROSS, number % ACROSS
+        inside = T.min(number, IMAGES * ACROSS - 1)
+        return number < IMAGES * ACROSS, inside // ACROSS, inside % ACROSS
+
+    @script.inline
+    def load(staged, image, block, stage, w, lane):
+        """Begin to copy what a thread has of a stage."""
+        size = T.sblock_alloc_buffer((1,), "int32", scope="local")
+        for k in T.unroll(LOADS[1] * LOADS[2]):
+            task = T.meta_var(share(k, LOADS, w * 32 + lane))
+            if tirx.all(task[0] < LINES, task[1] < pairs.width, stage < STEPS):
+                here, _ = T.meta_var(input_of(image, block, stage, task, 0))
+                size[0] = T.if_then_else(here, BYTES, 0)
+                for v in range(VECTOR):
+                    with T.sblock("copy"):
+                        vk, vv = T.axis.remap("SS", [k, v])
+                        own = T.meta_var(share(vk, LOADS, w * 32 + lane))
+                        _, value = T.meta_var(input_of(image, block, stage, own, vv))
+                        at = T.meta_var(input_to(stage, own))
+                        T.reads(size[0], value)
+                        T.writes(staged[at + vv])
+                        staged[at + vv] = T.if_then_else(size[0] == BYTES, value, T.cast(0, dtype))
+        T.evaluate(T.ptx["cp.async.commit_group"]())
+
+    def taps(bands: list[tirx.Buffer], weight: tirx.Buffer, c: Any, vw: Any, vl: Any) -> None:
+        """Make the banded matrices: a lane has a column's, of one of its channels."""
+        own = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
+        channel = T.min((c * VECTORS + vw % VECTORS) * VECTOR, C - VECTOR)
+        for row in range(KH):
+            for quad in range(QUADS):
+                apart = quad * COLUMNS + vl % 4 - vl // 8 * SW
+                column = apart // DW if DW > 1 else apart
+                seen = [0 <= apart, column < KW] + ([apart % DW == 0] if DW > 1 else [])
+                tap = (KH - 1 - row, KW - 1 - column) if pairs.is_turned else (row, column)
+                with T.vectorized(VECTOR) as e:
+                    at = (*tap, channel + e, 0)
+                    value = T.if_then_else(tirx.all(*seen), weight[at], T.cast(0, dtype))
+                    T.buffer_store(own, value, [e])
+                band, step, further = part_of(bands, quad)
+                for word in range(WORDS):
+                    mine = by_word(nvrtc.HALF_OF, own, word, vl // 4 % 2)
+                    T.buffer_store(band, mine, [vw, row, step, word, vl, further, tirx.Ramp(0, 1, 2)])
+
+    def by_word(name: str, own: tirx.Buffer, word: int, *others: Any) -> tirx.PrimExpr:
+        """Apply a function of the CUDA source to a pair of channels."""
+        both = T.reinterpret("uint32", own[tirx.Ramp(word * 2, 1, 2)])
+        return T.reinterpret(PAIR, T.call_pure_extern("uint32", name, both, *others))
+
+    def part_of(buffers: list[tirx.Buffer], quad: int) -> tuple[tirx.Buffer, int, int]:
+        """Find the operands that a quad is part of: of products of both depths."""
+        return (buffers[-1], 0, 0) if quad == QUADS - 1 and QUADS % 2 else (buffers[0], quad // 2, quad % 2)
+
+    def window(row: int, staged: tirx.Buffer, held: list[tirx.Buffer], acc: tirx.Buffer, step: Any, vw: Any) -> None:
+        """Take a row of inputs, and begin the sums that it is the first of."""
+        with T.serial(32) as lane, T.sblock(f"window{row}"):
+            vl = T.axis.spatial(32, lane)
+            T.reads()
+            T.writes()
+            for result in [result for result, tap in pairs.met(row) if tap == 0]:
+                clear(acc, result, 1, vw, vl)
+            own = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
+            for half in range(2):
+                _, n, x = strip(vw, half, vl)
+                for quad in range(QUADS):
+                    column = x * (COLUMNS * SW) + vl % 4 + quad * COLUMNS
+                    at = pairs.input_at(step % STAGES, n, row, column, vw % VECTORS)
+                    with T.vectorized(VECTOR) as e:
+                        T.buffer_store(own, staged[at + e], [e])
+                    part, place, further = part_of(held, quad)
+                    for word in range(WORDS):
+                        held_word = by_word(nvrtc.WORD, own, word)
+                        T.buffer_store(part, held_word, [place, word, vl, further, half, tirx.Ramp(0, 1, 2)])
+
+    def sums(shared: tuple[tirx.Buffer, ...], bands: Any, acc: tirx.Buffer, step: Any, vw: Any) -> None:
+        """Go down the rows of a stage, and leave each result behind its last one."""
+        staged, results = shared
+        held = [
+            T.sblock_alloc_buffer((count, WORDS, 32, depth // 8, 2, 2), dtype, scope="local") for depth, count in DEPTHS
+        ]
+        for row in range(pairs.stage_rows):
+            met = pairs.met(row)
+            if met:
+                window(row, staged, held, acc, step, vw)
+                for (depth, count), part, band in zip(DEPTHS, held, bands, strict=True):
+                    multiply(f"products{depth}_{row}", met, depth, count, part, band, acc, vw)
+                ended = [result for result, tap in met if tap == KH - 1 and result < R]
+                for result in ended:
+                    with T.serial(32) as lane, T.sblock(f"leave{result}"):
+                        vl = T.axis.spatial(32, lane)
+                        T.reads()
+                        T.writes()
+                        leave(results, acc, (result, SIZE), vw, vl)
+
+    def clear(acc: tirx.Buffer, first: int, count: int, vw: Any, vl: Any) -> None:
+        with T.unroll(count) as r, T.unroll(WORDS) as word, T.unroll(2) as half, T.unroll(2) as one:
+            T.buffer_store(acc, T.float32(0), [vw, first + r, word, vl, half, one])
+
+    def shift(acc: tirx.Buffer, vw: Any, vl: Any) -> None:
+        """Keep the sums that no step has left, for the next."""
+        with T.unroll(DELAY) as r, T.unroll(WORDS) as word, T.unroll(2) as half, T.unroll(2) as one:
+            T.buffer_store(acc, acc[vw, r + R, word, vl, half, one], [vw, r, word, vl, half, one])
+
+    def multiply(
+        name: str, met: tuple[tuple[int, int], ...], depth: int, count: int, held: Any, band: Any, acc: Any, vw: Any
+    ) -> None:
+        (first, tap), apart = met[0], (met[1][0] - met[0][0], met[0][1] - met[1][1]) if len(met) > 1 else (1, 0)
+        with (
+            T.unroll(len(met)) as m,
+            T.unroll(count) as s,
+            T.unroll(WORDS) as word,
+            T.grid(32, 2, 2, depth) as (lane, half, one, k),
+            T.sblock(name),
+        ):
+            vm, vs = T.axis.spatial(len(met), m), T.axis.reduce(count, s)
+            vd, vl, vh = T.axis.spatial(WORDS, word), T.axis.spatial(32, lane), T.axis.spatial(2, half)
+            vo, vk = T.axis.spatial(2, one), T.axis.reduce(depth, k)
+            a = T.cast(held[left(vs, vd, vl, vh, vk)], "float32")
+            b = T.cast(band[right(vw, tap - vm * apart[1], vs, vd, vl, vo, vk)], "float32")
+            place = [vw, first + vm * apart[0], vd, vl, vh, vo]
+            T.buffer_store(acc, acc[tuple(place)] + a * b, place)
+
+    def leave(results: tirx.Buffer, acc: tirx.Buffer, at: tuple[Any, ...], vw: Any, vl: Any) -> None:
+        """Leave a row of sums in shared memory, rounded if nothing is to be done with them."""
+        result, size = at
+        own = T.sblock_alloc_buffer((size,), results.dtype, scope="local")
+        for half in range(2):
+            inside, image, across = strip(vw, half, vl)
+            for part in range(VECTOR // size):
+                for e in range(size):
+                    word, one = divmod(part * size + e, 2)
+                    T.buffer_store(own, T.cast(acc[vw, result, word, vl, half, one], results.dtype), [e])
+                column, vector = across * COLUMNS + vl % 4, vw % VECTORS * (VECTOR // size) + part
+                place = pairs.result_at(image * R + result, column, vector, size)
+                with T.If(inside), T.Then(), T.vectorized(size) as e:
+                    T.buffer_store(results, own[e], [place + e])
+
+    def store(out: tirx.Buffer, results: tirx.Buffer, operands: Any, at: tuple[Any, ...], thread: Any) -> None:
+        n, y, x, c, step = at
+        sums = T.sblock_alloc_buffer((VECTOR,), results.dtype, scope="local")
+        own = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
+        loaded = {name: T.sblock_alloc_buffer((VECTOR,), dtype, scope="local") for name in operands}
+        channel = (c * VECTORS + thread % VECTORS) * VECTOR
+
+        def load(name: str, *place: Any) -> None:
+            with T.vectorized(VECTOR) as e:
+                at = (*place, channel + e)
+                T.buffer_store(loaded[name], operands[name][at], [e])
+
+        if C % pairs.channels:
+            channel = T.min(channel, C - VECTOR)
+        for name in operands:
+            if name != "residual":
+                load(name)
+        for turn in range(STORES[1] * STORES[2]):
+            line, column, vector = share(turn, STORES, thread)
+            image, down = n * IMAGES + line // R, step * R + line % R - DELAY
+            row, right = y * pairs.height + down, x * (ACROSS * COLUMNS) + column
+            inside = [line < IMAGES * R, image < N, 0 <= down, row < OH, column < ACROSS * COLUMNS, right < OW]
+            with T.If(tirx.all(*inside, (c * VECTORS + vector) * VECTOR < C)), T.Then():
+                for part in range(VECTOR // SIZE):
+                    place = pairs.result_at(line, column, vector * (VECTOR // SIZE) + part, SIZE)
+                    with T.vectorized(SIZE) as e:
+                        T.buffer_store(sums, results[place + e], [part * SIZE + e])
+                if "residual" in operands:
+                    load("residual", image, row, right)
+                for e in range(VECTOR):
+                    T.buffer_store(own, finish(sums[e], loaded, e, (e,)), [e])
+                with T.vectorized(VECTOR) as e:
+                    T.buffer_store(out, own[e], [image, row, right, channel + e])
+
+    @script.prim_func(s_tir=True)
+    def paired_nhwc() -> None:
+        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
+        image = T.arg(image_name, T.buffer(images, dtype, align=ALIGNMENT))
+        weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
+        operands = T.meta_var(declare())
+        out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
+        for bn, by, bx, bc in T.grid(BN, BY, BX, BC):
+            with T.sblock("block"):
+                vn, vy, vx, vc = T.axis.remap("SSSS", [bn, by, bx, bc])
+                T.reads()
+                T.writes(out[vn * IMAGES : vn * IMAGES + IMAGES, :, :, :])
+                block = T.meta_var((vn, vy, vx, vc))
+                staged = T.sblock_alloc_buffer((STAGES * pairs.stage_halves,), dtype, scope="shared.dyn")
+                results = T.sblock_alloc_buffer((pairs.results,), SUMS_DTYPE, scope="shared.dyn")
+                bands = T.meta_var(
+                    [
+                        T.sblock_alloc_buffer((WARPS, KH, count, WORDS, 32, depth // 8, 2), dtype, scope="local")
+                        for depth, count in DEPTHS
+                    ]
+                )
+                acc = T.sblock_alloc_buffer((WARPS, SUMS, WORDS, 32, 2, 2), "float32", scope="local")
+                for first in T.serial(max(1, STAGES - 1)):
+                    for w, lane in T.grid(WARPS, 32):
+                        with T.sblock("first"):
+                            vf, vw, vl = T.axis.remap("SSS", [first, w, lane])
+                            T.reads()
+                            T.writes()
+                            load(staged, image, block, vf, vw, vl)
+                for w, lane in T.grid(WARPS, 32):
+                    with T.sblock("band"):
+                        vw, vl = T.axis.remap("SS", [w, lane])
+                        T.reads()
+                        T.writes()
+                        taps(bands, weight, vc, vw, vl)
+                if STEPS > 1:
+                    for w, lane in T.grid(WARPS, 32):
+                        with T.sblock("begin"):
+                            vw, vl = T.axis.remap("SS", [w, lane])
+                            T.reads()
+                            T.writes()
+                            clear(acc, 0, DELAY, vw, vl)
+                for step in T.serial(STEPS):
+                    T.evaluate(T.ptx["cp.async.wait_group"](max(0, STAGES - 2)))
+                    T.evaluate(T.tvm_storage_sync("shared.dyn"))
+                    if STEPS > 1:
+                        for w, lane in T.grid(WARPS, 32):
+                            with T.sblock("pad"):
+                                vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
+                                T.reads()
+                                T.writes()
+                                load(staged, image, block, vs + (STAGES - 1), vw, vl)
+                    for w in range(WARPS):
+                        with T.sblock("multiply"):
+                            vs, vw = T.axis.remap("SS", [step, w])
+                            T.reads()
+                            T.writes(results[:])
+                            # TVM takes all that is shared for one, and would part inputs and results by barriers.
+                            with T.attr(0, "hand_threaded", 0):
+                                sums((staged, results), bands, acc, vs, vw)
+                    if STEPS > 1:
+                        for w, lane in T.grid(WARPS, 32):
+                            with T.sblock("shift"):
+                                vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
+                                T.reads()
+                                T.writes()
+                                shift(acc, vw, vl)
+                    T.evaluate(T.tvm_storage_sync("shared.dyn"))
+                    for w, lane in T.grid(WARPS, 32):
+                        with T.sblock("epilogue"):
+                            vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
+                            T.reads(results[:])
+                            T.writes(out[vn * IMAGES : vn * IMAGES + IMAGES, :, :, :])
+                            store(out, results, operands, (*block, vs), vw * 32 + vl)
+
+    return paired_nhwc

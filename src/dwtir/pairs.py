@@ -1,0 +1,211 @@
+"""The convolution of NHWC halves as products of matrices whose depth are pairs of channels: sizes and places.
+
+In memory two channels of a pixel are one word of 32 bits, and a tensor core takes words as they are: of
+8 pixels and 2 channels as the depth of a product, 4 results and 2 channels as its columns, and 16 strips
+as its rows. The other matrix is banded, and has zeros between the two channels::
+
+    out[4 * strip + x, c] = sum over i, d of input[4 * strip * SW + i, d] * band[(i, d), (x, c)]
+    band[(i, d), (x, c)] = weight[(i - x * SW) / DW, c] if c == d, else 0
+
+A strip is 4 columns of results. A block of threads has strips side by side, of some images and channels,
+and goes down their rows: a step takes the next stage of inputs, adds what they are part of to the sums of
+all results that see them, and leaves the results that see no later ones. Stages are a ring in shared memory.
+A pixel's vectors of channels are in such an order there that the lanes of a warp, which read the same
+vector of neighbouring pixels, read from all banks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from .shape import Shape
+
+STRIPS, COLUMNS, PIXELS = 16, 4, 8
+"""Strips of a product, columns of a strip, and pixels of a product's depth."""
+
+VECTOR = 8
+"""Channels that move together: 16 bytes, of which a lane takes the operands of `WORDS` products."""
+
+WORDS = VECTOR // 2
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Sizes of a block's share of a convolution, or of the data's gradient of one with stride 1.
+
+    Parameters
+    ----------
+    shape : Shape
+    channels : int
+        Channels of a block.
+    images, across : int
+        Images of a block, and strips of each side by side.
+    rows, steps : int
+        Rows of results that a step leaves, and steps of a block.
+    ahead : int
+        Stages that are under way, if there is more than one step.
+    """
+
+    shape: Shape
+    channels: int
+    images: int
+    across: int
+    rows: int
+    steps: int
+    ahead: int
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether the kernel is turned round."""
+        return self.shape.operation == "grad_data"
+
+    @property
+    def source(self) -> tuple[int, int]:
+        """Height and width of the images that are read."""
+        shape = self.shape
+        return (shape.out_height, shape.out_width) if self.is_turned else (shape.height, shape.width)
+
+    @property
+    def before(self) -> tuple[int, int]:
+        """Rows and columns of padding before these."""
+        return self._before(0), self._before(1)
+
+    def _before(self, axis: int) -> int:
+        shape = self.shape
+        if self.is_turned:
+            return (shape.kernel[axis] - 1) * shape.dilation[axis] - shape.padding[axis]
+        return shape.padding[axis]
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a pixel."""
+        return self.channels // VECTOR
+
+    @property
+    def groups(self) -> int:
+        """Groups of strips, each of a product's."""
+        return -(-self.images * self.across // STRIPS)
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block: one for each vector and group."""
+        return self.vectors * self.groups
+
+    @property
+    def blocks(self) -> tuple[int, int, int, int]:
+        """Blocks over images, rows, columns and channels."""
+        shape = self.shape
+        return (
+            -(-shape.batch // self.images),
+            -(-shape.result_height // self.height),
+            -(-shape.result_width // (self.across * COLUMNS)),
+            -(-shape.result_channels // self.channels),
+        )
+
+    @property
+    def window(self) -> int:
+        """Columns of inputs that a strip reads."""
+        shape = self.shape
+        return (COLUMNS - 1) * shape.stride[1] + (shape.kernel[1] - 1) * shape.dilation[1] + 1
+
+    @property
+    def quads(self) -> int:
+        """Loads of a row of a window, of four pixels each."""
+        return -(-self.window * 2 // PIXELS)
+
+    @property
+    def depths(self) -> tuple[tuple[int, int], ...]:
+        """The products that a row of the kernel takes, by their depth, and how many: of two quads, then of one."""
+        deep, single = divmod(self.quads, 2)
+        return tuple((depth, count) for depth, count in ((16, deep), (8, single)) if count)
+
+    @property
+    def seen(self) -> int:
+        """Rows of results that see an input, at the most."""
+        shape = self.shape
+        return (shape.kernel[0] - 1) * shape.dilation[0] // shape.stride[0] + 1
+
+    @property
+    def delay(self) -> int:
+        """Rows of results that a step begins and does not leave."""
+        return self.seen - 1 if self.steps > 1 else 0
+
+    @property
+    def sums(self) -> int:
+        """Rows of sums that a warp keeps at a time."""
+        return self.seen if self.steps > 1 else min(self.seen, self.rows)
+
+    @property
+    def height(self) -> int:
+        """Rows of results of a block."""
+        return self.rows * self.steps - self.delay
+
+    @property
+    def input_rows(self) -> int:
+        """Rows of inputs that they see."""
+        shape = self.shape
+        return (self.height - 1) * shape.stride[0] + (shape.kernel[0] - 1) * shape.dilation[0] + 1
+
+    @property
+    def stage_rows(self) -> int:
+        """Rows of a stage."""
+        return self.rows * self.shape.stride[0] if self.steps > 1 else self.input_rows
+
+    @property
+    def stages(self) -> int:
+        """Stages in shared memory."""
+        return min(1 + self.ahead, self.steps)
+
+    def met(self, row: int) -> tuple[tuple[int, int], ...]:
+        """List the sums that a row of a stage is part of, each with the row of the kernel."""
+        shape = self.shape
+        return tuple(
+            (result, tap)
+            for result in range(self.rows + self.delay)
+            for tap in range(shape.kernel[0])
+            if (result - self.delay) * shape.stride[0] + tap * shape.dilation[0] == row
+        )
+
+    @property
+    def products(self) -> int:
+        """Products of a warp in a step."""
+        met = sum(len(self.met(row)) for row in range(self.stage_rows))
+        return WORDS * met * sum(count for _, count in self.depths)
+
+    @property
+    def width(self) -> int:
+        """Columns of a stage."""
+        return COLUMNS * ((self.across - 1) * self.shape.stride[1] + self.quads)
+
+    @property
+    def stage_halves(self) -> int:
+        """Halves of a stage."""
+        return self.images * self.stage_rows * self.width * self.channels
+
+    @property
+    def results(self) -> int:
+        """Results of a step."""
+        return self.images * self.rows * self.across * COLUMNS * self.channels
+
+    def shared_bytes(self, result_bytes: int) -> int:
+        """Count the bytes of shared memory, with so many for a result."""
+        return self.stages * self.stage_halves * self.shape.itemsize + self.results * result_bytes
+
+    def input_at(self, stage: Any, image: Any, row: Any, column: Any, vector: Any) -> Any:
+        """Find a vector of inputs in shared memory, by its place in a stage."""
+        line = (stage * self.images + image) * self.stage_rows + row
+        return _place(line * self.width, column, vector, self.vectors) * VECTOR
+
+    def result_at(self, line: Any, column: Any, part: Any, size: int) -> Any:
+        """Find 16 bytes of results in shared memory, of so many, by their image's row."""
+        return _place(line * self.across * COLUMNS, column, part, self.channels // size) * size
+
+
+def _place(before: Any, column: Any, part: Any, parts: int) -> Any:
+    """Find 16 bytes of a pixel's: neighbouring pixels have theirs in another order, in other banks."""
+    together = gcd(parts, VECTOR)
+    if together > 1:
+        part = part // together * together + (part + column // (VECTOR // together)) % together
+    return (before + column) * parts + part

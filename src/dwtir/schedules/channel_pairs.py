@@ -1,0 +1,240 @@
+"""NHWC halves on tensor cores, two channels at a time.
+
+Loop nest, for strips of 4 columns of results, of some images and channels::
+
+    blockIdx.x = images * rows * columns * channels
+      copies of the first stages begin                          by 16 bytes, into a ring of stages in shared
+      threadIdx.y = warp, of 8 channels of 16 strips
+        threadIdx.x = lane:  band[KH] = weight or 0             registers
+      for step:                                                 some rows down
+        wait for the step's stage;  copies of a later stage begin
+        for row of the stage:
+          threadIdx.x = lane:  window = staged
+          for the rows of results that it meets:  sums += window x band[kh]     one instruction for two channels
+          threadIdx.x = lane:  results = sums that are complete                 shared
+        sums of results that see rows below stay for the next step
+        threads:  out = epilogue(results)
+
+What lies in memory side by side, two channels of a pixel, is one register of an operand: nothing is turned
+round on the way, each input is copied once and read twice. Of a product's multiplications half are with the
+zeros between the two channels, and of the rest those count that the kernel has taps for: 5 of 8 in 5x5.
+A block that goes down an image by several steps keeps KH rows of sums for all its columns, else as many as
+it computes. Inputs wait in shared memory in whole vectors of channels, results on their way out, so that
+global memory is read and written in lines.
+
+An input that is not finite may make results NaN that do not see it, up to a window away and in the channel
+beside its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil, prod
+from typing import TYPE_CHECKING
+
+from ..epilogue import Epilogue
+from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Pairs
+from ..shape import Shape
+from ..target import Target
+from .banded_channels import BandedChannels
+from .base import Strategy, bind_threads, varied, with_guesses
+from .channel_vector import ChannelVector
+from .cost import registers_for
+from .row_stream import RowStream
+from .tiles import BLOCK_COUNTS, REGISTERS, even_split
+
+if TYPE_CHECKING:
+    from tvm import tirx
+    from tvm.s_tir import Schedule
+
+_MAX_PRODUCTS = 640
+"""Products of a warp in a step, in straight line."""
+
+_SHARED_OF_ALL = 227 * 1024
+
+_REGISTERS, _PER_ROW = 46, 6
+"""Registers of a thread beside its sums and weights."""
+
+# Time, fitted on an H200: of a launch; cycles of a quarter of an SM for a product of a depth, and for a word of
+# a window; of an SM for 128 bytes of shared memory and for a step; what narrow pixels, few warps and few rows
+# under way add; how memory and products overlap.
+_LAUNCH, _DEEP, _SINGLE, _WORD, _WAVE, _STEP = 2.6e-6, 5.6, 3.0, 0.47, 0.34, 80
+_NARROW, _FEW_LOADS, _FEW_PRODUCTS, _FEW_ROWS, _OVERLAP = 1.25, 3.2, 3.9, 0.3, 2.1
+_CLOCK, _BANDWIDTH = 1.98e9, 5.0e12
+
+
+@dataclass(frozen=True)
+class ChannelPairs(Strategy):
+    """Tile of the products over pairs of channels.
+
+    Parameters
+    ----------
+    channels, images : int
+        Channels and images of a block.
+    across : int
+        Strips of a block in a row of an image.
+    rows, steps : int
+        Rows of results that a step leaves, and steps of a block.
+    ahead : int
+        Stages whose copies are under way, if there is more than one step.
+    min_blocks : int
+        Blocks that an SM shall have room for at a time.
+    """
+
+    name = "channel_pairs"
+    layouts = ("NHWC",)
+    dtypes = ("float16", "bfloat16")
+    operations = ("forward", "grad_data")
+    needs_mma = True
+    device = "a GPU from sm_80 on (with channels by eights and channel_multiplier 1, gradients with stride 1)"
+
+    channels: int
+    images: int
+    across: int
+    rows: int
+    steps: int
+    ahead: int
+    min_blocks: int = 1
+
+    @classmethod
+    def _is_for(cls, shape: Shape, target: Target) -> bool:
+        return (
+            super()._is_for(shape, target)
+            and shape.channel_multiplier == 1
+            and shape.in_channels % VECTOR == 0
+            and (shape.operation == "forward" or shape.stride == (1, 1))
+        )
+
+    @classmethod
+    def claims(cls, shape: Shape, target: Target) -> bool:
+        """Tell whether there is a tile that registers and shared memory have room for."""
+        return super().claims(shape, target) and any(True for _ in cls._tiles(shape, target))
+
+    @classmethod
+    def pays(cls, shape: Shape, target: Target) -> bool:
+        """Tell whether it is expected to be faster than what else there is for these layers."""
+        others = [kind for kind in (BandedChannels, RowStream, ChannelVector) if kind.claims(shape, target)]
+        own, *times = (kind.choose(shape, target).expected_seconds(shape, target) for kind in (cls, *others))
+        return bool(own < min(times))
+
+    @classmethod
+    def guesses(cls, shape: Shape, target: Target) -> tuple[ChannelPairs, ...]:
+        """List the tiles, those that are expected to take the least time first."""
+        tiles = sorted(cls._tiles(shape, target), key=lambda tile: tile.expected_seconds(shape, target))
+        return varied(tiles, lambda tile: (tile.channels, tile.rows)) or (cls(VECTOR, 1, 1, 1, 1, 1),)
+
+    @classmethod
+    def _tiles(cls, shape: Shape, target: Target) -> Iterator[ChannelPairs]:
+        """List the tiles worth comparing, each with the blocks that an SM has room for."""
+        width, height = -(-shape.result_width // COLUMNS), shape.result_height
+        across = even_split(width, STRIPS)
+        images = min(shape.batch, max(1, STRIPS // across))
+        channels = [n for n in _channels(shape) if n <= shape.result_channels] or [VECTOR]
+        for channel, rows, parts, ahead in product(channels, (1, 2, 3, 4, 7), (1, 2, 4, 8, 14, 28), (1, 2)):
+            part = even_split(height, -(-height // parts))
+            if part < rows or (part == rows and ahead > 1):
+                continue
+            tile = cls(channel, images, across, rows, 2 if part > rows else 1, ahead)
+            if part > rows:
+                tile = replace(tile, steps=-(-(part + tile.pairs(shape).delay) // rows))
+            blocks = tile._room(shape)
+            if blocks:
+                yield replace(tile, min_blocks=blocks)
+
+    @classmethod
+    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
+        values = {
+            "channels": [n for n in (8, 16, 32, 48) if n <= shape.result_channels],
+            "images": (1, 2, 4, 8),
+            "across": (1, even_split(-(-shape.result_width // COLUMNS), STRIPS)),
+            "rows": (1, 2, 3, 4, 7),
+            "steps": (1,),
+            "ahead": (1, 2, 3),
+            "min_blocks": BLOCK_COUNTS,
+        }
+        return with_guesses(values, cls.guesses(shape, target))
+
+    def is_promising(self, shape: Shape) -> bool:
+        return self._room(shape) >= self.min_blocks
+
+    def _room(self, shape: Shape) -> int:
+        """Count the blocks that an SM's registers and shared memory have room for, if none spills."""
+        pairs = self.pairs(shape)
+        rows = pairs.sums
+        needed = _REGISTERS + WORDS * (pairs.quads * shape.kernel[0] + 4 * rows) + _PER_ROW * (self.rows - 2)
+        threads = 32 * pairs.warps
+        if needed > registers_for(threads, 1) or pairs.products > _MAX_PRODUCTS:
+            return 0
+        shared = pairs.shared_bytes(shape.itemsize) + 1024
+        return min(REGISTERS // (threads * -(-needed // 8) * 8), _SHARED_OF_ALL // shared, 2048 // threads)
+
+    def check(self, shape: Shape, target: Target) -> None:
+        pairs = self.pairs(shape)
+        self._require(self.channels % VECTOR == 0, "channels", self.channels, f"a multiple of {VECTOR}")
+        self._require_most("channels", self.channels, shape.result_channels)
+        self._require_most("images", self.images, shape.batch)
+        self._require_most("across", self.across, -(-shape.result_width // COLUMNS))
+        self._require_most("rows", self.rows, shape.result_height)
+        least = -(-(shape.result_height + pairs.delay) // self.rows)
+        self._require_most("steps", self.steps, least)
+        self._require(pairs.height > 0, "rows of a block", pairs.height, "at least 1")
+        self._require_most("unrolled products", pairs.products, _MAX_PRODUCTS)
+        self._require_most("shared bytes per block", pairs.shared_bytes(4), target.most_shared_bytes)
+        self._require_launch(target, threads=32 * pairs.warps)
+
+    def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
+        return self.pairs(shape).shared_bytes(4 if epilogue.steps else shape.itemsize)
+
+    def pairs(self, shape: Shape) -> Pairs:
+        """Return the sizes that the tile has for a shape."""
+        return Pairs(shape, self.channels, self.images, self.across, self.rows, self.steps, self.ahead)
+
+    def expected_seconds(self, shape: Shape, target: Target) -> float:
+        """Estimate the time of the kernel."""
+        pairs = self.pairs(shape)
+        blocks, products = prod(pairs.blocks), pairs.products // sum(count for _, count in pairs.depths)
+        warps = pairs.warps * min(self.min_blocks, ceil(blocks / target.units))
+        read = blocks * pairs.images * pairs.input_rows * min(pairs.width, pairs.source[1]) * pairs.channels
+        moved = shape.itemsize * (read + prod(shape.result_shape)) * (_NARROW if self.channels < 32 else 1)
+        deep, single = divmod(pairs.quads, 2)
+        loads = 2 * pairs.quads * pairs.stage_rows
+        step = products * (_DEEP * deep + _SINGLE * single) / 4 + _WORD * WORDS * loads / 4
+        step = _STEP + pairs.warps * (step + _WAVE * 4 * (loads + 4 * self.rows))
+        under_way = self.ahead * pairs.stage_rows if self.steps > 1 else pairs.input_rows
+        memory = moved / _BANDWIDTH * (1 + _FEW_LOADS / warps) * (1 + _FEW_ROWS / under_way)
+        busy = ceil(blocks / target.units) * self.steps * step / _CLOCK * (1 + _FEW_PRODUCTS / warps)
+        return float(_LAUNCH + (memory**_OVERLAP + busy**_OVERLAP) ** (1 / _OVERLAP))
+
+    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
+        from ..compute import channel_pairs
+
+        return channel_pairs(self.pairs(shape), epilogue)
+
+    def apply(self, sch: Schedule, shape: Shape) -> None:
+        import tvm_ffi
+        from tvm.s_tir import SBlock
+
+        from ..compute import async_copy, mma
+
+        names: list[str] = []
+        tvm_ffi.structural_walk(sch.mod["main"].body, [(SBlock, lambda block: names.append(block.name_hint))])
+        for name in names:
+            loops = sch.get_loops(sch.get_sblock(name))
+            if name in ("first", "band", "begin", "pad", "shift", "epilogue"):
+                bind_threads(sch, *loops[-2:])
+            elif name.startswith("copy"):
+                sch.tensorize(loops[-1], async_copy.intrinsic(shape.dtype))
+            elif name == "multiply":
+                sch.bind(loops[-1], "threadIdx.y")
+            elif name.startswith(("window", "leave")):
+                bind_threads(sch, loops[-1])
+            elif name.startswith("products"):
+                sch.tensorize(loops[-4], mma.intrinsic(shape.dtype, 8 if name.startswith("products8") else 16))
+        sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("block"))), "blockIdx.x")
+
+
+def _channels(shape: Shape) -> tuple[int, ...]:
+    """List the channels of a block: 64 bytes of a pixel, and what else there may be less waste of."""
+    return (32,) if shape.result_channels % 32 == 0 else (16, 32, 48)

@@ -1,0 +1,97 @@
+"""NHWC halves on tensor cores by pairs of channels: who gets them, what they take, who is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+import dwtir
+from backends import H200, REPLAY
+from dwtir import InvalidScheduleError, Shape, schedules
+from dwtir.schedules import ChannelPairs
+
+
+@pytest.mark.parametrize(
+    ("about", "epilogue"),
+    [
+        ("128x96x56x56_k5_p2_float16_nhwc", ""),
+        ("128x192x28x28_k7_p3_bfloat16_nhwc_dgrad", ""),
+        ("128x384x14x14_k5_p2_bfloat16_nhwc", "scale_shift+residual+relu"),
+        ("8x40x28x27_k5_p2_s2_float16_nhwc", "bias+silu"),
+    ],
+)
+def test_products_and_shared_memory_are_what_the_tile_says(about, epilogue):
+    shape = Shape.parse(about)
+    tile = ChannelPairs.choose(shape, H200)
+    pairs = tile.pairs(shape)
+    kernel = dwtir.build(shape, tile, epilogue=epilogue, target="nvidia-h200")
+    source, resources = kernel.source(), kernel.resources()
+    assert source.count("mma.sync.aligned.m16n8k") == pairs.products
+    assert resources.threads == 32 * pairs.warps
+    assert resources.spill_bytes == resources.stack_bytes == 0
+    assert resources.shared_bytes == pairs.shared_bytes(4 if epilogue else 2)
+    assert resources.registers * resources.threads * tile.min_blocks <= 65536
+    assert source.count("__syncthreads();") == 2, "the barriers of a step"
+
+
+@pytest.mark.parametrize(
+    ("about", "is_chosen"),
+    [
+        ("128x96x56x56_k5_p2_float16_nhwc", True),
+        ("128x96x56x56_k7_p3_bfloat16_nhwc_dgrad", True),
+        ("128x384x14x14_k7_p3_float16_nhwc", True),
+        ("32x96x56x56_k5_p2_float16_nhwc", True),
+        ("128x96x56x56_k3_p1_float16_nhwc", False),
+        ("1x96x56x56_k5_p2_float16_nhwc", False),
+        ("8x96x56x56_k7_p3_float16_nhwc", False),
+        ("128x96x56x56_k9_p4_float16_nhwc", False),
+        ("128x90x56x56_k5_p2_float16_nhwc", False),
+        ("128x96x56x56_k5_p2_nhwc", False),
+        ("128x96x56x56_k5_p2_float16_nchw", False),
+    ],
+)
+def test_who_gets_them(about, is_chosen):
+    shape = Shape.parse(about)
+    assert isinstance(schedules.choose(shape, H200), ChannelPairs) == is_chosen
+
+
+@pytest.mark.parametrize(
+    "tile",
+    [
+        ChannelPairs(16, 1, 3, 1, 9, 1),  # the least of a step, one stage ahead
+        ChannelPairs(32, 2, 2, 3, 3, 2),  # steps past the image's end, strips past its side
+        ChannelPairs(8, 3, 3, 7, 1, 1),  # one step, strips of two images in a warp
+    ],
+)
+def test_tiles_that_hang_over_every_edge(tile):
+    REPLAY.check(tile, Shape.parse("4x40x7x11_k3x5_p1x2_float16_nhwc"), "bias+residual+relu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"channels": 20}, "channels must be a multiple of 8"),
+        ({"channels": 104}, "channels must be at most 96"),
+        ({"images": 9}, "images must be at most 8"),
+        ({"across": 15}, "across must be at most 14"),
+        ({"rows": 57}, "rows must be at most 56"),
+        ({"steps": 16}, "steps must be at most 15"),
+        ({"steps": 2, "rows": 2}, "rows of a block must be at least 1"),
+        ({"rows": 56, "steps": 1}, "unrolled products must be at most 640"),
+        ({"channels": 96, "ahead": 9}, "shared bytes per block must be at most"),
+        ({"min_blocks": 17}, "min_blocks must be at most"),
+    ],
+)
+def test_tiles_that_do_not_fit_are_refused(changes, message):
+    shape = Shape.parse("8x96x56x56_k5_p2_float16_nhwc")
+    tile = ChannelPairs(32, 1, 14, 4, 15, 2, 3)
+    tile.check_use(shape, H200)
+    with pytest.raises(InvalidScheduleError, match=message):
+        replace(tile, **changes).check_use(shape, H200)
+
+
+@pytest.mark.parametrize("about", ["2x12x9x9_k3_p1", "2x8x9x9_k3_p1_m2", "2x8x9x9_k3_s2_p1_dgrad"])
+def test_who_is_refused(about):
+    text, *operation = about.split("_dgrad")
+    shape = Shape.parse(f"{text}_float16_nhwc{'_dgrad' if operation else ''}")
+    with pytest.raises(InvalidScheduleError, match="channels by eights"):
+        ChannelPairs(8, 1, 1, 1, 1, 1).check_use(shape, H200)
