@@ -1,9 +1,9 @@
 """What a tuning session shows: JSON lines, plain lines, a live panel, and its plot."""
 
-import io
 import json
 import threading
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -30,9 +30,7 @@ RATE = f"{TASKS[0].shape.least_bytes / 16e-6 / 1e9:.0f} GB/s"
 BROKEN = ValueError("no kernel\nfor [this]")
 
 
-class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
-
+class Terminal(StringIO):
     def isatty(self):
         return True
 
@@ -57,12 +55,8 @@ def outcome_of(task, target=H200, manual=2.4e-05):
         Trial(4, tile, (16e-6, 16e-6), device="gpu 0"),
         Trial(5, tile, cause="timed out", error="after 11 s"),
     )
-    record = Record.measured(
-        *(tile, task.shape, target, [15e-6, 16e-6, 18e-6]),
-        epilogue=task.epilogue,
-        manual_median_secs=manual,
-        trials=len(trials),
-    )
+    about = {"epilogue": task.epilogue, "manual_median_secs": manual, "trials": len(trials)}
+    record = Record.measured(tile, task.shape, target, [15e-6, 16e-6, 18e-6], **about)
     return Outcome(task, "random", record, record.path_in(Path("db")), True, trials, 5, 12.34)
 
 
@@ -70,11 +64,12 @@ def share_of_floor(task):
     return f"{100 * floor_seconds(task.shape, H200) / 16e-6:.0f}"
 
 
-def play(display, target=H200):
+def play(kind, target=H200, stream=None):
     """Show a session: a task with a trial known from before, one without a limit, one refused."""
     outcomes = [outcome_of(task, target) for task in TASKS]
     outcomes[1] = replace(outcomes[1], interrupted=True, written=False)
-    with display:
+    stream = stream or StringIO()
+    with kind(stream) as display:
         for index, (outcome, wanted) in enumerate(zip(outcomes, (64, None), strict=True), 1):
             display.begin(outcome.task, index, 3, target, wanted, 1)
             best = manual = outcome.trials[0]
@@ -86,16 +81,18 @@ def play(display, target=H200):
             display.end(outcome)
         display.fail(TASKS[0], BROKEN)
         display.close(outcomes, EXTRA)
-    return outcomes
+    return outcomes, stream.getvalue()
 
 
-def json_events(target=H200):
-    stream = io.StringIO()
-    return play(JsonDisplay(stream), target), [json.loads(line) for line in stream.getvalue().splitlines()]
+@pytest.fixture
+def played():
+    """What a session came to, and the objects that it wrote."""
+    outcomes, text = play(JsonDisplay)
+    return outcomes, list(map(json.loads, text.splitlines()))
 
 
-def test_json_has_an_object_for_each_call():
-    outcomes, events = json_events()
+def test_json_has_an_object_for_each_call(played):
+    outcomes, events = played
     task = ["begin", *["trial"] * 5, "note", "end"]
     assert [event["event"] for event in events] == [*task, *task, "fail", "close"]
     assert events[0] == {"event": "begin", **NAMES, "index": 1, "count": 3, "trials": 64, "done": 1}
@@ -107,9 +104,8 @@ def test_json_has_an_object_for_each_call():
     assert outcomes[0].record.gain == pytest.approx(1.5)
 
 
-def test_json_tells_all_of_a_trial():
-    outcomes, events = json_events()
-    failed, timed = events[1], events[2]
+def test_json_tells_all_of_a_trial(played):
+    outcomes, (_, failed, timed, *_) = played
     tile = outcomes[0].trials[0].strategy
     same = {"shape": TASK["shape"], "strategy": "register_window", "parameters": tile.parameters}
     for event in (failed, timed):
@@ -121,8 +117,8 @@ def test_json_tells_all_of_a_trial():
     assert (timed["number"], timed["worker"], timed["cause"]) == (2, "gpu 1", "")
 
 
-def test_json_tells_all_of_an_outcome():
-    outcomes, events = json_events()
+def test_json_tells_all_of_an_outcome(played):
+    outcomes, events = played
     first, second = (event for event in events if event["event"] == "end")
     shape = TASKS[0].shape
     times = {"median_us": 16, "p20_us": 15, "p80_us": 18, "manual_us": 24, "gain": 1.5}
@@ -135,7 +131,7 @@ def test_json_tells_all_of_an_outcome():
 
 
 def test_what_is_not_known_is_null_or_a_dash():
-    streams = [io.StringIO(), io.StringIO()]
+    streams = [StringIO(), StringIO()]
     outcome = outcome_of(TASKS[0], UNKNOWN, manual=None)
     for kind, stream in zip((JsonDisplay, PlainDisplay), streams, strict=True):
         with kind(stream) as display:
@@ -156,9 +152,8 @@ def test_what_is_not_known_is_null_or_a_dash():
 
 
 def test_plain_lines_have_the_numbers():
-    stream = io.StringIO()
-    outcomes = play(PlainDisplay(stream))
-    lines = stream.getvalue().splitlines()
+    outcomes, text = play(PlainDisplay)
+    lines = text.splitlines()
     share = share_of_floor(TASKS[0])
     assert lines[0] == f"task 1 of 3 on nvidia-h200: {TASKS[0]}, 1/64 trials"
     bests = [line for line in lines if line.startswith("  ")]
@@ -173,16 +168,15 @@ def test_plain_lines_have_the_numbers():
         f"{TASKS[0]}: best 16.00 us, manual 24.00 us, gain 1.50x, {share} % of floor, 6 trials "
         f"(3 failed: 2 timed out, 1 too many registers) in 12.3 s, {outcomes[0].path} written"
     )
-    assert "ptxas" not in stream.getvalue()
+    assert "ptxas" not in text
     (end,) = (line for line in lines if line.startswith(f"{TASKS[1]}: best"))
     assert ", interrupted, " in end
     assert end.endswith("kept: it is at least as good")
 
 
 def test_plain_closes_with_a_table():
-    stream = io.StringIO()
-    outcomes = play(PlainDisplay(stream))
-    lines = stream.getvalue().splitlines()
+    outcomes, text = play(PlainDisplay)
+    lines = text.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("task   "))
     head, *rows = lines[start : start + 3]
     assert " ".join(head.split()) == "task manual us best us gain % of floor trials failed seconds record"
@@ -200,7 +194,7 @@ def test_plain_closes_with_a_table():
     ]
 
 
-class Listener(io.StringIO):
+class Listener(StringIO):
     """A stream that tells when it got a line of progress."""
 
     def __init__(self):
@@ -222,7 +216,7 @@ def test_plain_gives_a_sign_of_life_without_trials():
 
 
 def test_a_session_that_tuned_nothing_closes():
-    stream = io.StringIO()
+    stream = StringIO()
     with PlainDisplay(stream) as display:
         display.fail(TASKS[0], BROKEN)
         display.close([], {})
@@ -230,8 +224,8 @@ def test_a_session_that_tuned_nothing_closes():
 
 
 def test_the_live_display_shows_the_numbers(terminal):
+    outcome = outcome_of(TASKS[0])
     with LiveDisplay(terminal) as display:
-        outcome = outcome_of(TASKS[0])
         display.begin(TASKS[0], 2, 3, H200, 64, 1)
         for trial in outcome.trials[1:5]:
             display.trial(trial, outcome.trials[4], outcome.trials[0])
@@ -247,8 +241,7 @@ def test_the_live_display_shows_the_numbers(terminal):
 @pytest.mark.parametrize("columns", ["80", "160"])
 def test_the_live_display_closes_with_a_table(terminal, monkeypatch, columns, target):
     monkeypatch.setenv("COLUMNS", columns)
-    play(LiveDisplay(terminal), target)
-    text = terminal.getvalue()
+    _, text = play(LiveDisplay, target, terminal)
     assert f"{TASKS[0]}: ValueError: no kernel\nfor [this]\n" in text
     assert "plot: out/[best].png\n" in text
     assert "records: db/" in text
@@ -260,7 +253,7 @@ def test_the_live_display_closes_with_a_table(terminal, monkeypatch, columns, ta
 def test_the_display_suits_the_stream(terminal):
     assert type(open_display(json=True, stream=terminal)) is JsonDisplay
     assert type(open_display(json=False, stream=terminal)) is LiveDisplay
-    assert type(open_display(json=False, stream=io.StringIO())) is PlainDisplay
+    assert type(open_display(json=False, stream=StringIO())) is PlainDisplay
 
 
 def assert_plotted(outcomes, path):
@@ -302,9 +295,8 @@ def test_the_grid_is_a_table():
     trials = [Trial(i, tile, ((i + 1) * 1e-6,)) for i, tile in enumerate(tiles[:3])]
     trials.append(Trial(3, tiles[3], cause="does not compile"))
     record = Record.measured(tiles[0], shape, H200, [1e-6])
-    outcome = Outcome(Task(shape), "grid", record, Path("r"), True, tuple(trials), 4, 1.0)
-    stream = io.StringIO()
-    PlainDisplay(stream).end(outcome)
+    stream = StringIO()
+    PlainDisplay(stream).end(Outcome(Task(shape), "grid", record, Path("r"), True, tuple(trials), 4, 1.0))
     head, *rows = [line.split() for line in stream.getvalue().splitlines()[1:]]
     assert head == ["num_thread_y", "\\", "x", "16", "32"]
     assert rows == [["4", "1.00", "2.00"], ["8", "3.00", "-"]]
