@@ -79,7 +79,7 @@ def torchs(shape, data, weight, bias=None):
 @devices
 @given(shape=shapes(flop=200_000), kind=st.sampled_from(KINDS), seed=seeds)
 @named_shapes(kind=cropped, seed=0)
-def test_the_function_computes_torchs_convolution(device, shape, kind, seed):
+def test_the_function_is_torchs(device, shape, kind, seed):
     data, weight, bias = torch_tensors(shape, seed, device)
     image = kind(data)
     got = depthwise_conv2d(image, weight, bias, shape.stride, shape.padding, shape.dilation)
@@ -134,20 +134,15 @@ def test_the_same_sizes_may_lie_otherwise(form):
             assert_close(depthwise_conv2d(*tensors, stride, 1), F.conv2d(*tensors, stride, 1, groups=6))
 
 
-# Paddings
-
-
 @parametrize(("size", "stride"), [((9, 10), 1), ((9, 10), 2), ((7, 5), (3, 2))])
 @parametrize("dilation", [1, 2])
-def test_tensorflows_padding_depends_on_the_image(size, stride, dilation):
+def test_tensorflows_padding_by_the_image(size, stride, dilation):
     image, weight = randn(1, 4, *size), randn(4, 1, 3, 4)
     parsed = Shape.parse(f"1x4x{size[0]}x{size[1]}_k3x4")
     shape = replace(parsed, stride=stride, dilation=dilation, padding="SAME")
     got = depthwise_conv2d(image, weight, None, stride, "SAME", dilation)
     assert_close(got, torchs(shape, image, weight))
 
-
-# What is refused
 
 IMAGE, WEIGHT = torch.zeros(1, 4, 9, 9), torch.zeros(8, 1, 3, 3)
 
@@ -226,14 +221,14 @@ def test_a_weight_without_a_version():
             weight.mul_(2)
 
 
-def test_a_weight_that_lies_as_kernels_want_it_is_not_copied():
+def test_a_weight_that_lies_right_is_not_copied():
     weight = randn(3, 3, 6).permute(2, 0, 1).unsqueeze(1)
     assert packed_weight(weight).data_ptr() == weight.data_ptr()
     assert_right(weight)
 
 
 @parametrize("multiplier", [1, 2])
-def test_a_layer_for_channels_last_trains_a_packed_weight(multiplier):
+def test_channels_last_trains_a_packed_weight(multiplier):
     layer = DepthwiseConv2d(4, 4 * multiplier, 3, padding=1).to(memory_format=torch.channels_last)
     other = torch.nn.Conv2d(4, 4 * multiplier, 3, padding=1, groups=4)
     other.load_state_dict(layer.state_dict())
@@ -247,9 +242,6 @@ def test_a_layer_for_channels_last_trains_a_packed_weight(multiplier):
             assert_close(got, expected, rtol=1e-4, atol=1e-4)
     assert layer.weight.grad.stride() == layer.weight.stride()
     assert layer.to(memory_format=torch.contiguous_format).weight.is_contiguous()
-
-
-# Gradients
 
 
 @devices
@@ -310,7 +302,7 @@ def test_only_the_gradients_that_are_wanted(wanted):
 
 
 @forms
-def test_trains_as_torch_does_with_an_optimiser_that_writes_data(form):
+def test_trains_with_an_optimiser_that_writes_data(form):
     """Such a write does not change the weight's version."""
     ours, theirs = both("multiplier")
     image = image_in(form)
@@ -335,9 +327,6 @@ def test_gradients_under_autocast(form):
     for got, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert got.grad.dtype == torch.float32
         assert_close(got.grad, expected.grad, rtol=0.05, atol=0.05)
-
-
-# The module
 
 
 CONFIGURATIONS = {
@@ -385,7 +374,7 @@ def test_groups_may_be_left_out_but_not_be_wrong():
         DepthwiseConv2d(6, 8, 3)
 
 
-def test_another_number_of_channels_is_no_other_multiplier():
+def test_other_channels_are_no_other_multiplier():
     for size in ((1, 4, 9, 9), (4, 9, 9)):
         with pytest.raises(ArgumentError, match="input must have 6 channels, got"):
             DepthwiseConv2d(6, 12, 3)(torch.zeros(size))

@@ -133,9 +133,6 @@ def converted(model, image):
     return layer
 
 
-# Networks
-
-
 @forms
 @networks
 def test_a_converted_network_computes_the_same(name, form):
@@ -152,7 +149,7 @@ def test_a_converted_network_computes_the_same(name, form):
 
 
 @parametrize("fuse", [True, False])
-def test_the_report_says_what_became_of_each_layer(fuse):
+def test_the_report_names_each_layer(fuse):
     report = always(mobilenet(), image_of(2, 3, 32, 32), fuse=fuse)
     notes = [f"{i}.norm2, {i}.act2" if fuse else "" for i in (1, 2, 3)]
     assert [layer.note for layer in report.layers] == notes
@@ -186,9 +183,6 @@ def test_half_precision_and_autocast(dtype):
     restore(model.to(dtype))
     assert len(always(model, image.to(dtype)).replaced) == 3
     torch.testing.assert_close(model(image.to(dtype)).float(), expected, **tolerance)
-
-
-# What is not folded
 
 
 class Between(nn.Sequential):
@@ -240,7 +234,7 @@ def test_what_somebody_looks_at_is_not_folded():
     assert_close(seen[0], expected[1])
 
 
-def test_a_convolution_that_runs_twice_is_not_fused():
+def test_what_runs_twice_is_not_fused():
     conv = depthwise()
     layer = converted(chain(conv, nn.ReLU(), conv, nn.ReLU()), image_of())
     assert (layer.name, layer.note) == ("0", "")
@@ -263,13 +257,13 @@ def test_images_of_any_strides(strange):
     ("device", "batch", "note"),
     [("cpu", 0, "batch must be an integer >= 1, got 0"), ("meta", 1, "input must be on cpu or cuda, got meta")],
 )
-def test_an_example_without_images_or_values_is_left(device, batch, note):
+def test_an_empty_example_is_left(device, batch, note):
     with torch.device(device):
         report = always(chain(depthwise(), nn.ReLU()), image_of(batch, 6, 9, 9))
     assert [layer.note for layer in report.layers] == [note]
 
 
-def test_two_images_of_one_layer_are_decided_apart():
+def test_two_images_are_decided_apart():
     conv = depthwise()
     model, image = chain(conv, nn.MaxPool2d(2), conv), image_of(1, 6, 9, 8)
     expected = model(image)
@@ -321,9 +315,6 @@ def test_what_is_a_step_is_folded(follower, folded):
     assert converted(chain(depthwise(), follower, nn.ReLU()), image_of()).note == folded
 
 
-# What is left
-
-
 class Standardised(nn.Conv2d):
     def forward(self, image):
         return F.conv2d(image, self.weight / self.weight.norm(), self.bias, groups=6)
@@ -356,7 +347,7 @@ def test_what_no_kernel_computes_is_left(make, reason):
     assert torch.equal(model(image), expected)
 
 
-def test_a_layer_that_the_example_does_not_run_is_left():
+def test_a_layer_that_does_not_run_is_left():
     class First(nn.Sequential):
         def forward(self, image, run):
             return self[0](image) if run else image
@@ -367,13 +358,10 @@ def test_a_layer_that_the_example_does_not_run_is_left():
     assert report.replaced == ["0"]
 
 
-def test_other_convolutions_are_not_in_the_report():
+def test_other_convolutions_are_not_reported():
     report = always(chain(nn.Conv2d(6, 6, 3), nn.Conv2d(6, 6, 1, groups=3), nn.Conv2d(6, 1, 1)), image_of())
     assert report.layers == ()
     assert str(report).splitlines()[-1] == "0 of 0 replaced"
-
-
-# After the conversion
 
 
 @forms
@@ -396,7 +384,7 @@ def test_other_batch_sizes_need_no_word(form):
         (lambda image: image[0], "unbatched"),
     ],
 )
-def test_what_it_was_not_converted_for_is_right_and_told_once(change, message):
+def test_other_images_are_right_and_told_once(change, message):
     model, image = chain(depthwise(), nn.ReLU()), image_of()
     expected = model(change(image))
     always(model, image)
@@ -421,7 +409,7 @@ def beside_its_original(model, *size):
     return model, original, image
 
 
-def test_gradients_are_those_of_the_original_modules():
+def test_gradients_are_the_original_modules():
     model, original, image = beside_its_original(stage())
     with torch.enable_grad():
         with pytest.warns(OriginalPathWarning, match="a gradient is wanted"):
@@ -431,7 +419,7 @@ def test_gradients_are_those_of_the_original_modules():
         assert torch.equal(ours.grad, theirs.grad)
 
 
-def test_training_is_that_of_the_original_modules():
+def test_training_is_the_original_modules():
     model, original, image = beside_its_original(mobilenet(), 2, 3, 32, 32)
     for network in (model, original):
         network.train()
@@ -444,7 +432,7 @@ def test_training_is_that_of_the_original_modules():
     assert_close(model(image), original(image))
 
 
-def test_what_works_in_training_only_keeps_its_place():
+def test_what_only_training_uses_is_kept():
     model, original, image = beside_its_original(chain(depthwise(), nn.Dropout(), nn.BatchNorm2d(6), nn.ReLU()))
     outputs = []
     for network in (model.train(), original.train()):
@@ -537,7 +525,7 @@ def test_convert_starts_from_the_original_modules():
     assert torch.equal(model(image), expected)
 
 
-def test_a_model_in_training_stays_so_and_as_it_is():
+def test_a_model_in_training_stays_as_it_is():
     model = mobilenet().train()
     model[1].eval()
     modes = [module.training for module in model.modules()]
@@ -577,9 +565,6 @@ def test_a_model_that_cannot_run_is_as_it_was():
     with pytest.raises(RuntimeError, match="channels"):
         always(model, image_of(1, 4, 9, 9))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-# On a GPU
 
 
 @pytest.mark.gpu

@@ -134,7 +134,7 @@ def test_a_tensor_without_values():
 
 
 @forms
-def test_plain_tensors_give_what_the_operators_give(form):
+def test_plain_tensors_give_the_same(form):
     values = [randn(2, 6, 9, 11).to(memory_format=form), randn(12, 1, 3, 3), randn(12)]
     found = []
     for compute in (ops.depthwise_conv2d, depthwise_conv2d):
@@ -228,9 +228,6 @@ def test_maps_over_the_gradients_operators(dims):
         assert_close(torch.vmap(function, dims)(*given), torch.stack(one_by_one))
 
 
-# Imports
-
-
 USE = """
 import torch, dwtir.nn
 image = torch.ones(1, 4, 5, 5, device=DEVICE)
@@ -259,9 +256,6 @@ except dwtir.ToolchainError as error:
     assert python(code) == "dwtir.nn needs torch: pip install 'dwtir[torch]'"
 
 
-# What only a GPU shows
-
-
 def on_gpu(form):
     image, weight = randn(2, 8, 9, 9, device="cuda"), randn(8, 1, 3, 3, device="cuda")
     return image.contiguous(memory_format=form), weight
@@ -285,7 +279,7 @@ def test_runs_on_the_current_stream():
 
 @pytest.mark.gpu
 @forms
-def test_a_cuda_graph_sees_what_the_weight_is_at_its_replay(form):
+def test_a_cuda_graph_sees_the_present_weight(form):
     image, weight = on_gpu(form)
     depthwise_conv2d(image, weight)
     torch.cuda.synchronize()
@@ -299,7 +293,7 @@ def test_a_cuda_graph_sees_what_the_weight_is_at_its_replay(form):
 
 
 @pytest.mark.gpu
-def test_runs_on_another_device_than_the_current_one():
+def test_runs_on_another_device():
     last = torch.device("cuda", torch.cuda.device_count() - 1)
     image, weight = randn(2, 8, 9, 9), randn(8, 1, 3, 3)
     got = depthwise_conv2d(image.to(last), weight.to(last))

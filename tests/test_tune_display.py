@@ -207,7 +207,7 @@ class Listener(StringIO):
         return super().write(text)
 
 
-def test_plain_gives_a_sign_of_life_without_trials():
+def test_plain_gives_a_sign_of_life():
     stream = Listener()
     with PlainDisplay(stream, every=0.01) as display:
         display.begin(TASKS[0], 1, 1, H200, 8, 3)
