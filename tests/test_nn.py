@@ -97,7 +97,7 @@ def test_the_function_is_torchs(device, shape, kind, seed):
 
 
 @forms
-def test_both_formats_are_read_without_a_copy(form):
+def test_both_formats_need_no_copy(form):
     image = image_in(form, 2, 3, 5, 7)
     assert memory_format(image) is form
     assert arranged(image, form) is image
@@ -136,7 +136,7 @@ def test_the_same_sizes_may_lie_otherwise(form):
 
 @parametrize(("size", "stride"), [((9, 10), 1), ((9, 10), 2), ((7, 5), (3, 2))])
 @parametrize("dilation", [1, 2])
-def test_tensorflows_padding_by_the_image(size, stride, dilation):
+def test_tensorflows_padding(size, stride, dilation):
     image, weight = randn(1, 4, *size), randn(4, 1, 3, 4)
     parsed = Shape.parse(f"1x4x{size[0]}x{size[1]}_k3x4")
     shape = replace(parsed, stride=stride, dilation=dilation, padding="SAME")
@@ -203,7 +203,7 @@ def test_a_changed_weight_is_packed_anew(change):
     assert_right(weight)
 
 
-def test_a_packed_weight_goes_with_its_weight():
+def test_packed_weights_are_freed():
     weight = randn(6, 1, 3, 3)
     alive = weakref.ref(packed_weight(weight))
     gc.collect()
@@ -221,7 +221,7 @@ def test_a_weight_without_a_version():
             weight.mul_(2)
 
 
-def test_a_weight_that_lies_right_is_not_copied():
+def test_right_weights_are_not_copied():
     weight = randn(3, 3, 6).permute(2, 0, 1).unsqueeze(1)
     assert packed_weight(weight).data_ptr() == weight.data_ptr()
     assert_right(weight)
@@ -247,7 +247,7 @@ def test_channels_last_trains_a_packed_weight(multiplier):
 @devices
 @given(shape=shapes(flop=100_000), kind=st.sampled_from(KINDS), seed=seeds)
 @named_shapes(kind=cropped, seed=0)
-def test_gradients_are_within_their_bounds(device, shape, kind, seed):
+def test_gradients_are_within_bounds(device, shape, kind, seed):
     data, weight, bias = torch_tensors(shape, seed, device)
     tensors = [t.requires_grad_() for t in (kind(data), weight, bias)]
     out = depthwise_conv2d(*tensors, shape.stride, shape.padding, shape.dilation)
@@ -291,7 +291,7 @@ def test_gradients_of_a_checkpoint():
 
 
 @parametrize("wanted", [(True, False), (False, True), (False, False)])
-def test_only_the_gradients_that_are_wanted(wanted):
+def test_only_wanted_gradients(wanted):
     sizes = ((1, 4, 7, 7), (4, 1, 3, 3))
     image, weight = (randn(size, requires_grad=needed) for size, needed in zip(sizes, wanted, strict=True))
     out = depthwise_conv2d(image, weight)
@@ -366,7 +366,7 @@ def test_the_module_is_torchs(configuration, form):
     assert_close(ours(image), theirs(image))
 
 
-def test_groups_may_be_left_out_but_not_be_wrong():
+def test_groups_may_be_left_out():
     assert DepthwiseConv2d(6, 12, 3).groups == 6
     with pytest.raises(ArgumentError, match="groups must be in_channels, 6, got 3"):
         DepthwiseConv2d(6, 12, 3, groups=3)
@@ -382,7 +382,7 @@ def test_other_channels_are_no_other_multiplier():
 
 @parametrize("padding_mode", ["zeros", "replicate"])
 @parametrize("padding", ["SAME", (1, 0, 2, 3), [1, 0, 2, 3]])
-def test_the_module_has_paddings_of_its_own(padding, padding_mode):
+def test_the_module_has_own_paddings(padding, padding_mode):
     module = DepthwiseConv2d(6, 6, 3, 2, padding, padding_mode=padding_mode)
     image = randn(1, 6, 9, 10)
     around = (0, 1, 1, 1) if padding == "SAME" else (0, 3, 1, 2)

@@ -135,7 +135,7 @@ def converted(model, image):
 
 @forms
 @networks
-def test_a_converted_network_computes_the_same(name, form):
+def test_a_network_computes_the_same(name, form):
     model, image, expected = example(form, NETWORKS[name])
     state = model.state_dict()
     report = always(model, image)
@@ -214,7 +214,7 @@ FOLDED = {"nothing": "1, 2", "output": "1", "twice": "1"}
 
 
 @parametrize("use", [*FOLDED, "before", "in place", "residual", "kept"])
-def test_what_somebody_else_uses_is_not_folded(use):
+def test_what_others_use_is_not_folded(use):
     model, image = Between(*stage()).eval(), image_of()
     model.use = use
     expected = model(image)
@@ -223,7 +223,7 @@ def test_what_somebody_else_uses_is_not_folded(use):
     torch.testing.assert_close(model(image), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_somebody_looks_at_is_not_folded():
+def test_what_is_watched_is_not_folded():
     model, image = stage(), image_of()
     seen = []
     model[1].register_forward_hook(lambda module, args, output: seen.append(output.clone()))
@@ -384,7 +384,7 @@ def test_other_batch_sizes_need_no_word(form):
         (lambda image: image[0], "unbatched"),
     ],
 )
-def test_other_images_are_right_and_told_once(change, message):
+def test_other_images_are_told_once(change, message):
     model, image = chain(depthwise(), nn.ReLU()), image_of()
     expected = model(change(image))
     always(model, image)
@@ -393,7 +393,7 @@ def test_other_images_are_right_and_told_once(change, message):
     assert torch.equal(model(change(image)), expected)  # pytest makes errors of warnings
 
 
-def test_another_type_runs_the_original_modules():
+def test_another_type_runs_the_original():
     model, image = stage(), image_of()
     always(model, image)
     model.double()
@@ -409,7 +409,7 @@ def beside_its_original(model, *size):
     return model, original, image
 
 
-def test_gradients_are_the_original_modules():
+def test_gradients_are_the_originals():
     model, original, image = beside_its_original(stage())
     with torch.enable_grad():
         with pytest.warns(OriginalPathWarning, match="a gradient is wanted"):
@@ -419,7 +419,7 @@ def test_gradients_are_the_original_modules():
         assert torch.equal(ours.grad, theirs.grad)
 
 
-def test_training_is_the_original_modules():
+def test_training_is_the_originals():
     model, original, image = beside_its_original(mobilenet(), 2, 3, 32, 32)
     for network in (model, original):
         network.train()
@@ -560,7 +560,7 @@ def test_wrong_arguments_are_refused():
         convert(chain(depthwise()), image_of(1, 6, 9, 9), when="never")
 
 
-def test_a_model_that_cannot_run_is_as_it_was():
+def test_a_failing_model_is_as_it_was():
     model = mobilenet()
     with pytest.raises(RuntimeError, match="channels"):
         always(model, image_of(1, 4, 9, 9))
@@ -571,7 +571,7 @@ def test_a_model_that_cannot_run_is_as_it_was():
 @parametrize("options", [{"when": "always"}, {}, {"graphs": True}])
 @forms
 @networks
-def test_a_network_on_a_gpu_and_in_a_cuda_graph(name, form, options):
+def test_networks_on_a_gpu(name, form, options):
     model, image = NETWORKS[name]().cuda(), image_of(2, 3, 32, 32, form=form).cuda()
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         expected = model(image)

@@ -211,7 +211,7 @@ def test_maps_over_a_dimension(dims, form):
 
 
 @parametrize("dims", [(0, None), (None, 0), (0, 0), (1, 2)])
-def test_maps_over_the_gradients_operators(dims):
+def test_maps_over_the_gradients(dims):
     geometry = ((1, 1), (1, 1, 1, 1), (1, 1))
     image, out, weight = (2, 8, 9, 7), (2, 16, 9, 7), (16, 1, 3, 3)
 

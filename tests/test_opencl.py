@@ -178,7 +178,7 @@ def test_what_opencl_cannot_express_is_named(schedule, message):
         compile_opencl(mod)
 
 
-def test_limits_are_checked_before_the_launch():
+def test_limits_are_checked_first():
     mod = copy_as("float32", "float32", 4096, 1).mod
     with pytest.raises(InvalidScheduleError, match=r"block \(64, 1, 1\) has more than 32 threads"):
         compile_opencl(mod, max_threads=32)
@@ -193,7 +193,7 @@ def test_limits_are_checked_before_the_launch():
             OpenCLKernel(Lowered("", [launch], []))
 
 
-def test_a_rejected_source_shows_the_build_log():
+def test_errors_show_the_build_log():
     source = "__kernel void main_kernel(__global float* a) { a[0] = undeclared_thing; }"
     launch = Launch("main_kernel", (1, 1, 1), (1, 1, 1), 0, [0])
     with pytest.raises(CompileError, match="undeclared_thing") as error:

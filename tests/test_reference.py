@@ -78,7 +78,7 @@ def test_sums_in_any_order_keep_the_bound(shape, seed, data):
 
 
 @given(shape=tiny_shapes, epilogue=epilogues(), seed=seeds)
-def test_the_bound_with_an_epilogue_is_a_number(shape, epilogue, seed):
+def test_the_bound_with_an_epilogue(shape, epilogue, seed):
     tensors = real_tensors(shape, epilogue, seed)
     data, weight, *_ = tensors.values()
     bound = reference.error_bound(shape, data, weight, tensors, epilogue=epilogue)

@@ -22,7 +22,7 @@ def make(**parameters):
 
 
 @given(shapes())
-def test_the_text_form_names_the_shape_exactly(shape):
+def test_texts_name_shapes_exactly(shape):
     text = str(shape)
     assert parse(text) == parse(shape.brief) == Shape.of(text) == Shape.of(asdict(shape)) == shape
     assert len(shape.brief) <= len(text)
@@ -30,7 +30,7 @@ def test_the_text_form_names_the_shape_exactly(shape):
     assert Shape.of(shape) is shape
 
 
-def test_a_brief_text_says_no_more_than_it_must():
+def test_brief_texts_are_brief():
     texts = """
         1x2x3x4_k3_float32_nchw 1x2x9x9_k3x5_s2_p1x2x1x2_d2_m3_float16_nhwc_dgrad
         1x2x9x9_k3_s1x2_p1_d2x1_bfloat16_nchw_wgrad
@@ -83,7 +83,7 @@ def test_same_is_tensorflows(size, kernel, stride, dilation, before, after, out)
 
 
 @given(shapes())
-def test_the_last_output_is_the_last_that_fits(shape):
+def test_the_last_output_fits(shape):
     top, left, bottom, right = shape.padding
     for size, out, axis in (
         (shape.height + top + bottom, shape.out_height, 0),
@@ -94,7 +94,7 @@ def test_the_last_output_is_the_last_that_fits(shape):
         assert out * shape.stride[axis] + reach >= size
 
 
-def test_tensors_and_counts_of_both_layouts():
+def test_tensors_and_counts():
     nchw, nhwc = (parse(f"2x3x5x7_k3x2_m4_float16_{layout}") for layout in ("nchw", "nhwc"))
     assert (nchw.data_shape, nchw.weight_shape, nchw.out_shape) == ((2, 3, 5, 7), (3, 4, 3, 2), (2, 12, 3, 6))
     assert (nhwc.data_shape, nhwc.weight_shape, nhwc.out_shape) == ((2, 5, 7, 3), (3, 2, 3, 4), (2, 3, 6, 12))
@@ -114,7 +114,7 @@ def test_numbers_of_numpy_become_plain():
 
 
 @given(invalid_shapes())
-def test_an_invalid_parameter_is_refused_by_name(case):
+def test_wrong_parameters_are_named(case):
     parameters, word = case
     with pytest.raises(InvalidShapeError, match=word):
         make(**parameters)
@@ -183,7 +183,7 @@ def test_texts_that_are_no_shape(text, word):
 
 
 @given(st.text(max_size=40))
-def test_no_text_does_worse_than_an_error(text):
+def test_any_text_is_read_or_refused(text):
     try:
         shape = parse(text)
     except InvalidShapeError:

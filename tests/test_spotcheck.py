@@ -11,7 +11,7 @@ from strategies import oracle, real_tensors
 
 @pytest.mark.parametrize("text", ["2x6x9x11_k3_s2x1_psame_m2", "3x8x7x7_k5_p2_float16_nhwc"])
 @pytest.mark.parametrize("steps", ["", "scale_shift+residual+relu6", "_dgrad", "_wgrad"])
-def test_a_right_result_is_within_the_bound(text, steps):
+def test_right_results_are_within_bounds(text, steps):
     if steps.startswith("_"):
         text, steps = text + steps, ""
     shape, epilogue = Shape.parse(text), Epilogue.of(steps or None)
@@ -28,7 +28,7 @@ def test_a_right_result_is_within_the_bound(text, steps):
         assert spotcheck.error_ratio(shape, epilogue, inputs, wrong) == np.inf
 
 
-def test_a_large_result_is_sampled_at_both_ends():
+def test_large_results_are_sampled():
     shape, epilogue = Shape.parse("16x64x64x64_k7_p3"), Epilogue()
     inputs = [np.ones(shape.data_shape, "float32"), np.ones(shape.weight_shape, "float32")]
     out = np.broadcast_to(

@@ -49,7 +49,7 @@ LARGE = """
         (IN_NHWC, {"vector": 4, "channels": 8, "threads": 64}, "shared bytes per block"),
     ],
 )
-def test_a_tile_that_does_not_fit_is_refused(tile, change, message):
+def test_wrong_tiles_are_refused(tile, change, message):
     shape = NCHW if tile is IN_NCHW else NHWC
     tile.check(shape, GPU)
     with pytest.raises(InvalidScheduleError, match=re.escape(message)):
@@ -70,7 +70,7 @@ def test_too_many_sums_are_refused():
 
 
 @both_layouts
-def test_threads_that_step_like_rows_are_refused(layout):
+def test_threads_like_rows_are_refused(layout):
     """TVM cannot lower such a tile: it does not see how high the window is."""
     shape = Shape.parse(f"3x6x23x1_k8_d3x1_p10x3x11x4_{layout}_wgrad")
     tile = TapSums(12, 1, 4, 4, 1, 6 if layout == "nhwc" else 1, 2, 3, 3, kernel_threads=2)
@@ -78,7 +78,7 @@ def test_threads_that_step_like_rows_are_refused(layout):
     check_tiles(shape, tile, mixed_up, fine=({"kernel_threads": 1}, {"rows": 11}))
 
 
-def test_threads_that_step_like_taps_are_refused():
+def test_threads_like_taps_are_refused():
     """Nor does it see how wide it is."""
     shape = Shape.parse("1x1x3x9_k1x2_s2_d1x4_p0_wgrad")
     tile = TapSums(1, 2, 1, 1, 1, 1, threads=2, parts=1, part_threads=1)
@@ -94,7 +94,7 @@ def check_tiles(shape, tile, mixed_up, fine):
 
 
 @parametrize("shape", [NCHW, NHWC], ids=str)
-def test_min_blocks_bounds_only_the_first_kernel(shape):
+def test_min_blocks_bounds_the_first_kernel(shape):
     """The second has other threads, of which so many blocks may not fit."""
     tile = replace(IN_NCHW if shape == NCHW else IN_NHWC, min_blocks=6)
     kernel = dwtir.build(shape, tile, target=GPU)

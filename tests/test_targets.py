@@ -62,7 +62,7 @@ def test_targets_that_do_not_exist(target, message):
         resolve(target)
 
 
-def test_without_a_gpu_the_cpu_is_the_default():
+def test_the_default_without_a_gpu():
     out = python(
         "import dwtir\n"
         "from dwtir.target import resolve\n"

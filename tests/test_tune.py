@@ -51,7 +51,7 @@ both_searches = parametrize("search", ["random", "evolutionary"])
 @parametrize("text", [LAYER, f"{LAYER}_nhwc", "2x6x9x9_k5_s2_p2_m2_float16_nhwc"])
 @parametrize("device", [CPU, GPU], ids=("cpu", "gpu"))
 @both_searches
-def test_proposals_are_valid_new_and_repeatable(text, device, search):
+def test_proposals_are_valid_and_new(text, device, search):
     def propose(seed):
         found = open_search(search, task(text), device, seed)
         return found.propose(16) + found.propose(16)
@@ -123,7 +123,7 @@ def test_the_grid_is_the_articles():
 
 
 @parametrize(("dtype", "search", "epilogue"), [("float32", "evolutionary", None), ("bfloat16", "random", "bias+silu")])
-def test_a_session_records_what_build_then_uses(tmp_path, monkeypatch, dtype, search, epilogue):
+def test_build_uses_what_is_recorded(tmp_path, monkeypatch, dtype, search, epilogue):
     about = {"target": "cpu", "epilogue": epilogue}
     outcome = tune(f"{LAYER}_{dtype}", **about, settings=Settings(search=search, trials=8), folder=tmp_path)
     assert outcome.written
@@ -195,7 +195,7 @@ def kill_worker():
             child.kill()
 
 
-def test_a_worker_that_dies_costs_no_session(tmp_path):
+def test_dead_workers_cost_no_session(tmp_path):
     with Watcher({3: kill_worker}) as display:
         settings = Settings(search="random", trials=8)
         outcome = tune(LAYER, target="cpu", settings=settings, folder=tmp_path, display=display)
@@ -368,7 +368,7 @@ def test_the_command_names_what_is_wrong(tmp_path, arguments, message, capsys):
 
 
 @parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_keeps_what_was_measured(tmp_path, number):
+def test_signals_keep_the_measured(tmp_path, number):
     options = ("--db", tmp_path, "--trials", "100000", "--search", "random", "--json")
     command = [sys.executable, *COMMAND, *options, LAYER]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

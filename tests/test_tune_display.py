@@ -19,14 +19,12 @@ from processes import python
 
 H200 = KNOWN_GPUS["nvidia-h200"]
 UNKNOWN = KNOWN_GPUS["tesla-t4"]
-TASKS = (
-    Task(Shape.parse("1x256x96x96_k3_psame")),
-    Task(Shape.parse("8x64x56x56_k7_s2_psame"), Epilogue(("bias", "relu"))),
-)
+FIRST = Task(Shape.parse("1x256x96x96_k3_psame"))
+TASKS = (FIRST, Task(Shape.parse("8x64x56x56_k7_s2_psame"), Epilogue(("bias", "relu"))))
 EXTRA = {"log": "logs/tune.jsonl", "plot": "out/[best].png"}
-TASK = {"shape": str(TASKS[0].shape), "epilogue": "none"}
+TASK = {"shape": str(FIRST.shape), "epilogue": "none"}
 NAMES = TASK | {"device": "nvidia-h200"}
-RATE = f"{TASKS[0].shape.least_bytes / 16e-6 / 1e9:.0f} GB/s"
+RATE = f"{FIRST.shape.least_bytes / 16e-6 / 1e9:.0f} GB/s"
 BROKEN = ValueError("no kernel\nfor [this]")
 
 
@@ -79,7 +77,7 @@ def play(kind, target=H200, stream=None):
                 display.trial(trial, best, manual)
             display.note("a worker died; a new one was started")
             display.end(outcome)
-        display.fail(TASKS[0], BROKEN)
+        display.fail(FIRST, BROKEN)
         display.close(outcomes, EXTRA)
     return outcomes, stream.getvalue()
 
@@ -91,7 +89,7 @@ def played():
     return outcomes, list(map(json.loads, text.splitlines()))
 
 
-def test_json_has_an_object_for_each_call(played):
+def test_json_has_all_calls(played):
     outcomes, events = played
     task = ["begin", *["trial"] * 5, "note", "end"]
     assert [event["event"] for event in events] == [*task, *task, "fail", "close"]
@@ -120,7 +118,7 @@ def test_json_tells_all_of_a_trial(played):
 def test_json_tells_all_of_an_outcome(played):
     outcomes, events = played
     first, second = (event for event in events if event["event"] == "end")
-    shape = TASKS[0].shape
+    shape = FIRST.shape
     times = {"median_us": 16, "p20_us": 15, "p80_us": 18, "manual_us": 24, "gain": 1.5}
     times |= {"gb_per_s": shape.least_bytes / 16e-6 / 1e9, "floor_share": floor_seconds(shape, H200) / 16e-6}
     about = NAMES | {"event": "end", "strategy": "register_window", "parameters": outcomes[0].record.parameters}
@@ -130,12 +128,12 @@ def test_json_tells_all_of_an_outcome(played):
     assert (second["written"], second["interrupted"]) == (False, True)
 
 
-def test_what_is_not_known_is_null_or_a_dash():
+def test_unknowns_are_null_or_a_dash():
     streams = [StringIO(), StringIO()]
-    outcome = outcome_of(TASKS[0], UNKNOWN, manual=None)
+    outcome = outcome_of(FIRST, UNKNOWN, manual=None)
     for kind, stream in zip((JsonDisplay, PlainDisplay), streams, strict=True):
         with kind(stream) as display:
-            display.begin(TASKS[0], 1, 1, UNKNOWN, None, 0)
+            display.begin(FIRST, 1, 1, UNKNOWN, None, 0)
             display.trial(outcome.trials[1], None, None)
             display.trial(outcome.trials[2], outcome.trials[2], None)
             display.end(outcome)
@@ -154,8 +152,8 @@ def test_what_is_not_known_is_null_or_a_dash():
 def test_plain_lines_have_the_numbers():
     outcomes, text = play(PlainDisplay)
     lines = text.splitlines()
-    share = share_of_floor(TASKS[0])
-    assert lines[0] == f"task 1 of 3 on nvidia-h200: {TASKS[0]}, 1/64 trials"
+    share = share_of_floor(FIRST)
+    assert lines[0] == f"task 1 of 3 on nvidia-h200: {FIRST}, 1/64 trials"
     bests = [line for line in lines if line.startswith("  ")]
     assert ["best 24.00 us" in line for line in bests] == [True, False, False] * 2
     assert bests[0].startswith("  2/64 trials, now failed, best 24.00 us, ")
@@ -163,9 +161,9 @@ def test_plain_lines_have_the_numbers():
     expected = f"  5/64 trials, now 16.00 us, best 16.00 us, {RATE}, {share} % of floor, 1.50x manual"
     assert bests[2].startswith(f"{expected}, 2 failed, ")
     assert bests[5].startswith("  5 trials, ")
-    (end,) = (line for line in lines if line.startswith(f"{TASKS[0]}: best"))
+    (end,) = (line for line in lines if line.startswith(f"{FIRST}: best"))
     assert end == (
-        f"{TASKS[0]}: best 16.00 us, manual 24.00 us, gain 1.50x, {share} % of floor, 6 trials "
+        f"{FIRST}: best 16.00 us, manual 24.00 us, gain 1.50x, {share} % of floor, 6 trials "
         f"(3 failed: 2 timed out, 1 too many registers) in 12.3 s, {outcomes[0].path} written"
     )
     assert "ptxas" not in text
@@ -188,7 +186,7 @@ def test_plain_closes_with_a_table():
     assert lines[start + 3 :] == [
         "gain, geometric mean: 1.50x",
         "failed trials: 4 timed out, 2 too many registers",
-        f"not tuned: {TASKS[0]}",
+        f"not tuned: {FIRST}",
         "log: logs/tune.jsonl",
         "plot: out/[best].png",
     ]
@@ -210,43 +208,43 @@ class Listener(StringIO):
 def test_plain_gives_a_sign_of_life():
     stream = Listener()
     with PlainDisplay(stream, every=0.01) as display:
-        display.begin(TASKS[0], 1, 1, H200, 8, 3)
+        display.begin(FIRST, 1, 1, H200, 8, 3)
         assert stream.heard.wait(60)
     assert "  3/8 trials, now - us, best - us, - GB/s" in stream.getvalue()
 
 
-def test_a_session_that_tuned_nothing_closes():
+def test_an_empty_session_closes():
     stream = StringIO()
     with PlainDisplay(stream) as display:
-        display.fail(TASKS[0], BROKEN)
+        display.fail(FIRST, BROKEN)
         display.close([], {})
-    assert stream.getvalue() == f"{TASKS[0]}: ValueError: {BROKEN}\nnot tuned: {TASKS[0]}\n"
+    assert stream.getvalue() == f"{FIRST}: ValueError: {BROKEN}\nnot tuned: {FIRST}\n"
 
 
-def test_the_live_display_shows_the_numbers(terminal):
-    outcome = outcome_of(TASKS[0])
+def test_live_shows_the_numbers(terminal):
+    outcome = outcome_of(FIRST)
     with LiveDisplay(terminal) as display:
-        display.begin(TASKS[0], 2, 3, H200, 64, 1)
+        display.begin(FIRST, 2, 3, H200, 64, 1)
         for trial in outcome.trials[1:5]:
             display.trial(trial, outcome.trials[4], outcome.trials[0])
         display.note("the panel is drawn beneath this")
         panel = terminal.getvalue()
         display.end(outcome)
-    wanted = ("task 2 of 3 on nvidia-h200", str(TASKS[0]), "5/64 trials", "now 16.00 us", "best 16.00 us", RATE)
+    wanted = ("task 2 of 3 on nvidia-h200", str(FIRST), "5/64 trials", "now 16.00 us", "best 16.00 us", RATE)
     assert all(text in panel for text in (*wanted, "1.50x manual", "2 failed", "1 timed out")), panel
-    assert f"{TASKS[0]}: best 16.00 us, manual 24.00 us, gain 1.50x" in terminal.getvalue()
+    assert f"{FIRST}: best 16.00 us, manual 24.00 us, gain 1.50x" in terminal.getvalue()
 
 
 @pytest.mark.parametrize("target", [H200, UNKNOWN])
 @pytest.mark.parametrize("columns", ["80", "160"])
-def test_the_live_display_closes_with_a_table(terminal, monkeypatch, columns, target):
+def test_live_closes_with_a_table(terminal, monkeypatch, columns, target):
     monkeypatch.setenv("COLUMNS", columns)
     _, text = play(LiveDisplay, target, terminal)
-    assert f"{TASKS[0]}: ValueError: no kernel\nfor [this]\n" in text
+    assert f"{FIRST}: ValueError: no kernel\nfor [this]\n" in text
     assert "plot: out/[best].png\n" in text
     assert "records: db/" in text
     (row,) = (line for line in text[text.index("task  ") :].splitlines() if line.startswith(" 1x256x96x96"))
-    share = share_of_floor(TASKS[0]) if target is H200 else "-"
+    share = share_of_floor(FIRST) if target is H200 else "-"
     assert row.split()[1:] == ["24.00", "16.00", "1.50x", share, "6", "3", "12.3"]
 
 
@@ -266,7 +264,7 @@ def test_the_plot_is_a_png(tmp_path, count):
     assert_plotted([outcome_of(TASKS[number % 2]) for number in range(count)], tmp_path / "new" / "best.png")
 
 
-def test_the_plot_takes_what_is_not_known(tmp_path):
+def test_the_plot_takes_unknowns(tmp_path):
     outcome = outcome_of(TASKS[1], UNKNOWN, manual=None)
     slow = replace(outcome.trials[0], times=(1.0,))
     failed = tuple(trial for trial in outcome.trials if trial.cause)
@@ -284,7 +282,7 @@ print(type(open_display(json=False, stream=stream)).__name__)
 """
 
 
-def test_a_terminal_without_rich_has_plain_lines():
+def test_without_rich_lines_are_plain():
     assert python(WITHOUT_RICH) == "PlainDisplay"
 
 

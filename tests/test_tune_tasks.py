@@ -54,7 +54,7 @@ def test_the_seeds_keep_their_batch():
         assert [task.shape for task in found] == expected
 
 
-def test_the_whole_suite_in_every_combination():
+def test_the_whole_suite():
     batches, layouts = (1, 8), ("NCHW", "NHWC")
     found = tasks.from_suite("all", batches=batches, dtypes=("bfloat16",), layouts=layouts)
     assert len({task.shape for task in found}) == len(found)
@@ -70,7 +70,7 @@ def network(name, **changes):
     return tasks.from_network(name, **PLAIN | changes)
 
 
-def test_a_network_of_the_suite_needs_no_library():
+def test_the_suite_needs_no_library():
     found = network("mobilenet_v2", batches=(1, 32), epilogue="scale_shift+relu6")
     assert found == network("torchvision/mobilenet_v2", batches=(1, 32), epilogue=["scale_shift", "relu6"])
     layers = suite.network("mobilenet_v2") + suite.network("mobilenet_v2", batch=32)
@@ -114,7 +114,7 @@ class Conv2dSame(SimpleNamespace):
         (Conv2dSame(**vars(conv(stride=(2, 2)))), "1x8x10x11_k3_s2_p0x1x1x1"),
     ],
 )
-def test_a_depthwise_layer_becomes_a_shape(layer, text):
+def test_depthwise_layers_are_shapes(layer, text):
     assert Shape(batch=1, **tasks.depthwise_parameters(layer, 10, 11)) == shape(text)
 
 
