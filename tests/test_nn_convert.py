@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 from collections import OrderedDict
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from dwtir import ArgumentError, Shape
 from dwtir.nn import DepthwiseConv2d, OriginalPathWarning, convert, restore
 
 FORMS = [torch.contiguous_format, torch.channels_last]
-forms = pytest.mark.parametrize("form", FORMS)
+parametrize = pytest.mark.parametrize
+forms = parametrize("form", FORMS)
+always = partial(convert, when="always")
 
 
 class InvertedResidual(nn.Sequential):
@@ -60,32 +63,30 @@ def norms_of(model):
 
 def with_statistics(model):
     """Give the normalisations something to do."""
-    for module in norms_of(model):
-        if module.running_mean is not None:
-            nn.init.normal_(module.running_mean)
-            nn.init.uniform_(module.running_var, 0.5, 2)
-            if module.affine:
-                nn.init.normal_(module.weight)
-                nn.init.normal_(module.bias)
+    for norm in norms_of(model):
+        if norm.running_mean is not None:
+            nn.init.normal_(norm.running_mean)
+            nn.init.uniform_(norm.running_var, 0.5, 2)
+            for parameter in norm.parameters():
+                nn.init.normal_(parameter)
     return model
 
 
 def mobilenet():
-    return with_statistics(
-        nn.Sequential(
-            nn.Conv2d(3, 8, 3, 2, 1),
-            InvertedResidual(8, 1, lambda: nn.ReLU6(inplace=True)),
-            InvertedResidual(8, 2, nn.Hardswish),
-            InvertedResidual(8, 1, lambda: nn.SiLU(inplace=True)),
-        )
-    ).eval()
+    return chain(
+        nn.Conv2d(3, 8, 3, 2, 1),
+        InvertedResidual(8, 1, lambda: nn.ReLU6(inplace=True)),
+        InvertedResidual(8, 2, nn.Hardswish),
+        InvertedResidual(8, 1, lambda: nn.SiLU(inplace=True)),
+    )
 
 
 def convnext():
-    return nn.Sequential(nn.Conv2d(3, 8, 4, 4), ConvNeXtBlock(8), ConvNeXtBlock(8)).eval()
+    return chain(nn.Conv2d(3, 8, 4, 4), ConvNeXtBlock(8), ConvNeXtBlock(8))
 
 
 NETWORKS = {"mobilenet": mobilenet, "convnext": convnext}
+networks = parametrize("name", NETWORKS)
 
 
 @pytest.fixture(autouse=True)
@@ -96,24 +97,18 @@ def _seed_and_no_gradients():
         yield
 
 
-def image_of(*size, form=torch.contiguous_format):
+def image_of(*size, form=FORMS[0]):
     return torch.randn(size or (2, 6, 9, 7)).contiguous(memory_format=form)
 
 
-def example(form=torch.contiguous_format):
+def example(form=FORMS[0], make=mobilenet):
     """Make a network, images for it, and what it makes of them."""
-    model, image = mobilenet(), image_of(2, 3, 32, 32, form=form)
+    model, image = make(), image_of(2, 3, 32, 32, form=form)
     return model, image, model(image)
 
 
-def always(model, example, **options):
-    return convert(model, example, when="always", **options)
-
-
 def chain(*modules):
-    for module in modules:
-        with_statistics(module)
-    return nn.Sequential(*modules).eval()
+    return with_statistics(nn.Sequential(*modules)).eval()
 
 
 def depthwise(**others):
@@ -126,8 +121,7 @@ def stage():
 
 def assert_close(got, expected):
     """Compare float32 results of sums in another order, and of folded normalisations."""
-    largest = float(expected.abs().max())
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6 * largest)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6 * float(expected.abs().max()))
 
 
 def converted(model, image):
@@ -139,15 +133,11 @@ def converted(model, image):
     return layer
 
 
-# Networks
-
-
 @forms
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_converted_network_computes_the_same(name, form):
-    model = NETWORKS[name]()
-    image = image_of(2, 3, 32, 32, form=form)
-    expected, state = model(image), model.state_dict()
+@networks
+def test_a_network_computes_the_same(name, form):
+    model, image, expected = example(form, NETWORKS[name])
+    state = model.state_dict()
     report = always(model, image)
     assert report.replaced == [n for n, _ in model.named_modules() if n.endswith("depthwise")]
     assert_close(model(image), expected)
@@ -158,8 +148,8 @@ def test_a_converted_network_computes_the_same(name, form):
     assert torch.equal(model(image), expected)
 
 
-@pytest.mark.parametrize("fuse", [True, False])
-def test_the_report_says_what_became_of_each_layer(fuse):
+@parametrize("fuse", [True, False])
+def test_the_report_names_each_layer(fuse):
     report = always(mobilenet(), image_of(2, 3, 32, 32), fuse=fuse)
     notes = [f"{i}.norm2, {i}.act2" if fuse else "" for i in (1, 2, 3)]
     assert [layer.note for layer in report.layers] == notes
@@ -171,36 +161,28 @@ def test_the_report_says_what_became_of_each_layer(fuse):
     assert total == "3 of 3 replaced"
 
 
-@pytest.mark.parametrize(  # any two of the three in all combinations
-    ("norm", "bias", "form"),
-    [(True, True, FORMS[0]), (True, False, FORMS[1]), (False, True, FORMS[1]), (False, False, FORMS[0])],
+@parametrize(  # any two of the three in all combinations
+    ("norm", "bias", "form"), [(1, True, FORMS[0]), (1, False, FORMS[1]), (0, True, FORMS[1]), (0, False, FORMS[0])]
 )
-@pytest.mark.parametrize(
-    "activation", [nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.GELU, lambda: nn.ReLU(inplace=True), None]
-)
+@parametrize("activation", [nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.GELU, lambda: nn.ReLU(inplace=True), None])
 def test_what_follows_is_folded(activation, norm, bias, form):
-    followers = [nn.BatchNorm2d(6)] if norm else []
-    followers += [activation()] if activation else []
+    followers = [nn.BatchNorm2d(6)] * norm + ([activation()] if activation else [])
     layer = converted(chain(depthwise(bias=bias), *followers, nn.Conv2d(6, 2, 1)), image_of(form=form))
     assert layer.note == ", ".join(str(1 + index) for index in range(len(followers)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_and_autocast(dtype):
     model, image, expected = example()
     tolerance = {"rtol": 0.0, "atol": 16 * torch.finfo(dtype).eps * float(expected.abs().max())}
     with torch.autocast("cpu", dtype=dtype):
         report = always(model, image)
         got = model(image)
-    name = str(dtype).removeprefix("torch.")
-    assert all(name in layer.shape for layer in report.layers)
+    assert all(str(dtype).removeprefix("torch.") in layer.shape for layer in report.layers)
     torch.testing.assert_close(got.float(), expected, **tolerance)
     restore(model.to(dtype))
     assert len(always(model, image.to(dtype)).replaced) == 3
     torch.testing.assert_close(model(image.to(dtype)).float(), expected, **tolerance)
-
-
-# What is not folded
 
 
 class Between(nn.Sequential):
@@ -231,8 +213,8 @@ class Between(nn.Sequential):
 FOLDED = {"nothing": "1, 2", "output": "1", "twice": "1"}
 
 
-@pytest.mark.parametrize("use", [*FOLDED, "before", "in place", "residual", "kept"])
-def test_what_somebody_else_uses_is_not_folded(use):
+@parametrize("use", [*FOLDED, "before", "in place", "residual", "kept"])
+def test_what_others_use_is_not_folded(use):
     model, image = Between(*stage()).eval(), image_of()
     model.use = use
     expected = model(image)
@@ -241,7 +223,7 @@ def test_what_somebody_else_uses_is_not_folded(use):
     torch.testing.assert_close(model(image), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_somebody_looks_at_is_not_folded():
+def test_what_is_watched_is_not_folded():
     model, image = stage(), image_of()
     seen = []
     model[1].register_forward_hook(lambda module, args, output: seen.append(output.clone()))
@@ -252,41 +234,40 @@ def test_what_somebody_looks_at_is_not_folded():
     assert_close(seen[0], expected[1])
 
 
-def test_a_convolution_that_runs_twice_is_not_fused():
+def test_what_runs_twice_is_not_fused():
     conv = depthwise()
     layer = converted(chain(conv, nn.ReLU(), conv, nn.ReLU()), image_of())
     assert (layer.name, layer.note) == ("0", "")
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "strange",
     [
         lambda image: image[:1].expand(3, -1, -1, -1),
         lambda image: image.transpose(2, 3),
         lambda image: image[..., 1:, 2:],
-        lambda image: image.contiguous(memory_format=torch.channels_last)[..., 1:],
+        lambda image: image.contiguous(memory_format=FORMS[1])[..., 1:],
     ],
 )
 def test_images_of_any_strides(strange):
     converted(chain(depthwise(), nn.ReLU()), strange(image_of(2, 6, 9, 9)))
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("device", "batch", "note"),
     [("cpu", 0, "batch must be an integer >= 1, got 0"), ("meta", 1, "input must be on cpu or cuda, got meta")],
 )
-def test_an_example_without_images_or_values_is_left(device, batch, note):
+def test_an_empty_example_is_left(device, batch, note):
     with torch.device(device):
         report = always(chain(depthwise(), nn.ReLU()), image_of(batch, 6, 9, 9))
     assert [layer.note for layer in report.layers] == [note]
 
 
-def test_two_images_of_one_layer_are_decided_apart():
+def test_two_images_are_decided_apart():
     conv = depthwise()
     model, image = chain(conv, nn.MaxPool2d(2), conv), image_of(1, 6, 9, 8)
     expected = model(image)
-    sizes = [layer.shape.split("_")[0] for layer in always(model, image).layers]
-    assert sizes == ["1x6x9x8", "1x6x4x4"]
+    assert [layer.shape.split("_")[0] for layer in always(model, image).layers] == ["1x6x9x8", "1x6x4x4"]
     assert_close(model(image), expected)
 
 
@@ -316,7 +297,7 @@ def test_tensorflows_padding():
     assert layer.shape == str(Shape.parse("2x6x9x8_k3_s2_psame"))
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("follower", "folded"),
     [
         (nn.BatchNorm2d(6, affine=False), "1, 2"),
@@ -334,9 +315,6 @@ def test_what_is_a_step_is_folded(follower, folded):
     assert converted(chain(depthwise(), follower, nn.ReLU()), image_of()).note == folded
 
 
-# What is left
-
-
 class Standardised(nn.Conv2d):
     def forward(self, image):
         return F.conv2d(image, self.weight / self.weight.norm(), self.bias, groups=6)
@@ -348,7 +326,7 @@ def with_own_forward():
     return conv
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("make", "reason"),
     [
         (lambda: depthwise(padding_mode="reflect"), "its padding is reflect"),
@@ -369,7 +347,7 @@ def test_what_no_kernel_computes_is_left(make, reason):
     assert torch.equal(model(image), expected)
 
 
-def test_a_layer_that_the_example_does_not_run_is_left():
+def test_a_layer_that_does_not_run_is_left():
     class First(nn.Sequential):
         def forward(self, image, run):
             return self[0](image) if run else image
@@ -380,13 +358,10 @@ def test_a_layer_that_the_example_does_not_run_is_left():
     assert report.replaced == ["0"]
 
 
-def test_other_convolutions_are_not_in_the_report():
+def test_other_convolutions_are_not_reported():
     report = always(chain(nn.Conv2d(6, 6, 3), nn.Conv2d(6, 6, 1, groups=3), nn.Conv2d(6, 1, 1)), image_of())
     assert report.layers == ()
     assert str(report).splitlines()[-1] == "0 of 0 replaced"
-
-
-# After the conversion
 
 
 @forms
@@ -401,15 +376,15 @@ def test_other_batch_sizes_need_no_word(form):
             assert_close(model(image), output)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("change", "message"),
     [
         (lambda image: image[..., :-1], r"0 runs .*: it is not converted for \(2, 6, 9, 6\)"),
-        (lambda image: image.contiguous(memory_format=torch.channels_last), "channels_last"),
+        (lambda image: image.contiguous(memory_format=FORMS[1]), "channels_last"),
         (lambda image: image[0], "unbatched"),
     ],
 )
-def test_what_it_was_not_converted_for_is_right_and_told_once(change, message):
+def test_other_images_are_told_once(change, message):
     model, image = chain(depthwise(), nn.ReLU()), image_of()
     expected = model(change(image))
     always(model, image)
@@ -418,7 +393,7 @@ def test_what_it_was_not_converted_for_is_right_and_told_once(change, message):
     assert torch.equal(model(change(image)), expected)  # pytest makes errors of warnings
 
 
-def test_another_type_runs_the_original_modules():
+def test_another_type_runs_the_original():
     model, image = stage(), image_of()
     always(model, image)
     model.double()
@@ -428,10 +403,14 @@ def test_another_type_runs_the_original_modules():
     assert torch.equal(got, model(image.double()))
 
 
-def test_gradients_are_those_of_the_original_modules():
-    model, image = stage(), image_of()
-    original = copy.deepcopy(model)
+def beside_its_original(model, *size):
+    original, image = copy.deepcopy(model), image_of(*size)
     always(model, image)
+    return model, original, image
+
+
+def test_gradients_are_the_originals():
+    model, original, image = beside_its_original(stage())
     with torch.enable_grad():
         with pytest.warns(OriginalPathWarning, match="a gradient is wanted"):
             model(image).sum().backward()
@@ -440,10 +419,8 @@ def test_gradients_are_those_of_the_original_modules():
         assert torch.equal(ours.grad, theirs.grad)
 
 
-def test_training_is_that_of_the_original_modules():
-    model, image = mobilenet(), image_of(2, 3, 32, 32)
-    original = copy.deepcopy(model)
-    always(model, image)
+def test_training_is_the_originals():
+    model, original, image = beside_its_original(mobilenet(), 2, 3, 32, 32)
     for network in (model, original):
         network.train()
         with torch.enable_grad():
@@ -455,10 +432,8 @@ def test_training_is_that_of_the_original_modules():
     assert_close(model(image), original(image))
 
 
-def test_what_works_in_training_only_keeps_its_place():
-    model, image = chain(depthwise(), nn.Dropout(), nn.BatchNorm2d(6), nn.ReLU()), image_of()
-    original = copy.deepcopy(model)
-    always(model, image)
+def test_what_only_training_uses_is_kept():
+    model, original, image = beside_its_original(chain(depthwise(), nn.Dropout(), nn.BatchNorm2d(6), nn.ReLU()))
     outputs = []
     for network in (model.train(), original.train()):
         torch.manual_seed(1)
@@ -476,7 +451,7 @@ def test_modules_may_be_called_by_keyword():
 
 @forms
 def test_new_values_are_folded_anew(form):
-    model, image = mobilenet(), image_of(2, 3, 32, 32, form=form)
+    model, image, _ = example(form)
     other = mobilenet()
     always(model, image)
     model(image)
@@ -491,7 +466,7 @@ def test_new_values_are_folded_anew(form):
 
 
 @forms
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_a_copy_is_converted_and_on_its_own(copied, form):
     model, image, expected = example(form)
     always(model, image)
@@ -550,7 +525,7 @@ def test_convert_starts_from_the_original_modules():
     assert torch.equal(model(image), expected)
 
 
-def test_a_model_in_training_stays_so_and_as_it_is():
+def test_a_model_in_training_stays_as_it_is():
     model = mobilenet().train()
     model[1].eval()
     modes = [module.training for module in model.modules()]
@@ -567,8 +542,7 @@ def test_our_own_modules_are_fused():
 
 def test_what_is_not_faster_is_left():
     """No time is expected of either; what the report says of them is what happens."""
-    model = chain(depthwise(), nn.ReLU(), nn.Conv2d(6, 6, 3, groups=6))
-    image = image_of(1, 6, 24, 24)
+    model, image = chain(depthwise(), nn.ReLU(), nn.Conv2d(6, 6, 3, groups=6)), image_of(1, 6, 24, 24)
     expected = model(image)
     report = convert(model, image)
     assert len(report.layers) == 2
@@ -586,21 +560,18 @@ def test_wrong_arguments_are_refused():
         convert(chain(depthwise()), image_of(1, 6, 9, 9), when="never")
 
 
-def test_a_model_that_cannot_run_is_as_it_was():
+def test_a_failing_model_is_as_it_was():
     model = mobilenet()
     with pytest.raises(RuntimeError, match="channels"):
         always(model, image_of(1, 4, 9, 9))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-# On a GPU
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [{"when": "always"}, {}, {"graphs": True}])
+@parametrize("options", [{"when": "always"}, {}, {"graphs": True}])
 @forms
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_on_a_gpu_and_in_a_cuda_graph(name, form, options):
+@networks
+def test_networks_on_a_gpu(name, form, options):
     model, image = NETWORKS[name]().cuda(), image_of(2, 3, 32, 32, form=form).cuda()
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         expected = model(image)

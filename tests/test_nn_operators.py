@@ -1,10 +1,14 @@
 """The operators inside torch: compiled, exported, batched and traced; and what imports what."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch import randn
 from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
 from torch.nn import functional as F
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dwtir
@@ -14,8 +18,8 @@ from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import memory_format
 from processes import python
 
-FORMS = [torch.contiguous_format, torch.channels_last]
-forms = pytest.mark.parametrize("form", FORMS)
+parametrize = pytest.mark.parametrize
+forms = parametrize("form", [torch.contiguous_format, torch.channels_last])
 GEOMETRY = ((2, 1), (1, 1, 2, 0), (1, 2))
 
 
@@ -26,7 +30,7 @@ def _nothing_compiled():
 
 
 def images():
-    image = torch.randn(2, 6, 9, 11)
+    image = randn(2, 6, 9, 11)
     last = image.contiguous(memory_format=torch.channels_last)
     return {
         "contiguous": image,
@@ -40,35 +44,34 @@ def images():
     }
 
 
-@pytest.mark.parametrize("name", images())
+@parametrize("name", images())
 def test_torch_checks_the_operators(name):
     """The schemas are right, and the fake kernels' results have the real ones' strides."""
-    image, weight, bias = images()[name], torch.randn(12, 1, 3, 3), torch.randn(12)
-    opcheck(ops.depthwise_conv2d, (image, weight, bias, *GEOMETRY))
-    opcheck(ops.depthwise_conv2d, (image, weight, None, *GEOMETRY))
+    image, weight, bias = images()[name], randn(12, 1, 3, 3), randn(12)
+    for given in (bias, None):
+        opcheck(ops.depthwise_conv2d, (image, weight, given, *GEOMETRY))
     opcheck(ops.fused, (image, weight, [bias], "bias+relu", *GEOMETRY))
 
 
-@pytest.mark.parametrize("wanted", [False, True])
-@pytest.mark.parametrize("name", images())
+@parametrize("wanted", [False, True])
+@parametrize("name", images())
 def test_torch_checks_the_gradients(name, wanted):
-    image, weight = images()[name].requires_grad_(wanted), torch.randn(12, 1, 3, 3)
+    image, weight = images()[name].requires_grad_(wanted), randn(12, 1, 3, 3)
     out = ops.depthwise_conv2d(image, weight.requires_grad_(wanted), None, *GEOMETRY)
     gradient = torch.randn_like(out).requires_grad_(wanted)
     if wanted:
-        opcheck(ops.depthwise_conv2d, (image, weight, torch.randn(12), *GEOMETRY))
+        opcheck(ops.depthwise_conv2d, (image, weight, randn(12), *GEOMETRY))
     last = memory_format(image) is torch.channels_last
     opcheck(ops.grad_data, (gradient, weight, image.shape, last, *GEOMETRY))
     opcheck(ops.grad_weight, (image, gradient, weight.shape, *GEOMETRY))
 
 
 def test_an_epilogue_has_no_gradient():
-    image, weight = torch.randn(1, 4, 5, 5), torch.randn(4, 1, 3, 3, requires_grad=True)
-    geometry = ((1, 1), (0, 0, 0, 0), (1, 1))
+    given = (randn(1, 4, 5, 5), randn(4, 1, 3, 3, requires_grad=True), [], "relu", *GEOMETRY)
     with pytest.raises(ArgumentError, match="a fused epilogue has no gradient"):
-        ops.fused(image, weight, [], "relu", *geometry)
+        ops.fused(*given)
     with torch.no_grad():
-        ops.fused(image, weight, [], "relu", *geometry)
+        ops.fused(*given)
 
 
 def network(padding="SAME"):
@@ -76,15 +79,23 @@ def network(padding="SAME"):
     return torch.nn.Sequential(first, torch.nn.ReLU(), DepthwiseConv2d(16, 16, 5, 1, "same", 2))
 
 
+def image_in(form):
+    return randn(2, 8, 15, 17).contiguous(memory_format=form)
+
+
+def compiled_graph(model):
+    return torch.compile(model, fullgraph=True, backend="aot_eager")
+
+
 class _Seen(TorchDispatchMode):
     """Notes the operators that run."""
 
     def __init__(self):
         super().__init__()
-        self.names: list[str] = []
+        self.names = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
+        self.names.add(str(func))
         return func(*args, **(kwargs or {}))
 
 
@@ -97,34 +108,34 @@ class _Tagged(torch.Tensor):
 
 
 def test_who_watches_sees_the_operators():
-    image, weight = torch.randn(1, 6, 8, 8), torch.randn(6, 1, 3, 3, requires_grad=True)
+    image, weight = randn(1, 6, 8, 8), randn(6, 1, 3, 3, requires_grad=True)
+    filters = "dwtir.depthwise_conv2d_grad_weight.default"
     with _Seen() as seen:
         out = depthwise_conv2d(image, weight)
         out.sum().backward()
-    assert "dwtir.depthwise_conv2d.default" in seen.names
-    assert "dwtir.depthwise_conv2d_grad_weight.default" in seen.names
+    assert {"dwtir.depthwise_conv2d.default", filters} <= seen.names
     alone = depthwise_conv2d(image, weight)  # and not otherwise, with the same result
-    torch.testing.assert_close(alone, out)
+    assert_close(alone, out)
     with _Seen() as seen:
         alone.sum().backward()
-    assert "dwtir.depthwise_conv2d_grad_weight.default" in seen.names
+    assert filters in seen.names
 
 
 def test_a_subclass_of_a_tensor_stays_one():
-    assert type(depthwise_conv2d(torch.randn(1, 6, 8, 8).as_subclass(_Tagged), torch.randn(6, 1, 3, 3))) is _Tagged
+    assert type(depthwise_conv2d(randn(1, 6, 8, 8).as_subclass(_Tagged), randn(6, 1, 3, 3))) is _Tagged
 
 
 def test_a_tensor_without_values():
     with FakeTensorMode() as mode:
-        image = mode.from_tensor(torch.randn(1, 6, 8, 8))
+        image = mode.from_tensor(randn(1, 6, 8, 8))
         assert depthwise_conv2d(image, torch.empty(6, 1, 3, 3)).shape == (1, 6, 6, 6)
     with pytest.raises(NotImplementedError):
-        depthwise_conv2d(torch.randn(1, 6, 8, 8).to_sparse(), torch.randn(6, 1, 3, 3))
+        depthwise_conv2d(randn(1, 6, 8, 8).to_sparse(), randn(6, 1, 3, 3))
 
 
 @forms
-def test_plain_tensors_give_what_the_operators_give(form):
-    values = [torch.randn(2, 6, 9, 11).to(memory_format=form), torch.randn(12, 1, 3, 3), torch.randn(12)]
+def test_plain_tensors_give_the_same(form):
+    values = [randn(2, 6, 9, 11).to(memory_format=form), randn(12, 1, 3, 3), randn(12)]
     found = []
     for compute in (ops.depthwise_conv2d, depthwise_conv2d):
         tensors = [value.clone().requires_grad_() for value in values]
@@ -134,97 +145,87 @@ def test_plain_tensors_give_what_the_operators_give(form):
         found.append((out, *first, *second))
     for ours, theirs in zip(*found, strict=True):
         assert ours.stride() == theirs.stride()
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        assert_close(ours, theirs, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("mixed", [False, True])
+@parametrize("mixed", [False, True])
 @forms
 def test_compiles_as_one_graph(form, mixed):
-    model, image = network(), torch.randn(2, 8, 15, 17).contiguous(memory_format=form)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    model, image = network(), image_in(form)
+    compiled = compiled_graph(model)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
         assert torch.equal(compiled(image), model(image))
         assert compiled(image).stride() == model(image).stride()
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("options", [{"backend": "aot_eager", "dynamic": True}, {"backend": "inductor"}])
+@parametrize("options", [{"backend": "aot_eager", "dynamic": True}, {"backend": "inductor"}])
 def test_compiles_for_sizes_that_change(options):
     model = network()
     compiled = torch.compile(model, fullgraph=True, **options)
     sizes = [(2, 8, 15, 17), (3, 8, 15, 17), (5, 8, 22, 13)]
     with torch.no_grad():
         for image in map(torch.randn, sizes[: 3 if "dynamic" in options else 1]):
-            torch.testing.assert_close(compiled(image), model(image))
+            assert_close(compiled(image), model(image))
 
 
 @forms
 def test_compiles_with_gradients(form):
-    model, image = network(), torch.randn(2, 8, 15, 17).contiguous(memory_format=form)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    model, image = network(), image_in(form)
+    compiled = compiled_graph(model)
     for _ in range(2):
         found = []
         for function in (compiled, model):
             model.zero_grad()
             function(image).square().mean().backward()
             found.append([parameter.grad.clone() for parameter in model.parameters()])
-        torch.testing.assert_close(*found)
+        assert_close(*found)
         torch.optim.SGD(model.parameters(), 0.1).step()
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("padding", ["SAME", 1])
+@parametrize("padding", ["SAME", 1])
 def test_exports(padding):
     """TensorFlow's padding needs the image's size; torch's leaves it open."""
-    model, image = network(padding).eval(), torch.randn(2, 8, 15, 17)
+    model, image = network(padding).eval(), randn(2, 8, 15, 17)
     batch, height = torch.export.Dim("batch"), torch.export.Dim("height", min=4)
     sizes = {0: batch} if padding == "SAME" else {0: batch, 2: height}
     exported = torch.export.export(model, (image,), dynamic_shapes=(sizes,)).module()
-    other = torch.randn(5, 8, 15 if padding == "SAME" else 22, 17)
+    other = randn(5, 8, 15 if padding == "SAME" else 22, 17)
     with torch.no_grad():
         for example in (image, other):
             assert torch.equal(exported(example), model(example))
 
 
 @forms
-@pytest.mark.parametrize("dims", [(0, None, None), (None, 0, 0), (2, 0, None), (0, None, 0)])
+@parametrize("dims", [(0, None, None), (None, 0, 0), (2, 0, None), (0, None, 0)])
 def test_maps_over_a_dimension(dims, form):
-    def ours(*tensors):
-        return depthwise_conv2d(*tensors, 1, 1)
-
-    def theirs(*tensors):
-        return F.conv2d(*tensors, 1, 1, groups=8)
-
+    theirs = partial(F.conv2d, padding=1, groups=8)
     tensors = []
     for size, dim in zip(((2, 8, 9, 7), (16, 1, 3, 3), (16,)), dims, strict=True):
-        batched = torch.randn(3, *size)
+        batched = randn(3, *size)
         if len(size) == 4 and size[0] == 2:
             batched = torch.stack([one.contiguous(memory_format=form) for one in batched])
         tensors.append(batched[0] if dim is None else batched.movedim(0, dim))
-    got, expected = (torch.vmap(f, dims)(*tensors) for f in (ours, theirs))
-    torch.testing.assert_close(got, expected)
+    assert_close(*(torch.vmap(f, dims)(*tensors) for f in (partial(depthwise_conv2d, padding=1), theirs)))
 
 
-@pytest.mark.parametrize("dims", [(0, None), (None, 0), (0, 0), (1, 2)])
-def test_maps_over_the_gradients_operators(dims):
+@parametrize("dims", [(0, None), (None, 0), (0, 0), (1, 2)])
+def test_maps_over_the_gradients(dims):
     geometry = ((1, 1), (1, 1, 1, 1), (1, 1))
-    sizes = {"image": (2, 8, 9, 7), "out": (2, 16, 9, 7), "weight": (16, 1, 3, 3)}
+    image, out, weight = (2, 8, 9, 7), (2, 16, 9, 7), (16, 1, 3, 3)
 
-    def data(gradient, weight):
-        return ops.grad_data(gradient, weight, sizes["image"], False, *geometry)
+    def data(*tensors):
+        return ops.grad_data(*tensors, image, False, *geometry)
 
-    def filters(image, gradient):
-        return ops.grad_weight(image, gradient, sizes["weight"], *geometry)
+    def filters(*tensors):
+        return ops.grad_weight(*tensors, weight, *geometry)
 
-    for function, names in ((data, ("out", "weight")), (filters, ("image", "out"))):
-        tensors = [torch.randn(3, *sizes[name]) for name in names]
-        pairs = list(zip(tensors, dims, strict=True))
+    for function, sizes in ((data, (out, weight)), (filters, (image, out))):
+        pairs = [(randn(3, *size), dim) for size, dim in zip(sizes, dims, strict=True)]
         given = [t[0] if d is None else t.movedim(0, d) for t, d in pairs]
         one_by_one = [function(*(t[0 if d is None else i] for t, d in pairs)) for i in range(3)]
-        torch.testing.assert_close(torch.vmap(function, dims)(*given), torch.stack(one_by_one))
-
-
-# Imports
+        assert_close(torch.vmap(function, dims)(*given), torch.stack(one_by_one))
 
 
 USE = """
@@ -235,8 +236,8 @@ print(int(torch.nn.functional.relu(image).sum()))
 """
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("first", ["torch", "tvm", "dwtir", "dwtir.nn"])
+@parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@parametrize("first", ["torch", "tvm", "dwtir", "dwtir.nn"])
 def test_the_order_of_imports_does_not_matter(first, device):
     assert python(f"import {first}" + USE.replace("DEVICE", repr(device))) == "3\n100"
 
@@ -246,7 +247,7 @@ def test_without_torch_the_extra_is_named():
 import sys
 sys.modules["torch"] = None
 import dwtir
-kernel = dwtir.build("1x2x5x5_k3", target="cpu")
+dwtir.build("1x2x5x5_k3", target="cpu")
 try:
     import dwtir.nn
 except dwtir.ToolchainError as error:
@@ -255,13 +256,14 @@ except dwtir.ToolchainError as error:
     assert python(code) == "dwtir.nn needs torch: pip install 'dwtir[torch]'"
 
 
-# What only a GPU shows
+def on_gpu(form):
+    image, weight = randn(2, 8, 9, 9, device="cuda"), randn(8, 1, 3, 3, device="cuda")
+    return image.contiguous(memory_format=form), weight
 
 
 @pytest.mark.gpu
 def test_runs_on_the_current_stream():
-    image = torch.randn(2, 8, 9, 9, device="cuda").contiguous(memory_format=torch.channels_last)
-    weight = torch.randn(8, 1, 3, 3, device="cuda")
+    image, weight = on_gpu(torch.channels_last)
     expected = depthwise_conv2d(image, weight)
     late = torch.zeros_like(image)
     torch.cuda.synchronize()
@@ -277,9 +279,8 @@ def test_runs_on_the_current_stream():
 
 @pytest.mark.gpu
 @forms
-def test_a_cuda_graph_sees_what_the_weight_is_at_its_replay(form):
-    image = torch.randn(2, 8, 9, 9, device="cuda").contiguous(memory_format=form)
-    weight = torch.randn(8, 1, 3, 3, device="cuda")
+def test_a_cuda_graph_sees_the_present_weight(form):
+    image, weight = on_gpu(form)
     depthwise_conv2d(image, weight)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -292,12 +293,12 @@ def test_a_cuda_graph_sees_what_the_weight_is_at_its_replay(form):
 
 
 @pytest.mark.gpu
-def test_runs_on_another_device_than_the_current_one():
+def test_runs_on_another_device():
     last = torch.device("cuda", torch.cuda.device_count() - 1)
-    image, weight = torch.randn(2, 8, 9, 9), torch.randn(8, 1, 3, 3)
+    image, weight = randn(2, 8, 9, 9), randn(8, 1, 3, 3)
     got = depthwise_conv2d(image.to(last), weight.to(last))
     assert got.device == last
-    torch.testing.assert_close(got.cpu(), F.conv2d(image, weight, groups=8))
+    assert_close(got.cpu(), F.conv2d(image, weight, groups=8))
 
 
 def test_the_operators_are_there_by_name():

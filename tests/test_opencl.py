@@ -14,36 +14,31 @@ from dwtir.opencl_source import Launch, Lowered
 from dwtir.reference import numpy_dtype
 from processes import python
 
-SHAPE = Shape.parse("1x2x5x5_k3")
 
-
-def on_threads(func, block, threads=64):
-    """Bind the fused loops of a block to one dimension of blocks and threads."""
+def on_threads(func, threads=64, lanes=1):
+    """Bind the loop of a block to one dimension of blocks and threads."""
     sch = s_tir.Schedule(func)
-    bx, tx = sch.split(sch.fuse(*sch.get_loops(sch.get_sblock(block))), [None, threads])
+    bx, tx, lane = sch.split(sch.get_loops(sch.get_sblock("step"))[0], [None, threads, lanes])
     sch.bind(bx, "blockIdx.x")
     sch.bind(tx, "threadIdx.x")
+    if lanes > 1:
+        sch.vectorize(lane)
     return sch
-
-
-# 16 bits
 
 
 def copy_as(source, target, count, lanes):
     @T.prim_func(s_tir=True)
     def main(a: T.Buffer((count,), source), out: T.Buffer((count,), target)) -> None:
         for i in T.serial(count):
-            with T.sblock("copy"):
+            with T.sblock("step"):
                 vi = T.axis.spatial(count, i)
                 out[vi] = T.cast(a[vi], target)
 
-    sch = s_tir.Schedule(main)
-    bx, tx, lane = sch.split(sch.get_loops(sch.get_sblock("copy"))[0], [None, 64, lanes])
-    sch.bind(bx, "blockIdx.x")
-    sch.bind(tx, "threadIdx.x")
-    if lanes > 1:
-        sch.vectorize(lane)
-    return sch
+    return on_threads(main, lanes=lanes)
+
+
+def every_value(dtype):
+    return np.arange(1 << 16, dtype=np.uint16).view(numpy_dtype(dtype))
 
 
 all_lanes = pytest.mark.parametrize("lanes", [1, 2, 4, 8])
@@ -53,7 +48,7 @@ halves = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @all_lanes
 @halves
 def test_every_16_bit_value_widens_exactly(dtype, lanes):
-    every = np.arange(1 << 16, dtype=np.uint16).view(numpy_dtype(dtype))
+    every = every_value(dtype)
     out = np.empty(every.shape, np.float32)
     kernel = compile_opencl(copy_as(dtype, "float32", every.size, lanes).mod)
     kernel(every, out)
@@ -64,8 +59,8 @@ def test_every_16_bit_value_widens_exactly(dtype, lanes):
 @all_lanes
 @halves
 def test_casts_round_to_nearest_even(dtype, lanes):
-    every = np.arange(1 << 16, dtype=np.uint16).view(numpy_dtype(dtype))
-    infinity = np.float32(np.inf).astype(numpy_dtype(dtype)).view(np.uint16)
+    every = every_value(dtype)
+    infinity = np.float32(np.inf).astype(every.dtype).view(np.uint16)
     finite = np.unique(every[(every.view(np.uint16) & 0x7FFF) < infinity].astype(np.float64))
     ties = ((finite[1:] + finite[:-1]) / 2).astype(np.float32)
     beside = [np.nextafter(ties, np.float32(way)) for way in (np.inf, -np.inf)]
@@ -73,29 +68,29 @@ def test_casts_round_to_nearest_even(dtype, lanes):
     nans = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], np.uint32).view(np.float32)
     values = np.concatenate([ties, *beside, special, nans])
     values = np.resize(values, -(-values.size // 512) * 512)
-    out = np.empty(values.shape, numpy_dtype(dtype))
+    out = np.empty(values.shape, every.dtype)
     kernel = compile_opencl(copy_as("float32", dtype, values.size, lanes).mod)
     kernel(values, out)
     with np.errstate(over="ignore", invalid="ignore"):
-        expected = values.astype(numpy_dtype(dtype))
+        expected = values.astype(every.dtype)
     number = ~np.isnan(values)
     assert np.array_equal(out[number].view(np.uint16), expected[number].view(np.uint16))
     assert np.isnan(out[~number].astype(np.float32)).all()
     assert lanes == 1 or f"vstore{lanes}(" in kernel.source
 
 
-def test_16_bit_constants_and_selections_move_unchanged():
+def test_16_bit_selections_are_unchanged():
     @T.prim_func(s_tir=True)
     def main(a: T.Buffer((64,), "bfloat16"), out: T.Buffer((64,), "bfloat16")) -> None:
         for i in T.serial(64):
-            with T.sblock("pick"):
+            with T.sblock("step"):
                 vi = T.axis.spatial(64, i)
                 out[vi] = T.Select(vi % 2 == 0, a[vi], T.cast(1.005859375, "bfloat16"))
 
     a = np.arange(64).astype(numpy_dtype("bfloat16"))
     out = np.zeros_like(a)
-    compile_opencl(on_threads(main, "pick", 16).mod)(a, out)
-    rounded = np.float32(1.005859375).astype(numpy_dtype("bfloat16"))
+    compile_opencl(on_threads(main, 16).mod)(a, out)
+    rounded = np.float32(1.005859375).astype(a.dtype)
     assert np.array_equal(out, np.where(np.arange(64) % 2 == 0, a, rounded))
 
 
@@ -103,15 +98,12 @@ def test_arithmetic_in_16_bits_is_refused():
     @T.prim_func(s_tir=True)
     def main(a: T.Buffer((64,), "float16"), out: T.Buffer((64,), "float16")) -> None:
         for i in T.serial(64):
-            with T.sblock("double"):
+            with T.sblock("step"):
                 vi = T.axis.spatial(64, i)
                 out[vi] = a[vi] + a[vi]
 
     with pytest.raises(InvalidScheduleError, match="computes in 16 bits, cast to float32 first"):
-        compile_opencl(on_threads(main, "double").mod)
-
-
-# Arguments
+        compile_opencl(on_threads(main).mod)
 
 
 def three_operands():
@@ -125,15 +117,15 @@ def three_operands():
         beta: T.Buffer((64,), "float32"),
     ) -> None:
         for i in T.serial(48):
-            with T.sblock("sum"):
+            with T.sblock("step"):
                 vi = T.axis.spatial(48, i)
                 beta[vi] = zeta[vi] + alpha[vi] * T.float32(10) + mid[vi] * T.float32(100)
 
-    return on_threads(main, "sum", 16)
+    return compile_opencl(on_threads(main, 16).mod)
 
 
-def test_arrays_are_taken_in_the_order_of_the_function():
-    kernel = compile_opencl(three_operands().mod)
+def test_arrays_are_taken_in_order():
+    kernel = three_operands()
     ones = np.ones(64, np.float32)
     out = np.full(64, -1, np.float32)
     kernel(ones, 2 * ones, 3 * ones, out)
@@ -142,7 +134,7 @@ def test_arrays_are_taken_in_the_order_of_the_function():
 
 
 def test_wrong_arrays_are_refused():
-    kernel = compile_opencl(three_operands().mod)
+    kernel = three_operands()
     good = np.ones(64, np.float32)
     frozen = good.copy()
     frozen.flags.writeable = False
@@ -157,13 +149,10 @@ def test_wrong_arrays_are_refused():
             kernel(*arrays)
 
 
-# What fails
-
-
 def two_steps(scope):
     """Copy by way of a buffer, which a kernel of its own fills if it is global."""
     sch = copy_as("float32", "float32", 4096, 1)
-    block = sch.get_sblock("copy")
+    block = sch.get_sblock("step")
     first = sch.cache_read(block, 0, scope)
     if scope == "global":
         sch.bind(sch.get_loops(first)[0], "blockIdx.x")
@@ -179,7 +168,7 @@ def two_steps(scope):
         (lambda: two_steps("global"), "a_global.*no parameters: an intermediate buffer"),
         (lambda: two_steps("shared.dyn"), "a_shared.* is 'shared.dyn', memory can be"),
         (lambda: copy_as("float32", "float32", 4096, 32), "has 32 lanes, vectors can have"),
-        (lambda: s_tir.Schedule(compute.depthwise_conv2d(SHAPE, Epilogue())), "no kernel: bind"),
+        (lambda: s_tir.Schedule(compute.depthwise_conv2d(Shape.parse("1x2x5x5_k3"), Epilogue())), "no kernel: bind"),
     ],
     ids=["memory between kernels", "shared.dyn", "32 lanes", "unbound"],
 )
@@ -189,11 +178,12 @@ def test_what_opencl_cannot_express_is_named(schedule, message):
         compile_opencl(mod)
 
 
-def test_limits_are_checked_before_the_launch():
+def test_limits_are_checked_first():
     mod = copy_as("float32", "float32", 4096, 1).mod
     with pytest.raises(InvalidScheduleError, match=r"block \(64, 1, 1\) has more than 32 threads"):
         compile_opencl(mod, max_threads=32)
-    most, local = opencl.find_device().max_work_group_size, opencl.find_device().local_mem_size
+    device = opencl.find_device()
+    most, local = device.max_work_group_size, device.local_mem_size
     for threads, shared, message in (
         (2 * most, 0, f"does not fit .*at most {most} work-items"),
         (1, local + 1, f"{local + 1} bytes of local memory"),
@@ -203,7 +193,7 @@ def test_limits_are_checked_before_the_launch():
             OpenCLKernel(Lowered("", [launch], []))
 
 
-def test_a_rejected_source_shows_the_build_log():
+def test_errors_show_the_build_log():
     source = "__kernel void main_kernel(__global float* a) { a[0] = undeclared_thing; }"
     launch = Launch("main_kernel", (1, 1, 1), (1, 1, 1), 0, [0])
     with pytest.raises(CompileError, match="undeclared_thing") as error:
@@ -212,10 +202,7 @@ def test_a_rejected_source_shows_the_build_log():
     assert source in str(error.value)
 
 
-# Availability
-
-
-def test_a_missing_pyopencl_is_reported_with_the_remedy():
+def test_a_missing_pyopencl_has_a_remedy():
     message = python(
         "import sys; sys.modules['pyopencl'] = None\n"
         "from dwtir.opencl import available, compile_opencl\n"
@@ -228,7 +215,7 @@ def test_a_missing_pyopencl_is_reported_with_the_remedy():
     assert message.endswith("pip install 'dwtir[opencl]'")
 
 
-def test_a_missing_platform_is_reported_with_the_remedy():
+def test_a_missing_platform_has_a_remedy():
     message = python(
         "from dwtir.opencl import available; print(available())",
         OCL_ICD_FILENAMES="/nowhere/driver.so",

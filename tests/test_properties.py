@@ -24,8 +24,7 @@ computers = pytest.mark.parametrize(
         pytest.param(
             backend, strategy, id=f"{backend.name}-{strategy.name}", marks=[pytest.mark.gpu] if backend is CUDA else []
         )
-        for backend in (REPLAY, CPU, CUDA)
-        for strategy in STRATEGIES.values()
+        for backend, strategy in product((REPLAY, CPU, CUDA), STRATEGIES.values())
         if strategy.on_gpu == backend.on_gpu and "forward" in strategy.operations
     ],
 )
@@ -33,9 +32,10 @@ computers = pytest.mark.parametrize(
 small_shapes = shapes(channels=5, size=24, kernel=7, flop=500_000)
 
 
-def in_layout(shape, strategy):
-    """Move a shape to a layout and dtype that the strategy schedules."""
-    return adapted(shape, strategy, H200 if strategy.on_gpu else CPU.target())
+def prepared(shape, strategy, seed):
+    """Move a shape to a layout and dtype that the strategy schedules, and make its tensors."""
+    shape = adapted(shape, strategy, H200 if strategy.on_gpu else CPU.target())
+    return shape, integer_tensors(shape, Epilogue(), seed)
 
 
 def convolve(backend, strategy, shape, *tensors):
@@ -51,24 +51,11 @@ def as_nchw(shape, image):
     return image if shape.layout == "NCHW" else image.transpose(0, 3, 1, 2)
 
 
-def as_nhwc(image):
-    return np.ascontiguousarray(image.transpose(0, 2, 3, 1))
-
-
-def taps_first(shape, weight):
-    """View the filters as (kh, kw, channels, multiplier), whatever the layout."""
-    return weight if shape.layout == "NHWC" else weight.transpose(2, 3, 0, 1)
-
-
-# Everybody agrees
-
-
 def everybody(shape):
     """List all strategies and all steps of the articles that take a shape."""
     found = [
         (name, backend, strategy.choose(shape, backend.target()))
-        for backend in (REPLAY, CPU)
-        for name, strategy in STRATEGIES.items()
+        for backend, (name, strategy) in product((REPLAY, CPU), STRATEGIES.items())
         if strategy.claims(shape, backend.target())
     ]
     found += [(step, REPLAY, make(shape, H200)) for ladder in ARTICLE_STEPS.values() for step, make in ladder.items()]
@@ -79,12 +66,17 @@ def everybody(shape):
     ]
 
 
+def unscheduled(shape, epilogue, tensors):
+    mod = tvm.IRModule({"main": tir.depthwise_conv2d(shape, epilogue)})
+    (out,) = run_guarded(llvm(mod, shape, epilogue), shape, [tensors])
+    return out
+
+
 def check_all_agree(shape, epilogue, seed):
     tensors = integer_tensors(shape, epilogue, seed)
     data, weight, *_ = tensors.values()
     expected = reference.depthwise_conv2d(shape, data, weight, tensors, epilogue=epilogue)
-    unscheduled = tvm.IRModule({"main": tir.depthwise_conv2d(shape, epilogue)})
-    (plain,) = run_guarded(llvm(unscheduled, shape, epilogue), shape, [tensors])
+    plain = unscheduled(shape, epilogue, tensors)
     np.testing.assert_array_equal(plain, expected, err_msg="unscheduled")
     computers = everybody(shape)
     for name, backend, tile in computers:
@@ -117,33 +109,24 @@ def test_every_step_of_the_articles_agrees(layout):
 @given(shape=small_shapes, seed=seeds)
 def test_the_two_layouts_agree(backend, strategy, shape, seed):
     """One layout by `strategy`, the other by the unscheduled function."""
-    shape = in_layout(shape, strategy)
-    other = replace(shape, layout="NCHW" if shape.layout == "NHWC" else "NHWC")
-    tensors = integer_tensors(shape, Epilogue(), seed)
-    data, weight = tensors["data"], tensors["weight"]
-    to_other = (0, 3, 1, 2) if shape.layout == "NHWC" else (0, 2, 3, 1)
-    weight_to_other = (2, 3, 0, 1)  # its own inverse
-    turned = {
-        "data": np.ascontiguousarray(data.transpose(to_other)),
-        "weight": np.ascontiguousarray(weight.transpose(weight_to_other)),
-    }
+    shape, tensors = prepared(shape, strategy, seed)
+    nhwc = shape.layout == "NHWC"
+    other = replace(shape, layout="NCHW" if nhwc else "NHWC")
+    # The weight's turn is its own inverse.
+    turns = {"data": (0, 3, 1, 2) if nhwc else (0, 2, 3, 1), "weight": (2, 3, 0, 1)}
+    turned = {name: np.ascontiguousarray(tensors[name].transpose(turn)) for name, turn in turns.items()}
     (got,) = convolve(backend, strategy, shape, tensors)
-    unscheduled = tvm.IRModule({"main": tir.depthwise_conv2d(other, Epilogue())})
-    (expected,) = run_guarded(llvm(unscheduled, other, Epilogue()), other, [turned])
+    expected = unscheduled(other, Epilogue(), turned)
     np.testing.assert_array_equal(as_nchw(shape, got), as_nchw(other, expected))
-
-
-# Algebra
 
 
 @computers
 @fewer
 @given(shape=small_shapes, seed=seeds)
 def test_padding_is_zeros_around_the_input(backend, strategy, shape, seed):
-    shape = in_layout(shape, strategy)
+    shape, tensors = prepared(shape, strategy, seed)
     top, left, bottom, right = shape.padding
     unpadded = replace(shape, height=shape.height + top + bottom, width=shape.width + left + right, padding=0)
-    tensors = integer_tensors(shape, Epilogue(), seed)
     around = ((0, 0), (0, 0), (top, bottom), (left, right))
     if shape.layout == "NHWC":
         around = (around[0], *around[2:], around[1])
@@ -154,22 +137,15 @@ def test_padding_is_zeros_around_the_input(backend, strategy, shape, seed):
     np.testing.assert_array_equal(got, expected)
 
 
-# Independence
-
-
 def near(shape, bad):
     """Tell which results see a bad input, or one beside it that tensor cores multiply along.
 
     They multiply what lies beside an output's inputs by zero.
     """
+    sizes = (shape.out_height, shape.out_width)
     first = [
         np.arange(size)[:, None] * stride - padding
-        for size, stride, padding in zip(
-            shape.out_shape[2:] if shape.layout == "NCHW" else shape.out_shape[1:3],
-            shape.stride,
-            shape.padding[:2],
-            strict=True,
-        )
+        for size, stride, padding in zip(sizes, shape.stride, shape.padding[:2], strict=True)
     ]
     last = [at + (k - 1) * d for at, k, d in zip(first, shape.kernel, shape.dilation, strict=True)]
     beside = 7 * shape.stride[1] + 15
@@ -178,29 +154,26 @@ def near(shape, bad):
     columns = (first[1] - beside <= x) & (x <= last[1] + beside)
     seen = rows.astype(int) @ as_nchw(shape, bad) @ columns.T.astype(int) > 0
     seen = seen.repeat(shape.channel_multiplier, axis=1)
-    return seen if shape.layout == "NCHW" else as_nhwc(seen)
+    return seen if shape.layout == "NCHW" else seen.transpose(0, 2, 3, 1)
 
 
 @computers
 @fewer
 @given(shape=small_shapes, seed=seeds, data=st.data())
-def test_a_nan_reaches_only_the_outputs_that_see_it(backend, strategy, shape, seed, data):
+def test_a_nan_stays_where_it_is_seen(backend, strategy, shape, seed, data):
     """A whole image of NaN, one pixel of infinity, and the filters of one channel.
 
     An output that lies wholly in the padding sees no input. Its sum of zeros times
     a NaN weight may be NaN, or 0 where the compiler knows all of it to be padding.
     """
-    shape = in_layout(shape, strategy)
-    tensors = integer_tensors(shape, Epilogue(), seed)
-    n, c, h, w = (
-        data.draw(st.integers(0, size - 1), label=label)
-        for label, size in (("n", shape.batch), ("c", shape.in_channels), ("h", shape.height), ("w", shape.width))
-    )
+    shape, tensors = prepared(shape, strategy, seed)
+    sizes = {"n": shape.batch, "c": shape.in_channels, "h": shape.height, "w": shape.width}
+    n, c, h, w = (data.draw(st.integers(0, size - 1), label=label) for label, size in sizes.items())
     image, pixel = tensors["data"].copy(), tensors["data"].copy()
     as_nchw(shape, image)[n, c] = np.nan
     as_nchw(shape, pixel)[n, c, h, w] = np.inf
     weight = tensors["weight"].copy()
-    taps_first(shape, weight)[:, :, c] = np.nan
+    (weight if shape.layout == "NCHW" else weight.transpose(2, 3, 0, 1))[c] = np.nan
     cases = [{"data": image}, {"data": pixel}, {"weight": weight}]
     results = convolve(backend, strategy, shape, *[tensors | case for case in cases])
     sees_input = reference.depthwise_conv2d(shape, np.ones(shape.data_shape), np.ones(shape.weight_shape)) > 0
@@ -213,9 +186,6 @@ def test_a_nan_reaches_only_the_outputs_that_see_it(backend, strategy, shape, se
             np.testing.assert_array_equal(got[held], expected[held])
             in_padding = np.asarray(got)[~sees_input & ~spread]
             assert np.all((in_padding == 0) | (np.isnan(in_padding) & ("weight" in case)))
-
-
-# The choice of a tile
 
 
 @given(shape=shapes(channels=4000, size=400, kernel=40, batch=200, flop=2**26))

@@ -8,6 +8,7 @@ import signal
 import time
 import warnings
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -25,33 +26,26 @@ from record_corpus import corpus, hostile_names
 
 SHAPE = Shape.parse("2x6x9x11_k3_s2x1_psame_m2")
 H200 = KNOWN_GPUS["nvidia-h200"]
+CPU = resolve("cpu")
 TILE = Cpu(rows=3, cols=1, lanes=2)
 
 
 def cpu_record(seconds=1e-06, **about):
-    return Record.measured(TILE, SHAPE, resolve("cpu"), [seconds, seconds * 2], **about)
+    return Record.measured(TILE, SHAPE, CPU, [seconds, seconds * 2], **about)
 
 
 @pytest.fixture(scope="module")
 def all_records():
-    found = []
-    for text in (
-        "2x6x9x11_k3_s2x1_psame_m2",
-        "1x32x14x14_k7_psame_float16_nhwc",
-        "1x32x14x14_k7_psame_bfloat16",
-        "1x32x14x14_k13_psame_float16_nhwc",
-        "1x32x14x14_k7_psame_float16_wgrad",
-        "1x32x14x14_k7_psame_float16_nhwc_wgrad",
-        "2x6x9x11_k3_s2_psame_dgrad",
-        "2x6x9x11_k3_s2_psame_wgrad",
-        "2x6x7x7_k3_psame",
-    ):
-        shape = Shape.parse(text)
-        for target in (resolve("cpu"), H200):
-            for strategy in STRATEGIES.values():
-                if strategy.claims(shape, target):
-                    found.append(Record.measured(strategy.choose(shape, target), shape, target, [1e-5] * 64, seed=1))
-    return found
+    texts = """
+        2x6x9x11_k3_s2x1_psame_m2 1x32x14x14_k7_psame_float16_nhwc 1x32x14x14_k7_psame_bfloat16
+        1x32x14x14_k13_psame_float16_nhwc 1x32x14x14_k7_psame_float16_wgrad 1x32x14x14_k7_psame_float16_nhwc_wgrad
+        2x6x9x11_k3_s2_psame_dgrad 2x6x9x11_k3_s2_psame_wgrad 2x6x7x7_k3_psame
+    """
+    return [
+        Record.measured(strategy.choose(shape, target), shape, target, [1e-5] * 64, seed=1)
+        for shape, target, strategy in product(map(Shape.parse, texts.split()), (CPU, H200), STRATEGIES.values())
+        if strategy.claims(shape, target)
+    ]
 
 
 def test_what_is_written_is_read(tmp_path, all_records):
@@ -70,17 +64,16 @@ def test_the_trace_is_the_one_of_drawn_values():
 
     from dwtir import compute
 
-    target = resolve("cpu")
-    sch, trace = traces.space_trace(TILE, SHAPE, target)
+    sch, trace = traces.space_trace(TILE, SHAPE, CPU)
     drawn = Schedule(compute.depthwise_conv2d(SHAPE, Epilogue()))
-    variables, values = Cpu.draw(drawn, SHAPE, target, TILE.parameters)
+    variables, values = Cpu.draw(drawn, SHAPE, CPU, TILE.parameters)
     variables.apply(drawn, SHAPE)
     assert values == TILE
     assert traces.plain(drawn.trace.as_json()) == trace
     assert sch.mod.script() == schedule_for(SHAPE, Epilogue(), TILE).mod.script()
 
 
-def test_the_trace_is_packed_in_the_file_and_may_be_plain(tmp_path):
+def test_the_trace_is_packed_or_plain(tmp_path):
     record = cpu_record()
     path = record.path_in(tmp_path)
     record.write(tmp_path)
@@ -99,7 +92,7 @@ def test_brackets_in_strings_are_no_depth():
         files.parse_json(b'"{"' + b"[" * 13)
 
 
-def test_a_tile_outside_the_space_is_a_record_too(tmp_path):
+def test_tiles_outside_the_space_are_recorded(tmp_path):
     for tile in (Ladder("v3", 16, 16), Ladder("v4", 5, 7)):
         record = Record.measured(tile, SHAPE, H200, [1e-6])
         record.write(tmp_path, force=True)
@@ -108,14 +101,10 @@ def test_a_tile_outside_the_space_is_a_record_too(tmp_path):
 
 def test_the_better_record_is_kept(tmp_path):
     path = cpu_record().path_in(tmp_path)
-    assert cpu_record(2e-6).write(tmp_path)
-    assert not cpu_record(3e-6).write(tmp_path)
-    assert Record.read(path).run_secs[0] == 2e-6
-    assert cpu_record(1e-6).write(tmp_path)
-    assert Record.read(path).run_secs[0] == 1e-6
-    assert not cpu_record(1e-6).write(tmp_path)
-    assert cpu_record(3e-6).write(tmp_path, force=True)
-    assert Record.read(path).run_secs[0] == 3e-6
+    for seconds, force, kept in ((2e-6, 0, 2e-6), (3e-6, 0, 2e-6), (1e-6, 0, 1e-6), (3e-6, 1, 3e-6)):
+        assert cpu_record(seconds).write(tmp_path, force=bool(force)) == (seconds == kept)
+        assert Record.read(path).run_secs[0] == kept
+        assert not cpu_record(kept).write(tmp_path)
     path.write_text("{")
     assert cpu_record(9e-6).write(tmp_path), "an unreadable one is no better"
     with_steps = cpu_record(epilogue=Epilogue(("bias", "relu")))
@@ -137,18 +126,18 @@ def test_a_record_survives_other_versions(package, tmp_path):
         Record.read(path)
 
 
-def test_what_is_not_a_measurement_is_refused():
+def test_wrong_measurements_are_refused():
     for times in ([], [0.0], [-1.0], [float("nan")], [float("inf")]):
         with pytest.raises(RecordError, match="run_secs"):
-            Record.measured(TILE, SHAPE, resolve("cpu"), times)
+            Record.measured(TILE, SHAPE, CPU, times)
     with pytest.raises(dwtir.InvalidScheduleError, match="at most 64"):
-        Record.measured(Cpu(64, 64, 1), SHAPE, resolve("cpu"), [1.0])
+        Record.measured(Cpu(64, 64, 1), SHAPE, CPU, [1.0])
     with pytest.raises(RecordError, match="trials must be an int"):
         cpu_record(trials=-1)
 
 
-def test_no_mutation_is_accepted_or_crashes(tmp_path):
-    record = Record.measured(TILE, SHAPE, replace(resolve("cpu"), name="cpu-unknown"), [1e-06, 2e-06])
+def test_no_mutation_is_accepted(tmp_path):
+    record = Record.measured(TILE, SHAPE, replace(CPU, name="cpu-unknown"), [1e-06, 2e-06])
     cases = dict(corpus(record.as_json()))
     assert len(cases) >= 200
     paths = {}
@@ -159,8 +148,8 @@ def test_no_mutation_is_accepted_or_crashes(tmp_path):
         paths[str(path)] = name
     listing = tmp_path / "list"
     listing.write_text("\n".join(paths))
-    program = Path(__file__).with_name("record_corpus.py")
-    results = dict(json.loads(line) for line in run("-X", "faulthandler", program, listing).stdout.splitlines())
+    child = run("-X", "faulthandler", Path(__file__).with_name("record_corpus.py"), listing)
+    results = dict(map(json.loads, child.stdout.splitlines()))
     assert results.keys() == paths.keys()
     for path, error in results.items():
         assert error is None or (path in error and len(error) < 2500), "a name and a short reason"
@@ -190,7 +179,7 @@ JSON = st.recursive(
 
 
 @given(st.data())
-def test_any_json_is_refused_in_plain_words(data):
+def test_any_json_is_refused_plainly(data):
     values = cpu_record().as_json()
     name = data.draw(st.sampled_from([*values, "all"]))
     changed = data.draw(JSON)
@@ -209,24 +198,22 @@ def test_any_json_is_refused_in_plain_words(data):
 
 def _write_for_ever(folder, seed, records):
     generator = random.Random(seed)
-    log = os.open(Path(folder, f"done-{seed}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(folder / f"done-{seed}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     while True:
         seconds = generator.uniform(1e-6, 1e-3)
-        record = generator.choice(records)
-        record = replace(record, run_secs=(seconds,))
-        record.write(Path(folder))
-        os.write(log, f"{record.path_in(Path(folder))} {seconds!r}\n".encode())
+        record = replace(generator.choice(records), run_secs=(seconds,))
+        record.write(folder)
+        os.write(log, f"{record.path_in(folder)} {seconds!r}\n".encode())
 
 
-def test_eight_writers_that_are_killed_lose_nothing(tmp_path):
+def test_killed_writers_lose_nothing(tmp_path):
     # Forked, the writers find the traces in the parent's memory and leave TVM alone.
-    shapes = [replace(SHAPE, batch=n) for n in (2, 3, 4)]
-    records = [Record.measured(TILE, shape, resolve("cpu"), [1.0]) for shape in shapes]
+    records = [Record.measured(TILE, replace(SHAPE, batch=n), CPU, [1.0]) for n in (2, 3, 4)]
     context = multiprocessing.get_context("fork")
     generator = random.Random(1)
 
     def start(seed):
-        child = context.Process(target=_write_for_ever, args=(str(tmp_path), seed, records), daemon=True)
+        child = context.Process(target=_write_for_ever, args=(tmp_path, seed, records), daemon=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads
             child.start()
@@ -256,11 +243,10 @@ def test_eight_writers_that_are_killed_lose_nothing(tmp_path):
     assert len(database.record_paths(tmp_path)) == 3
     for record in map(Record.read, database.record_paths(tmp_path)):
         assert record.write(tmp_path, force=True), "no lock is left held"
-    left = {path.suffix for path in tmp_path.glob("cpu-*/*")}
-    assert left == {".json", ".txt"}, "the next writer clears up"
+    assert {path.suffix for path in tmp_path.glob("cpu-*/*")} == {".json", ".txt"}, "the next writer clears up"
 
 
-def test_versions_are_said_once_for_a_folder(tmp_path):
+def test_versions_are_said_once(tmp_path):
     first, second = cpu_record(), cpu_record(versions={"dwtir": "99.0"})
     path, common = first.path_in(tmp_path), first.path_in(tmp_path).with_name("versions.txt")
     for record, left_out in ((first, True), (second, False), (first, True)):
@@ -273,7 +259,7 @@ def test_versions_are_said_once_for_a_folder(tmp_path):
             Record.read(path)
 
 
-def test_a_record_of_another_architecture_is_not_used(tmp_path, monkeypatch):
+def test_another_architectures_record_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
     Record.measured(Ladder(), SHAPE, H200, [1e-6]).write(tmp_path)
     other = replace(H200, arch="sm_80")

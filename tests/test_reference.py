@@ -1,8 +1,5 @@
 """The oracle against a loop that follows the definition, and its bound against real sums."""
 
-from dataclasses import replace
-from math import prod
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -19,19 +16,15 @@ def by_definition(shape, data, weight):
     """Sum tap by tap, with the padding as a test and the layouts spelled out."""
     nchw = shape.layout == "NCHW"
     out = np.zeros(shape.out_shape)
-    multiplier = shape.channel_multiplier
-    sizes = (shape.batch, shape.in_channels, multiplier, shape.out_height, shape.out_width)
-    for n, c, m, oh, ow in np.ndindex(*sizes):
-        total = 0.0
-        for kh, kw in np.ndindex(*shape.kernel):
-            ih = oh * shape.stride[0] + kh * shape.dilation[0] - shape.padding[0]
-            iw = ow * shape.stride[1] + kw * shape.dilation[1] - shape.padding[1]
-            if 0 <= ih < shape.height and 0 <= iw < shape.width:
-                x = data[n, c, ih, iw] if nchw else data[n, ih, iw, c]
-                w = weight[c, m, kh, kw] if nchw else weight[kh, kw, c, m]
-                total += float(x) * float(w)
-        oc = c * multiplier + m
-        out[(n, oc, oh, ow) if nchw else (n, oh, ow, oc)] = total
+    sizes = (shape.batch, shape.out_channels, shape.out_height, shape.out_width, *shape.kernel)
+    for n, oc, oh, ow, kh, kw in np.ndindex(*sizes):
+        c, m = divmod(oc, shape.channel_multiplier)
+        ih = oh * shape.stride[0] + kh * shape.dilation[0] - shape.padding[0]
+        iw = ow * shape.stride[1] + kw * shape.dilation[1] - shape.padding[1]
+        if 0 <= ih < shape.height and 0 <= iw < shape.width:
+            x = data[n, c, ih, iw] if nchw else data[n, ih, iw, c]
+            w = weight[c, m, kh, kw] if nchw else weight[kh, kw, c, m]
+            out[(n, oc, oh, ow) if nchw else (n, oh, ow, oc)] += float(x) * float(w)
     return out
 
 
@@ -45,7 +38,7 @@ def test_the_oracle_is_the_definition(shape, seed):
 
 
 @given(shape=tiny_shapes, seed=seeds)
-def test_the_epilogue_of_the_oracle_uses_each_channels_values(shape, seed):
+def test_the_oracles_epilogue_is_by_channel(shape, seed):
     epilogue = Epilogue(("scale_shift", "residual", "bias"))
     tensors = {name: array.astype(np.float64) for name, array in real_tensors(shape, epilogue, seed).items()}
     plain = reference.depthwise_conv2d(shape, tensors["data"], tensors["weight"])
@@ -57,31 +50,27 @@ def test_the_epilogue_of_the_oracle_uses_each_channels_values(shape, seed):
         assert got[index] == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-# The error bound
-
-
 def float32_sums(shape, data, weight, order):
     """Convolve in float32, rounding after every addition, the taps in the order given."""
-    one = replace(shape, dtype="float32")
     total = np.zeros(shape.out_shape, np.float32)
-    taps = list(np.ndindex(*shape.kernel))
-    for index in order:
-        kh, kw = taps[index]
-        alone = np.zeros(shape.weight_shape)
-        place = (..., kh, kw) if shape.layout == "NCHW" else (kh, kw)
-        alone[place] = weight[place].astype(np.float64)
-        # Of a single tap the oracle is the product, exact in float64.
-        term = reference.depthwise_conv2d(one, data, alone).astype(np.float32)
-        total = total + term
+    for tap in order:
+        total += by_tap(shape, data, weight, tap).astype(np.float32)
     return total
 
 
+def by_tap(shape, data, weight, tap):
+    """Convolve with a single tap, of which the oracle is the product, exact in float64."""
+    alone = np.zeros(shape.weight_shape)
+    place = (..., *tap) if shape.layout == "NCHW" else tap
+    alone[place] = weight[place].astype(np.float64)
+    return reference.depthwise_conv2d(shape, data, alone)
+
+
 @given(shape=shapes(batch=2, channels=3, size=12, kernel=5, flop=20_000), seed=seeds, data=st.data())
-def test_float32_sums_in_any_order_keep_the_bound(shape, seed, data):
+def test_sums_in_any_order_keep_the_bound(shape, seed, data):
     image, weight = real_tensors(shape, Epilogue(), seed).values()
-    order = data.draw(st.permutations(range(prod(shape.kernel))))
-    sums = float32_sums(shape, image, weight, order)
-    rounded = sums.astype(reference.numpy_dtype(shape.dtype)).astype(np.float64)
+    order = data.draw(st.permutations(list(np.ndindex(*shape.kernel))))
+    rounded = float32_sums(shape, image, weight, order).astype(reference.numpy_dtype(shape.dtype)).astype(np.float64)
     expected = reference.depthwise_conv2d(shape, image, weight)
     bound = reference.error_bound(shape, image, weight)
     assert bound.shape == shape.out_shape
@@ -89,7 +78,7 @@ def test_float32_sums_in_any_order_keep_the_bound(shape, seed, data):
 
 
 @given(shape=tiny_shapes, epilogue=epilogues(), seed=seeds)
-def test_the_bound_grows_with_an_epilogue_and_stays_a_number(shape, epilogue, seed):
+def test_the_bound_with_an_epilogue(shape, epilogue, seed):
     tensors = real_tensors(shape, epilogue, seed)
     data, weight, *_ = tensors.values()
     bound = reference.error_bound(shape, data, weight, tensors, epilogue=epilogue)
@@ -118,10 +107,7 @@ def test_the_bound_is_tight(dtype, layout):
 
     if dtype != "float32":  # Sums rounded to 16 bits after every tap:
         total = np.zeros(shape.out_shape)
-        for kh, kw in np.ndindex(3, 3):
-            alone = np.zeros(shape.weight_shape)
-            tap = (..., kh, kw) if layout == "nchw" else (kh, kw)
-            alone[tap] = weight[tap].astype(np.float64)
-            total = total + reference.depthwise_conv2d(shape, data, alone)
+        for tap in np.ndindex(3, 3):
+            total = total + by_tap(shape, data, weight, tap)
             total = total.astype(np.float32).astype(data.dtype).astype(np.float64)
         assert (np.abs(total - expected) > bound).any()

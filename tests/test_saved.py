@@ -17,6 +17,7 @@ from dwtir import RecordError
 from kernels import EPILOGUE, SHAPE, check, tensors_of
 from processes import run
 
+ZIP = b"PK\x03\x04"
 LOAD = """
 import sys, numpy as np, dwtir
 kernel = dwtir.load(sys.argv[1])
@@ -27,7 +28,7 @@ print(open("/proc/self/maps").read())
 """
 
 
-def test_a_saved_kernel_runs_without_the_compiler(kernel, tmp_path):
+def test_it_runs_without_the_compiler(kernel, tmp_path):
     kernel.export(str(tmp_path / "new folder" / "kernel.so"))
     tensors = tensors_of(kernel)
     np.savez(tmp_path / "in.npz", **{f"{i}": array for i, array in enumerate(tensors)})
@@ -71,25 +72,24 @@ def refused(content, folder):
     return False
 
 
+def flipped(content, place, bits):
+    damaged = bytearray(content)
+    damaged[place] ^= int(bits)
+    return bytes(damaged)
+
+
 def test_flipped_bits_in_the_code_are_found(saved_bytes, tmp_path):
-    code = saved_bytes.index(b"PK\x03\x04")
+    code = saved_bytes.index(ZIP)
     rng = np.random.default_rng(0)
     for place in [0, 1, 7, 40, code - 1, *rng.integers(0, code, 100)]:
-        damaged = bytearray(saved_bytes)
-        damaged[place] ^= 1 << int(rng.integers(8))
-        assert refused(bytes(damaged), tmp_path)
+        assert refused(flipped(saved_bytes, place, 1 << rng.integers(8)), tmp_path)
 
 
-def test_flipped_bits_in_the_description_are_found_or_harmless(saved_bytes, tmp_path):
-    start = saved_bytes.index(b"PK\x03\x04")
+def test_flipped_bits_elsewhere_are_found_or_harmless(saved_bytes, tmp_path):
+    start, end = saved_bytes.index(ZIP), len(saved_bytes)
     rng = np.random.default_rng(0)
-    headers = [*range(start, start + 40), *range(len(saved_bytes) - 77, len(saved_bytes))]
-    found = 0
-    for place in [*headers, *rng.integers(start, len(saved_bytes), 200)]:
-        damaged = bytearray(saved_bytes)
-        damaged[place] ^= int(rng.integers(1, 256))
-        found += refused(bytes(damaged), tmp_path)
-    assert found > 200
+    places = [*range(start, start + 40), *range(end - 77, end), *rng.integers(start, end, 200)]
+    assert sum(refused(flipped(saved_bytes, place, rng.integers(1, 256)), tmp_path) for place in places) > 200
 
 
 def test_truncated_files_are_refused(saved_bytes, tmp_path):
@@ -147,7 +147,7 @@ def test_foreign_descriptions_are_refused(place, value, message, saved_bytes, tm
     inner[last] = value if place else None
     if value is ...:
         del inner[last]
-    path.write_bytes(saved_bytes[: saved_bytes.index(b"PK\x03\x04")])
+    path.write_bytes(saved_bytes[: saved_bytes.index(ZIP)])
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("dwtir.json", json.dumps(record) if place else value)
     with pytest.raises(RecordError, match=message) as error:

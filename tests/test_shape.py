@@ -12,42 +12,40 @@ from hypothesis import given
 from dwtir import InvalidShapeError, Shape
 from strategies import invalid_shapes, shapes
 
+parse = Shape.parse
+parametrize = pytest.mark.parametrize
+
 
 def make(**parameters):
     base = {"batch": 1, "in_channels": 4, "height": 9, "width": 9, "kernel": 3}
-    return Shape(**(base | parameters))
-
-
-# Valid shapes
+    return Shape(**base | parameters)
 
 
 @given(shapes())
-def test_the_text_form_names_the_shape_exactly(shape):
-    assert Shape.parse(str(shape)) == shape
-    assert Shape.parse(shape.brief) == shape
-    assert len(shape.brief) <= len(str(shape))
-    assert Shape.of(str(shape)) == shape
-    assert re.fullmatch(r"[0-9a-z_]{1,150}", str(shape)), "not a file name on every system"
-    assert Shape.of(asdict(shape)) == shape
+def test_texts_name_shapes_exactly(shape):
+    text = str(shape)
+    assert parse(text) == parse(shape.brief) == Shape.of(text) == Shape.of(asdict(shape)) == shape
+    assert len(shape.brief) <= len(text)
+    assert re.fullmatch(r"[0-9a-z_]{1,150}", text), "not a file name on every system"
     assert Shape.of(shape) is shape
 
 
-def test_a_brief_text_says_no_more_than_it_must():
-    for text in (
-        *("1x2x3x4_k3_float32_nchw", "1x2x9x9_k3x5_s2_p1x2x1x2_d2_m3_float16_nhwc_dgrad"),
-        "1x2x9x9_k3_s1x2_p1_d2x1_bfloat16_nchw_wgrad",
-    ):
-        assert Shape.parse(text).brief == text
+def test_brief_texts_are_brief():
+    texts = """
+        1x2x3x4_k3_float32_nchw 1x2x9x9_k3x5_s2_p1x2x1x2_d2_m3_float16_nhwc_dgrad
+        1x2x9x9_k3_s1x2_p1_d2x1_bfloat16_nchw_wgrad
+    """
+    assert [parse(text).brief for text in texts.split()] == texts.split()
 
 
 def test_short_texts_take_the_defaults():
     full = "2x8x16x15_k3x3_s1x1_p0x0x0x0_d1x1_m1_float32_nchw"
-    assert str(Shape.parse("2x8x16x15_k3")) == full
-    assert str(Shape.parse("  k3_pvalid_2X8x16x15_NCHW_Float32 \n")) == full
+    assert str(parse("2x8x16x15_k3")) == full
+    assert str(parse("  k3_pvalid_2X8x16x15_NCHW_Float32 \n")) == full
     full = "1x8x16x16_k3x5_s2x2_p1x2x1x2_d3x3_m4_bfloat16_nhwc"
-    assert str(Shape.parse("1x8x16x16_k3x5_p1x2_s2_d3_m4_bfloat16_nhwc")) == full
-    assert Shape.parse("1x8x16x16_k3_p1x2x3x4").padding == (1, 2, 3, 4)
-    assert Shape.parse("1x8x16x16_k3_psame").padding == (1, 1, 1, 1)
+    assert str(parse("1x8x16x16_k3x5_p1x2_s2_d3_m4_bfloat16_nhwc")) == full
+    assert parse("1x8x16x16_k3_p1x2x3x4").padding == (1, 2, 3, 4)
+    assert parse("1x8x16x16_k3_psame").padding == (1, 1, 1, 1)
 
 
 def test_padding_in_all_forms():
@@ -60,7 +58,7 @@ def test_padding_in_all_forms():
 
 # Worked by hand from https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2:
 # output = ceil(size / stride), total = (output - 1) * stride + reach - size, less half before.
-@pytest.mark.parametrize(
+@parametrize(
     ("size", "kernel", "stride", "dilation", "before", "after", "out"),
     [
         (9, 3, 1, 1, 1, 1, 9),
@@ -85,7 +83,7 @@ def test_same_is_tensorflows(size, kernel, stride, dilation, before, after, out)
 
 
 @given(shapes())
-def test_the_last_output_is_the_last_that_fits(shape):
+def test_the_last_output_fits(shape):
     top, left, bottom, right = shape.padding
     for size, out, axis in (
         (shape.height + top + bottom, shape.out_height, 0),
@@ -96,8 +94,8 @@ def test_the_last_output_is_the_last_that_fits(shape):
         assert out * shape.stride[axis] + reach >= size
 
 
-def test_tensors_and_counts_of_both_layouts():
-    nchw, nhwc = (Shape.parse(f"2x3x5x7_k3x2_m4_float16_{layout}") for layout in ("nchw", "nhwc"))
+def test_tensors_and_counts():
+    nchw, nhwc = (parse(f"2x3x5x7_k3x2_m4_float16_{layout}") for layout in ("nchw", "nhwc"))
     assert (nchw.data_shape, nchw.weight_shape, nchw.out_shape) == ((2, 3, 5, 7), (3, 4, 3, 2), (2, 12, 3, 6))
     assert (nhwc.data_shape, nhwc.weight_shape, nhwc.out_shape) == ((2, 5, 7, 3), (3, 2, 3, 4), (2, 3, 6, 12))
     for shape in (nchw, nhwc):
@@ -115,17 +113,14 @@ def test_numbers_of_numpy_become_plain():
     assert json.dumps(asdict(shape)), "no number of NumPy's is JSON"
 
 
-# Invalid shapes
-
-
 @given(invalid_shapes())
-def test_an_invalid_parameter_is_refused_by_name(case):
+def test_wrong_parameters_are_named(case):
     parameters, word = case
     with pytest.raises(InvalidShapeError, match=word):
         make(**parameters)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("parameters", "message"),
     [
         ({"batch": 0}, "batch must be an integer >= 1, got 0"),
@@ -149,7 +144,7 @@ def test_an_invalid_parameter_is_refused_by_name(case):
         ),
     ],
 )
-def test_errors_say_what_was_given_and_what_is_allowed(parameters, message):
+def test_errors_say_what_is_allowed(parameters, message):
     with pytest.raises(InvalidShapeError) as error:
         make(**parameters)
     assert str(error.value) == message
@@ -168,7 +163,7 @@ def test_the_limit_of_indices_is_exact():
         make(in_channels=1, height=1, width=1, padding=23170, kernel=46341)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("text", "word"),
     [
         ("", "cannot read ''"),
@@ -184,19 +179,19 @@ def test_the_limit_of_indices_is_exact():
 )
 def test_texts_that_are_no_shape(text, word):
     with pytest.raises(InvalidShapeError, match=re.escape(word)):
-        Shape.parse(text)
+        parse(text)
 
 
 @given(st.text(max_size=40))
-def test_no_text_does_worse_than_an_error(text):
+def test_any_text_is_read_or_refused(text):
     try:
-        shape = Shape.parse(text)
+        shape = parse(text)
     except InvalidShapeError:
         return
-    assert Shape.parse(str(shape)) == shape
+    assert parse(str(shape)) == shape
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("mapping", "message"),
     [
         ({"batch": 1}, r"missing shape parameters \['height', 'in_channels', 'kernel', 'width'\]"),
@@ -209,7 +204,7 @@ def test_mappings_that_are_no_shape(mapping, message):
         Shape.of(mapping)
 
 
-@pytest.mark.parametrize("value", [None, 3, (1, 2, 3, 4), b"1x2x9x9_k3"])
+@parametrize("value", [None, 3, (1, 2, 3, 4), b"1x2x9x9_k3"])
 def test_objects_that_are_no_shape(value):
     with pytest.raises(InvalidShapeError, match=f"got {type(value).__name__}"):
         Shape.of(value)

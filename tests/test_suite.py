@@ -5,7 +5,7 @@ import pytest
 from dwtir import InvalidShapeError, Shape, suite
 
 
-def test_every_network_has_layers_in_every_form():
+def test_networks_have_every_form():
     assert len(suite.networks()) == 41
     # Five of the published networks have no depthwise layer.
     assert sum(bool(suite.network(name)) for name in suite.networks()) == 36
@@ -17,7 +17,7 @@ def test_every_network_has_layers_in_every_form():
         assert all(layer.count >= 1 for layer in layers)
 
 
-def test_a_network_is_found_by_its_short_name():
+def test_networks_have_short_names():
     assert suite.network("mobilenet_v2") == suite.network("torchvision/mobilenet_v2")
     assert suite.network("mobilenet_v2")[0].shape == Shape.parse("1x32x112x112_k3_p1")
     with pytest.raises(InvalidShapeError, match="the suite has no network 'vgg'; allowed are"):

@@ -18,6 +18,8 @@ from dwtir.target import resolve
 GPU = resolve("nvidia-h200")
 NCHW = Shape.parse("8x32x56x56_k3_p1_float32_nchw_wgrad")
 NHWC = Shape.parse("8x32x56x56_k3_p1_float16_nhwc_wgrad")
+parametrize = pytest.mark.parametrize
+both_layouts = parametrize("layout", ["nchw", "nhwc"])
 IN_NCHW = TapSums(4, 4, 3, 3, 1, 1, 64, 4, 4, 1, 4, 4, 1)
 IN_NHWC = TapSums(4, 4, 3, 3, 2, 16, 4, 8, 8, 1, 1, 1, 1)
 
@@ -28,7 +30,7 @@ LARGE = """
 """
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("tile", "change", "message"),
     [
         (IN_NCHW, {"lanes": 3}, "lanes must be one of (1, 2, 4), got 3"),
@@ -47,14 +49,14 @@ LARGE = """
         (IN_NHWC, {"vector": 4, "channels": 8, "threads": 64}, "shared bytes per block"),
     ],
 )
-def test_a_tile_that_does_not_fit_is_refused(tile, change, message):
+def test_wrong_tiles_are_refused(tile, change, message):
     shape = NCHW if tile is IN_NCHW else NHWC
     tile.check(shape, GPU)
     with pytest.raises(InvalidScheduleError, match=re.escape(message)):
         replace(tile, **change).check(shape, GPU)
 
 
-def test_kernel_threads_are_bounded_by_the_device():
+def test_kernel_threads_are_bounded():
     shape = Shape.parse("1x1x130x130_k128x1_wgrad")
     tile = TapSums(1, 1, 1, 1, 1, 1, 1, 1, 1, kernel_threads=64)
     tile.check(shape, GPU)
@@ -67,17 +69,16 @@ def test_too_many_sums_are_refused():
         TapSums(1, 1, 12, 12, 1, 1, 1, 1, 1).check(Shape.parse("1x1x40x40_k12_wgrad"), GPU)
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_threads_that_step_down_like_kernel_rows_are_refused(layout):
+@both_layouts
+def test_threads_like_rows_are_refused(layout):
     """TVM cannot lower such a tile: it does not see how high the window is."""
     shape = Shape.parse(f"3x6x23x1_k8_d3x1_p10x3x11x4_{layout}_wgrad")
-    channels = 6 if layout == "nhwc" else 1
-    tile = TapSums(12, 1, 4, 4, 1, channels, 2, 3, 3, kernel_threads=2)
+    tile = TapSums(12, 1, 4, 4, 1, 6 if layout == "nhwc" else 1, 2, 3, 3, kernel_threads=2)
     mixed_up = ({}, {"threads": 1}, {"parts": 1, "part_threads": 1})
     check_tiles(shape, tile, mixed_up, fine=({"kernel_threads": 1}, {"rows": 11}))
 
 
-def test_threads_that_step_like_taps_are_refused():
+def test_threads_like_taps_are_refused():
     """Nor does it see how wide it is."""
     shape = Shape.parse("1x1x3x9_k1x2_s2_d1x4_p0_wgrad")
     tile = TapSums(1, 2, 1, 1, 1, 1, threads=2, parts=1, part_threads=1)
@@ -92,8 +93,8 @@ def check_tiles(shape, tile, mixed_up, fine):
         dwtir.build(shape, replace(tile, **change), target=GPU)
 
 
-@pytest.mark.parametrize("shape", [NCHW, NHWC], ids=str)
-def test_min_blocks_bounds_only_the_first_kernel(shape):
+@parametrize("shape", [NCHW, NHWC], ids=str)
+def test_min_blocks_bounds_the_first_kernel(shape):
     """The second has other threads, of which so many blocks may not fit."""
     tile = replace(IN_NCHW if shape == NCHW else IN_NHWC, min_blocks=6)
     kernel = dwtir.build(shape, tile, target=GPU)
@@ -110,7 +111,7 @@ ODD = """
 """
 
 
-@pytest.mark.parametrize("text", ODD.split())
+@parametrize("text", ODD.split())
 def test_no_shape_is_too_odd(text):
     shape = Shape.parse(f"{text}_wgrad")
     tile = TapSums.choose(shape, GPU)
@@ -118,9 +119,9 @@ def test_no_shape_is_too_odd(text):
     assert tile.is_promising(shape)
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("layer", LARGE.split())
+@both_layouts
+@parametrize("dtype", ["float32", "float16"])
+@parametrize("layer", LARGE.split())
 def test_large_layers_keep_the_device_busy(layer, dtype, layout):
     """The choice is the least estimate; no column, thread or multiprocessor idles for long."""
     shape = Shape.parse(f"{layer}_{dtype}_{layout}_wgrad")
@@ -137,7 +138,7 @@ def test_large_layers_keep_the_device_busy(layer, dtype, layout):
     assert tuple(tile.parameters.values()) == best[0]
 
 
-def test_kernels_of_31_rows_share_their_loads_among_threads():
+def test_kernels_of_31_rows_share_loads():
     tile = TapSums.choose(Shape.parse("32x128x56x56_k31_p15_float32_nchw_wgrad"), GPU)
     assert tile.kernel_rows * tile.kernel_cols * tile.vector <= 128
     assert tile.kernel_threads > 1

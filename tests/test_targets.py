@@ -12,6 +12,8 @@ from dwtir.target import KNOWN_GPUS, resolve
 from dwtir.threads import physical_cores
 from processes import python
 
+SM_90 = {"kind": "cuda", "arch": "sm_90"}
+
 
 def test_targets_by_name():
     cpu = resolve("cpu")
@@ -31,7 +33,7 @@ def test_targets_by_name():
 
 def test_targets_as_mappings_and_of_tvm():
     h200 = KNOWN_GPUS["nvidia-h200"]
-    for given in ({"kind": "cuda", "arch": "sm_90"}, tvm.target.Target({"kind": "cuda", "arch": "sm_90"}), h200.tvm()):
+    for given in (SM_90, tvm.target.Target(SM_90), h200.tvm()):
         found = resolve(given)
         assert (found.kind, found.arch, found.warp_size) == ("cuda", "sm_90", 32)
         assert found.shared_bytes_per_block == h200.shared_bytes_per_block
@@ -50,10 +52,7 @@ def test_targets_as_mappings_and_of_tvm():
         ("sm_ninety", "needs its architecture"),
         ({}, "kind must be cuda, llvm or opencl, got None"),
         ({"kind": "cuda"}, "needs its architecture, such as 'sm_90', got arch=None"),
-        (
-            {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 0},
-            "threads_per_block must be a positive .* got 0",
-        ),
+        (SM_90 | {"max_threads_per_block": 0}, "threads_per_block must be a positive .* got 0"),
         ({"kind": "opencl", "max_shared_memory_per_block": "48k"}, "bytes_per_block must be a positive .* got '48k'"),
         (3, "got int"),
     ],
@@ -63,7 +62,7 @@ def test_targets_that_do_not_exist(target, message):
         resolve(target)
 
 
-def test_without_a_gpu_the_cpu_is_the_default():
+def test_the_default_without_a_gpu():
     out = python(
         "import dwtir\n"
         "from dwtir.target import resolve\n"
@@ -88,7 +87,7 @@ def test_the_cpu_uses_the_cores_it_may():
 
     def threads(**environment):
         own = {k: v for k, v in os.environ.items() if not k.endswith("NUM_THREADS")}
-        return int(subprocess.check_output([sys.executable, "-c", code], env={**own, **environment}))
+        return int(subprocess.check_output([sys.executable, "-c", code], env=own | environment))
 
     assert threads() == physical_cores()
     assert threads(TVM_NUM_THREADS="1") == 1

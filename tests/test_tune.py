@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -34,23 +35,23 @@ from dwtir.tune.wire import strategy_to_json
 from dwtir.tune.worker import Worker
 from watcher import Watcher
 
-LAYER = "1x8x15x17_k3_psame"
-CPU, GPU = resolve("cpu"), resolve("nvidia-h200")
-TASK = Task(Shape.parse(LAYER))
-MANUAL = Cpu.choose(TASK.shape, CPU)
-both_searches = pytest.mark.parametrize("search", ["random", "evolutionary"])
-
 
 def task(text):
     return Task(Shape.parse(text))
 
 
-@pytest.mark.parametrize("text", [LAYER, f"{LAYER}_nhwc", "2x6x9x9_k5_s2_p2_m2_float16_nhwc"])
-@pytest.mark.parametrize("target", ["cpu", "nvidia-h200"])
-@both_searches
-def test_proposals_are_valid_new_and_repeatable(text, target, search):
-    device = resolve(target)
+LAYER = "1x8x15x17_k3_psame"
+CPU, GPU = resolve("cpu"), resolve("nvidia-h200")
+TASK = task(LAYER)
+MANUAL = Cpu.choose(TASK.shape, CPU)
+parametrize = pytest.mark.parametrize
+both_searches = parametrize("search", ["random", "evolutionary"])
 
+
+@parametrize("text", [LAYER, f"{LAYER}_nhwc", "2x6x9x9_k5_s2_p2_m2_float16_nhwc"])
+@parametrize("device", [CPU, GPU], ids=("cpu", "gpu"))
+@both_searches
+def test_proposals_are_valid_and_new(text, device, search):
     def propose(seed):
         found = open_search(search, task(text), device, seed)
         return found.propose(16) + found.propose(16)
@@ -91,7 +92,7 @@ def test_evolution_finds_more_than_chance():
         return 1e-6 * (1 + sum(abs(np.log2(own.get(k, 1e3) / v)) for k, v in goal.items()))
 
     def best(search):
-        costs: list[float] = []
+        costs = []
         while len(costs) < 64:
             for strategy in search.propose(16):
                 costs.append(cost(strategy))
@@ -105,6 +106,13 @@ def test_evolution_finds_more_than_chance():
     assert max(evolved) <= np.median(chance)
 
 
+def built_as_recorded(monkeypatch, outcome, shape, **about):
+    monkeypatch.setenv("DWTIR_TUNE_DB", str(outcome.path.parents[1]))
+    kernel = dwtir.build(shape, "tuned", **about, on_miss="error")
+    assert kernel.strategy == outcome.record.strategy
+    return kernel
+
+
 def test_the_grid_is_the_articles():
     """Every number of threads in y and x, as far as one block may have so many."""
     found = GridSearch(task("1x256x96x96_k3_p1"), GPU, seed=0).propose(100)
@@ -114,10 +122,8 @@ def test_the_grid_is_the_articles():
         GridSearch(task(f"{LAYER}_nhwc"), GPU, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "search", "epilogue"), [("float32", "evolutionary", None), ("bfloat16", "random", "bias+silu")]
-)
-def test_a_session_records_what_build_then_uses(tmp_path, monkeypatch, dtype, search, epilogue):
+@parametrize(("dtype", "search", "epilogue"), [("float32", "evolutionary", None), ("bfloat16", "random", "bias+silu")])
+def test_build_uses_what_is_recorded(tmp_path, monkeypatch, dtype, search, epilogue):
     about = {"target": "cpu", "epilogue": epilogue}
     outcome = tune(f"{LAYER}_{dtype}", **about, settings=Settings(search=search, trials=8), folder=tmp_path)
     assert outcome.written
@@ -125,10 +131,7 @@ def test_a_session_records_what_build_then_uses(tmp_path, monkeypatch, dtype, se
     assert outcome.trials[0].strategy == Cpu.choose(outcome.record.shape, CPU)
     assert not any(trial.error for trial in outcome.trials)
     assert outcome.record.gain >= 1
-
-    monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
-    kernel = dwtir.build(f"{LAYER}_{dtype}", "tuned", **about, on_miss="error")
-    assert kernel.strategy == outcome.record.strategy
+    kernel = built_as_recorded(monkeypatch, outcome, f"{LAYER}_{dtype}", **about)
     assert kernel.provenance["record"] == str(outcome.path)
 
 
@@ -145,11 +148,14 @@ class _WorkerHere(Channel):
         pass
 
 
+def fleet_of(connect, kind=Device):
+    return closing(Fleet([kind("cpu", connect, threads=1)], window=8))
+
+
 @pytest.fixture(scope="module")
 def fleet():
-    found = Fleet([Device("cpu", _WorkerHere, threads=1)], window=8)
-    yield found
-    found.close()
+    with fleet_of(_WorkerHere) as found:
+        yield found
 
 
 def run_session(fleet, folder, **settings):
@@ -157,7 +163,7 @@ def run_session(fleet, folder, **settings):
     return tune_task(TASK, CPU, fleet, Settings(search="random", **settings), **options)
 
 
-def test_a_session_goes_on_where_the_last_one_ended(fleet, tmp_path):
+def test_a_session_goes_on(fleet, tmp_path):
     first = run_session(fleet, tmp_path, trials=6)
     assert run_session(fleet, tmp_path, trials=6).new_trials == 0
     second = run_session(fleet, tmp_path, trials=10)
@@ -189,7 +195,7 @@ def kill_worker():
             child.kill()
 
 
-def test_a_worker_that_dies_costs_no_session(tmp_path):
+def test_dead_workers_cost_no_session(tmp_path):
     with Watcher({3: kill_worker}) as display:
         settings = Settings(search="random", trials=8)
         outcome = tune(LAYER, target="cpu", settings=settings, folder=tmp_path, display=display)
@@ -200,8 +206,9 @@ def test_a_worker_that_dies_costs_no_session(tmp_path):
     assert outcome.written
 
 
-def released_from_compiling(monkeypatch, slow, manual=MANUAL):
-    """Let the slow ones compile only after the event, and the choice by hand not at once."""
+@contextmanager
+def held_back(monkeypatch, slow, manual=MANUAL):
+    """Let the slow ones compile only afterwards, and the choice by hand not at once."""
     released = threading.Event()
 
     def compile_slowly(*given):
@@ -212,12 +219,14 @@ def released_from_compiling(monkeypatch, slow, manual=MANUAL):
         return compile_kernel(*given)
 
     monkeypatch.setattr(worker, "compile_kernel", compile_slowly)
-    return released
+    try:
+        yield
+    finally:
+        released.set()
 
 
-def test_builds_that_take_too_long_cost_no_session(tmp_path, monkeypatch):
+def test_slow_builds_cost_no_session(tmp_path, monkeypatch):
     slow = open_search("random", TASK, CPU, 0).propose(7)[1:]
-    released = released_from_compiling(monkeypatch, slow)
     monkeypatch.setattr(worker, "_BUILD_SECONDS", 0.2)
     channels = []
 
@@ -225,12 +234,8 @@ def test_builds_that_take_too_long_cost_no_session(tmp_path, monkeypatch):
         channels.append(_WorkerHere())
         return channels[-1]
 
-    fleet = Fleet([Device("cpu", connect, threads=1)], window=8)
-    try:
+    with fleet_of(connect) as fleet, held_back(monkeypatch, slow):
         outcome = run_session(fleet, tmp_path, trials=12)
-    finally:
-        released.set()
-        fleet.close()
     late = [trial for trial in outcome.trials if trial.cause == "too long to build"]
     assert {trial.strategy for trial in late} >= set(slow)
     assert len(channels) == 1 + len(late)
@@ -239,8 +244,8 @@ def test_builds_that_take_too_long_cost_no_session(tmp_path, monkeypatch):
     assert outcome.trials[0].times
 
 
-def test_the_largest_sums_of_a_testbed_fit_a_half():
-    assert testbed.open_testbed(Task(Shape.parse("1x1x256x256_k3_psame_float16_wgrad")), CPU)
+def test_a_testbeds_sums_fit_a_half():
+    assert testbed.open_testbed(task("1x1x256x256_k3_psame_float16_wgrad"), CPU)
 
 
 class _Untimed(testbed.Testbed):
@@ -250,28 +255,24 @@ class _Untimed(testbed.Testbed):
         self.task, self.target = task, target
 
 
-def test_a_slow_build_keeps_no_other_from_its_turn(monkeypatch):
-    shape = TASK.shape
+def test_a_slow_build_delays_no_other(monkeypatch):
     manual, slow, quick = SharedTile(), SharedTile(thread_y=16), SharedTile(thread_y=4)
-    released = released_from_compiling(monkeypatch, [slow], manual)
     hands = Worker(_Untimed)
-    about = {"shape": str(shape), "epilogue": [], "target": asdict(GPU), "threads": 3}
+    about = {"shape": str(TASK.shape), "epilogue": [], "target": asdict(GPU), "threads": 3}
     assert "cause" not in hands.handle({"op": "task", **about})
     jobs = [strategy_to_json(manual)]
     jobs += [strategy_to_json(tile) | {"proposed": True} for tile in (slow, quick)]
-    try:
+    with held_back(monkeypatch, [slow], manual):
         assert hands.handle({"op": "submit", "jobs": jobs}) == {}
         assert hands.handle({"op": "built"}) == {"place": 0}, "the choice by hand comes first"
         del hands._building[0]
         assert hands.handle({"op": "built"}) == {"place": 1}
-    finally:
-        released.set()
     hands._building[0].future.result()
     assert hands.handle({"op": "built"}) == {"place": 0}, "the oldest of those that are built"
     hands.handle({"op": "drop"})
 
 
-def test_what_a_device_gives_back_at_the_end_is_not_the_next_layers():
+def test_what_is_given_back_is_not_the_next_layers():
     class Failing(Device):
         def take_up(self, task, target):
             pass
@@ -284,14 +285,14 @@ def test_what_a_device_gives_back_at_the_end_is_not_the_next_layers():
                     time.sleep(0.01)
                 queue.give_back([job])
 
-    fleet = Fleet([Failing("cpu", _WorkerHere, threads=1)], window=8)
-    with fleet.working_on(TASK, CPU):
-        fleet.submit([Job(0, MANUAL)])
-        assert fleet.result(20.0) is not None
-    assert fleet.take() is None
+    with fleet_of(_WorkerHere, Failing) as fleet:
+        with fleet.working_on(TASK, CPU):
+            fleet.submit([Job(0, MANUAL)])
+            assert fleet.result(20.0) is not None
+        assert fleet.take() is None
 
 
-def test_the_journal_passes_over_what_it_cannot_use(tmp_path):
+def test_the_journal_passes_over_damage(tmp_path):
     journal = Journal(tmp_path, TASK, CPU)
     assert journal.read() == []
     good = Trial(0, MANUAL, (1e-6, 2e-6), device="cpu")
@@ -315,7 +316,7 @@ def test_the_journal_passes_over_what_it_cannot_use(tmp_path):
     assert journal.read() == []
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("settings", "target", "message"),
     [
         ({"search": "luck"}, "cpu", f"search must be one of {', '.join(SEARCHES)}, got 'luck'"),
@@ -348,11 +349,11 @@ def test_the_command(tmp_path, capsys):
         assert 0 < end["median_us"] <= end["manual_us"]
     assert sum(event["event"] == "trial" for event in events) == 8
 
-    assert main(["--target", "cpu", *map(str, options)]) == 0
+    assert main([*COMMAND[2:], *map(str, options)]) == 0
     assert capsys.readouterr().out.count("manual") > 2, "the records, and nothing measured again"
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("arguments", "message"),
     [
         (["1x2x3"], "InvalidShapeError"),
@@ -362,15 +363,15 @@ def test_the_command(tmp_path, capsys):
     ],
 )
 def test_the_command_names_what_is_wrong(tmp_path, arguments, message, capsys):
-    assert main(["--target", "cpu", "--db", str(tmp_path), *arguments]) == 1
+    assert main([*COMMAND[2:], "--db", str(tmp_path), *arguments]) == 1
     assert message in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_keeps_what_was_measured(tmp_path, number):
+@parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_keep_the_measured(tmp_path, number):
     options = ("--db", tmp_path, "--trials", "100000", "--search", "random", "--json")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    child = subprocess.Popen([sys.executable, *COMMAND, *options, LAYER], **pipes)
+    command = [sys.executable, *COMMAND, *options, LAYER]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     seen = 0
     for line in child.stdout:
         seen += json.loads(line)["event"] == "trial"
@@ -394,7 +395,7 @@ def test_a_signal_keeps_what_was_measured(tmp_path, number):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@parametrize("layout", ["nchw", "nhwc"])
 @both_searches
 def test_a_session_on_the_gpu(tmp_path, monkeypatch, layout, search):
     import torch
@@ -407,9 +408,7 @@ def test_a_session_on_the_gpu(tmp_path, monkeypatch, layout, search):
     assert sum(bool(trial.times) for trial in outcome.trials) >= 20
     assert "wrong result" not in outcome.failures
     assert {"gpu", "driver", "cuda"} <= set(outcome.record.versions)
-    monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
-    kernel = dwtir.build(text, "tuned", epilogue="relu", on_miss="error")
-    assert kernel.strategy == outcome.record.strategy
+    kernel = built_as_recorded(monkeypatch, outcome, text, epilogue="relu")
     about = {"dtype": torch.float16, "device": "cuda"}
     data, weight = (torch.ones(extents, **about) for extents in (kernel.shape.data_shape, kernel.shape.weight_shape))
     assert np.isclose(kernel(data, weight).float().max().item(), 9.0)

@@ -1,9 +1,9 @@
 """What a tuning session shows: JSON lines, plain lines, a live panel, and its plot."""
 
-import io
 import json
 import threading
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -19,20 +19,16 @@ from processes import python
 
 H200 = KNOWN_GPUS["nvidia-h200"]
 UNKNOWN = KNOWN_GPUS["tesla-t4"]
-TASKS = (
-    Task(Shape.parse("1x256x96x96_k3_psame")),
-    Task(Shape.parse("8x64x56x56_k7_s2_psame"), Epilogue(("bias", "relu"))),
-)
+FIRST = Task(Shape.parse("1x256x96x96_k3_psame"))
+TASKS = (FIRST, Task(Shape.parse("8x64x56x56_k7_s2_psame"), Epilogue(("bias", "relu"))))
 EXTRA = {"log": "logs/tune.jsonl", "plot": "out/[best].png"}
-TASK = {"shape": str(TASKS[0].shape), "epilogue": "none"}
+TASK = {"shape": str(FIRST.shape), "epilogue": "none"}
 NAMES = TASK | {"device": "nvidia-h200"}
-RATE = f"{TASKS[0].shape.least_bytes / 16e-6 / 1e9:.0f} GB/s"
+RATE = f"{FIRST.shape.least_bytes / 16e-6 / 1e9:.0f} GB/s"
 BROKEN = ValueError("no kernel\nfor [this]")
 
 
-class Terminal(io.StringIO):
-    """A stream that says that it is a terminal."""
-
+class Terminal(StringIO):
     def isatty(self):
         return True
 
@@ -57,12 +53,8 @@ def outcome_of(task, target=H200, manual=2.4e-05):
         Trial(4, tile, (16e-6, 16e-6), device="gpu 0"),
         Trial(5, tile, cause="timed out", error="after 11 s"),
     )
-    record = Record.measured(
-        *(tile, task.shape, target, [15e-6, 16e-6, 18e-6]),
-        epilogue=task.epilogue,
-        manual_median_secs=manual,
-        trials=len(trials),
-    )
+    about = {"epilogue": task.epilogue, "manual_median_secs": manual, "trials": len(trials)}
+    record = Record.measured(tile, task.shape, target, [15e-6, 16e-6, 18e-6], **about)
     return Outcome(task, "random", record, record.path_in(Path("db")), True, trials, 5, 12.34)
 
 
@@ -70,11 +62,12 @@ def share_of_floor(task):
     return f"{100 * floor_seconds(task.shape, H200) / 16e-6:.0f}"
 
 
-def play(display, target=H200):
+def play(kind, target=H200, stream=None):
     """Show a session: a task with a trial known from before, one without a limit, one refused."""
     outcomes = [outcome_of(task, target) for task in TASKS]
     outcomes[1] = replace(outcomes[1], interrupted=True, written=False)
-    with display:
+    stream = stream or StringIO()
+    with kind(stream) as display:
         for index, (outcome, wanted) in enumerate(zip(outcomes, (64, None), strict=True), 1):
             display.begin(outcome.task, index, 3, target, wanted, 1)
             best = manual = outcome.trials[0]
@@ -84,18 +77,20 @@ def play(display, target=H200):
                 display.trial(trial, best, manual)
             display.note("a worker died; a new one was started")
             display.end(outcome)
-        display.fail(TASKS[0], BROKEN)
+        display.fail(FIRST, BROKEN)
         display.close(outcomes, EXTRA)
-    return outcomes
+    return outcomes, stream.getvalue()
 
 
-def json_events(target=H200):
-    stream = io.StringIO()
-    return play(JsonDisplay(stream), target), [json.loads(line) for line in stream.getvalue().splitlines()]
+@pytest.fixture
+def played():
+    """What a session came to, and the objects that it wrote."""
+    outcomes, text = play(JsonDisplay)
+    return outcomes, list(map(json.loads, text.splitlines()))
 
 
-def test_json_has_an_object_for_each_call():
-    outcomes, events = json_events()
+def test_json_has_all_calls(played):
+    outcomes, events = played
     task = ["begin", *["trial"] * 5, "note", "end"]
     assert [event["event"] for event in events] == [*task, *task, "fail", "close"]
     assert events[0] == {"event": "begin", **NAMES, "index": 1, "count": 3, "trials": 64, "done": 1}
@@ -107,9 +102,8 @@ def test_json_has_an_object_for_each_call():
     assert outcomes[0].record.gain == pytest.approx(1.5)
 
 
-def test_json_tells_all_of_a_trial():
-    outcomes, events = json_events()
-    failed, timed = events[1], events[2]
+def test_json_tells_all_of_a_trial(played):
+    outcomes, (_, failed, timed, *_) = played
     tile = outcomes[0].trials[0].strategy
     same = {"shape": TASK["shape"], "strategy": "register_window", "parameters": tile.parameters}
     for event in (failed, timed):
@@ -121,10 +115,10 @@ def test_json_tells_all_of_a_trial():
     assert (timed["number"], timed["worker"], timed["cause"]) == (2, "gpu 1", "")
 
 
-def test_json_tells_all_of_an_outcome():
-    outcomes, events = json_events()
+def test_json_tells_all_of_an_outcome(played):
+    outcomes, events = played
     first, second = (event for event in events if event["event"] == "end")
-    shape = TASKS[0].shape
+    shape = FIRST.shape
     times = {"median_us": 16, "p20_us": 15, "p80_us": 18, "manual_us": 24, "gain": 1.5}
     times |= {"gb_per_s": shape.least_bytes / 16e-6 / 1e9, "floor_share": floor_seconds(shape, H200) / 16e-6}
     about = NAMES | {"event": "end", "strategy": "register_window", "parameters": outcomes[0].record.parameters}
@@ -134,12 +128,12 @@ def test_json_tells_all_of_an_outcome():
     assert (second["written"], second["interrupted"]) == (False, True)
 
 
-def test_what_is_not_known_is_null_or_a_dash():
-    streams = [io.StringIO(), io.StringIO()]
-    outcome = outcome_of(TASKS[0], UNKNOWN, manual=None)
+def test_unknowns_are_null_or_a_dash():
+    streams = [StringIO(), StringIO()]
+    outcome = outcome_of(FIRST, UNKNOWN, manual=None)
     for kind, stream in zip((JsonDisplay, PlainDisplay), streams, strict=True):
         with kind(stream) as display:
-            display.begin(TASKS[0], 1, 1, UNKNOWN, None, 0)
+            display.begin(FIRST, 1, 1, UNKNOWN, None, 0)
             display.trial(outcome.trials[1], None, None)
             display.trial(outcome.trials[2], outcome.trials[2], None)
             display.end(outcome)
@@ -156,11 +150,10 @@ def test_what_is_not_known_is_null_or_a_dash():
 
 
 def test_plain_lines_have_the_numbers():
-    stream = io.StringIO()
-    outcomes = play(PlainDisplay(stream))
-    lines = stream.getvalue().splitlines()
-    share = share_of_floor(TASKS[0])
-    assert lines[0] == f"task 1 of 3 on nvidia-h200: {TASKS[0]}, 1/64 trials"
+    outcomes, text = play(PlainDisplay)
+    lines = text.splitlines()
+    share = share_of_floor(FIRST)
+    assert lines[0] == f"task 1 of 3 on nvidia-h200: {FIRST}, 1/64 trials"
     bests = [line for line in lines if line.startswith("  ")]
     assert ["best 24.00 us" in line for line in bests] == [True, False, False] * 2
     assert bests[0].startswith("  2/64 trials, now failed, best 24.00 us, ")
@@ -168,21 +161,20 @@ def test_plain_lines_have_the_numbers():
     expected = f"  5/64 trials, now 16.00 us, best 16.00 us, {RATE}, {share} % of floor, 1.50x manual"
     assert bests[2].startswith(f"{expected}, 2 failed, ")
     assert bests[5].startswith("  5 trials, ")
-    (end,) = (line for line in lines if line.startswith(f"{TASKS[0]}: best"))
+    (end,) = (line for line in lines if line.startswith(f"{FIRST}: best"))
     assert end == (
-        f"{TASKS[0]}: best 16.00 us, manual 24.00 us, gain 1.50x, {share} % of floor, 6 trials "
+        f"{FIRST}: best 16.00 us, manual 24.00 us, gain 1.50x, {share} % of floor, 6 trials "
         f"(3 failed: 2 timed out, 1 too many registers) in 12.3 s, {outcomes[0].path} written"
     )
-    assert "ptxas" not in stream.getvalue()
+    assert "ptxas" not in text
     (end,) = (line for line in lines if line.startswith(f"{TASKS[1]}: best"))
     assert ", interrupted, " in end
     assert end.endswith("kept: it is at least as good")
 
 
 def test_plain_closes_with_a_table():
-    stream = io.StringIO()
-    outcomes = play(PlainDisplay(stream))
-    lines = stream.getvalue().splitlines()
+    outcomes, text = play(PlainDisplay)
+    lines = text.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("task   "))
     head, *rows = lines[start : start + 3]
     assert " ".join(head.split()) == "task manual us best us gain % of floor trials failed seconds record"
@@ -194,13 +186,13 @@ def test_plain_closes_with_a_table():
     assert lines[start + 3 :] == [
         "gain, geometric mean: 1.50x",
         "failed trials: 4 timed out, 2 too many registers",
-        f"not tuned: {TASKS[0]}",
+        f"not tuned: {FIRST}",
         "log: logs/tune.jsonl",
         "plot: out/[best].png",
     ]
 
 
-class Listener(io.StringIO):
+class Listener(StringIO):
     """A stream that tells when it got a line of progress."""
 
     def __init__(self):
@@ -213,54 +205,53 @@ class Listener(io.StringIO):
         return super().write(text)
 
 
-def test_plain_gives_a_sign_of_life_without_trials():
+def test_plain_gives_a_sign_of_life():
     stream = Listener()
     with PlainDisplay(stream, every=0.01) as display:
-        display.begin(TASKS[0], 1, 1, H200, 8, 3)
+        display.begin(FIRST, 1, 1, H200, 8, 3)
         assert stream.heard.wait(60)
     assert "  3/8 trials, now - us, best - us, - GB/s" in stream.getvalue()
 
 
-def test_a_session_that_tuned_nothing_closes():
-    stream = io.StringIO()
+def test_an_empty_session_closes():
+    stream = StringIO()
     with PlainDisplay(stream) as display:
-        display.fail(TASKS[0], BROKEN)
+        display.fail(FIRST, BROKEN)
         display.close([], {})
-    assert stream.getvalue() == f"{TASKS[0]}: ValueError: {BROKEN}\nnot tuned: {TASKS[0]}\n"
+    assert stream.getvalue() == f"{FIRST}: ValueError: {BROKEN}\nnot tuned: {FIRST}\n"
 
 
-def test_the_live_display_shows_the_numbers(terminal):
+def test_live_shows_the_numbers(terminal):
+    outcome = outcome_of(FIRST)
     with LiveDisplay(terminal) as display:
-        outcome = outcome_of(TASKS[0])
-        display.begin(TASKS[0], 2, 3, H200, 64, 1)
+        display.begin(FIRST, 2, 3, H200, 64, 1)
         for trial in outcome.trials[1:5]:
             display.trial(trial, outcome.trials[4], outcome.trials[0])
         display.note("the panel is drawn beneath this")
         panel = terminal.getvalue()
         display.end(outcome)
-    wanted = ("task 2 of 3 on nvidia-h200", str(TASKS[0]), "5/64 trials", "now 16.00 us", "best 16.00 us", RATE)
+    wanted = ("task 2 of 3 on nvidia-h200", str(FIRST), "5/64 trials", "now 16.00 us", "best 16.00 us", RATE)
     assert all(text in panel for text in (*wanted, "1.50x manual", "2 failed", "1 timed out")), panel
-    assert f"{TASKS[0]}: best 16.00 us, manual 24.00 us, gain 1.50x" in terminal.getvalue()
+    assert f"{FIRST}: best 16.00 us, manual 24.00 us, gain 1.50x" in terminal.getvalue()
 
 
 @pytest.mark.parametrize("target", [H200, UNKNOWN])
 @pytest.mark.parametrize("columns", ["80", "160"])
-def test_the_live_display_closes_with_a_table(terminal, monkeypatch, columns, target):
+def test_live_closes_with_a_table(terminal, monkeypatch, columns, target):
     monkeypatch.setenv("COLUMNS", columns)
-    play(LiveDisplay(terminal), target)
-    text = terminal.getvalue()
-    assert f"{TASKS[0]}: ValueError: no kernel\nfor [this]\n" in text
+    _, text = play(LiveDisplay, target, terminal)
+    assert f"{FIRST}: ValueError: no kernel\nfor [this]\n" in text
     assert "plot: out/[best].png\n" in text
     assert "records: db/" in text
     (row,) = (line for line in text[text.index("task  ") :].splitlines() if line.startswith(" 1x256x96x96"))
-    share = share_of_floor(TASKS[0]) if target is H200 else "-"
+    share = share_of_floor(FIRST) if target is H200 else "-"
     assert row.split()[1:] == ["24.00", "16.00", "1.50x", share, "6", "3", "12.3"]
 
 
 def test_the_display_suits_the_stream(terminal):
     assert type(open_display(json=True, stream=terminal)) is JsonDisplay
     assert type(open_display(json=False, stream=terminal)) is LiveDisplay
-    assert type(open_display(json=False, stream=io.StringIO())) is PlainDisplay
+    assert type(open_display(json=False, stream=StringIO())) is PlainDisplay
 
 
 def assert_plotted(outcomes, path):
@@ -273,7 +264,7 @@ def test_the_plot_is_a_png(tmp_path, count):
     assert_plotted([outcome_of(TASKS[number % 2]) for number in range(count)], tmp_path / "new" / "best.png")
 
 
-def test_the_plot_takes_what_is_not_known(tmp_path):
+def test_the_plot_takes_unknowns(tmp_path):
     outcome = outcome_of(TASKS[1], UNKNOWN, manual=None)
     slow = replace(outcome.trials[0], times=(1.0,))
     failed = tuple(trial for trial in outcome.trials if trial.cause)
@@ -291,7 +282,7 @@ print(type(open_display(json=False, stream=stream)).__name__)
 """
 
 
-def test_a_terminal_without_rich_has_plain_lines():
+def test_without_rich_lines_are_plain():
     assert python(WITHOUT_RICH) == "PlainDisplay"
 
 
@@ -302,9 +293,8 @@ def test_the_grid_is_a_table():
     trials = [Trial(i, tile, ((i + 1) * 1e-6,)) for i, tile in enumerate(tiles[:3])]
     trials.append(Trial(3, tiles[3], cause="does not compile"))
     record = Record.measured(tiles[0], shape, H200, [1e-6])
-    outcome = Outcome(Task(shape), "grid", record, Path("r"), True, tuple(trials), 4, 1.0)
-    stream = io.StringIO()
-    PlainDisplay(stream).end(outcome)
+    stream = StringIO()
+    PlainDisplay(stream).end(Outcome(Task(shape), "grid", record, Path("r"), True, tuple(trials), 4, 1.0))
     head, *rows = [line.split() for line in stream.getvalue().splitlines()[1:]]
     assert head == ["num_thread_y", "\\", "x", "16", "32"]
     assert rows == [["4", "1.00", "2.00"], ["8", "3.00", "-"]]

@@ -1,6 +1,5 @@
 """Tuning through TVM's tracker: real trackers and servers, on loopback."""
 
-import contextlib
 import os
 import signal
 import socket
@@ -9,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import psutil
 import pytest
@@ -52,19 +52,24 @@ def impatient(monkeypatch):
     monkeypatch.setattr(devices, "_MAX_DEATHS", 2)
 
 
-def await_servers(tracker, count):
+def until(get, otherwise):
     deadline = time.monotonic() + 40
-    with contextlib.closing(connect_tracker(*parse_address(tracker, False))) as session:
-        while len(session.summary()["server_info"]) != count:
-            assert time.monotonic() < deadline, f"there should be {count} servers"
-            time.sleep(0.1)
+    while not (found := get()):
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.05)
+    return found
 
 
-@contextlib.contextmanager
+def await_servers(tracker, count):
+    with closing(connect_tracker(*parse_address(tracker, False))) as session:
+        until(lambda: len(session.summary()["server_info"]) == count, f"there should be {count} servers")
+
+
+@contextmanager
 def serving(tracker, count, *, module=OURS, more=()):
     """Start servers of key ``cpu`` and wait until the tracker has them."""
     command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--key", "cpu", "--tracker", tracker, *more]
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         stack.callback(await_servers, tracker, 0)
         servers = []
         for _ in range(count):
@@ -79,26 +84,22 @@ def serving(tracker, count, *, module=OURS, more=()):
 
 
 def end(started):
-    with contextlib.suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
         os.killpg(started.pid, signal.SIGKILL)
     started.wait()
 
 
 def session_of(server):
     """Find the process of a server's session: there is one as soon as somebody is connected."""
-    deadline = time.monotonic() + 20
-    while not (found := psutil.Process(server.pid).children()):
-        assert time.monotonic() < deadline, "no session"
-        time.sleep(0.05)
-    return found[0]
+    return until(psutil.Process(server.pid).children, "no session")[0]
 
 
 def run(device, fleet, trials, folder, display, layer=LAYER):
     task = Task(Shape.parse(layer), Epilogue.of("bias"))
     settings = Settings(search="random", trials=trials)
-    options = {"folder": folder, "display": display, "stop": threading.Event()}
-    with contextlib.closing(fleet):
-        (outcome,), failed = tune_all([task], device, fleet, settings, **options)
+    about = {"folder": folder, "display": display, "stop": threading.Event()}
+    with closing(fleet):
+        (outcome,), failed = tune_all([task], device, fleet, settings, **about)
     assert not failed
     return outcome
 
@@ -110,7 +111,7 @@ def assert_complete(outcome, trials):
     assert outcome.path.is_file()
 
 
-def test_servers_that_die_or_hang_leave_their_candidates_to_others(tracker, tmp_path, impatient):
+def test_others_take_over_from_servers_that_die_or_hang(tracker, tmp_path, impatient):
     with serving(tracker, 3) as servers:
         faults = {
             5: lambda: os.killpg(servers[1].pid, signal.SIGKILL),
@@ -170,13 +171,17 @@ def command_line(process):
         return []
 
 
+def descendants():
+    return set(psutil.Process().children(recursive=True))
+
+
 def test_local_servers_come_and_go(tmp_path):
     display = Watcher()
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = descendants()
     with gpus_fleet(["a", "b"], note=display.note, kind="cpu") as (device, fleet):
         assert device == resolve("cpu")
         assert [one.name for one in fleet.devices] == ["a", "b"]
-        started = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+        started = descendants() - before
         assert sum(OURS in command_line(child) for child in started) >= 2
         outcome = run(device, fleet, 6, tmp_path, display)
     assert_complete(outcome, 6)
@@ -200,15 +205,14 @@ def test_local_servers_end_with_us():
     assert psutil.wait_procs(started, 10)[1] == []
 
 
-def test_a_local_server_that_does_not_start_is_named():
-    started = contextlib.ExitStack()
-    with started, pytest.raises(dwtir.DeviceError, match="the server of -x ended with status 2"):
-        started.enter_context(gpus_fleet(["-x"]))
-    with started, pytest.raises(dwtir.InvalidTargetError, match="once each, such as 0,1, got '0,0'"):
-        started.enter_context(gpus_fleet(["0", "0"]))
+def test_a_failing_server_is_named():
+    with pytest.raises(dwtir.DeviceError, match="the server of -x ended with status 2"), gpus_fleet(["-x"]):
+        pass
+    with pytest.raises(dwtir.InvalidTargetError, match="once each, such as 0,1, got '0,0'"), gpus_fleet(["0", "0"]):
+        pass
 
 
-def test_a_key_that_nobody_serves_and_no_tracker(tracker):
+def test_no_server_and_no_tracker(tracker):
     with pytest.raises(dwtir.DeviceError, match="no server of key 'gpu'; it has none"):
         tracker_fleet(tracker, "gpu")
     with pytest.raises(dwtir.DeviceError, match=r"the tracker at 127\.0\.0\.1:1: .*refused"):
@@ -232,7 +236,7 @@ def test_addresses_that_are_refused(address, message, capsys):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_a_server_listens_to_this_machine_only(host, capsys):
+def test_servers_listen_to_this_machine(host, capsys):
     assert server.main(["--tracker", "127.0.0.1:9190", "--key", "cpu", "--host", host]) == 1
     assert "--host must be loopback, such as 127.0.0.1, unless" in capsys.readouterr().err
 
@@ -244,7 +248,7 @@ def test_addresses_that_are_allowed():
     assert parse_address("10.0.0.1:9190", True) == ("10.0.0.1", 9190)
 
 
-def test_a_server_elsewhere_is_refused_by_the_client(tracker):
+def test_a_server_elsewhere_is_refused(tracker):
     """The tracker is asked by an address that counts as remote; both sides warn of it."""
     port = tracker.rpartition(":")[2]
     command = [sys.executable, "-m", OURS, "--key", "cpu", "--tracker", f"0.0.0.0:{port}"]

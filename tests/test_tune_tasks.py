@@ -15,12 +15,13 @@ from dwtir.tune import tasks
 from dwtir.tune.outcome import Task
 
 shape = Shape.parse
+parametrize = pytest.mark.parametrize
+PLAIN = {"batches": (1,), "dtypes": ("float32",), "layouts": ("NCHW",)}
+HALF = {"batches": (2,), "dtypes": ("float16",), "layouts": ("NHWC",)}
+RELU = Epilogue(("relu",))
 
 
-# Texts
-
-
-def test_equal_layers_are_one_task_with_their_number():
+def test_equal_layers_are_one_task():
     texts = ["1x8x9x9_k3_psame", "1x8x9x9_k5", "1x8x9x9_k3_p1"]
     assert tasks.from_shapes(texts, "bias+relu") == [
         Task(shape(texts[0]), Epilogue(("bias", "relu")), 2),
@@ -39,43 +40,37 @@ def test_most_used_first():
     assert tasks.by_use(given) == [given[3], given[1], given[2], given[0]]
 
 
-def test_gradients_have_the_counts_and_no_epilogue():
-    forward = [Task(shape("1x8x9x9_k3_p1"), Epilogue(("relu",)), 3)]
+def test_gradients_have_no_epilogue():
+    forward = [Task(shape("1x8x9x9_k3_p1"), RELU, 3)]
     found = tasks.for_operations(forward, ("forward", "grad_weight"))
     assert found == [*forward, Task(shape("1x8x9x9_k3_p1_wgrad"), Epilogue(), 3)]
 
 
-# The suite
-
-
 def test_the_seeds_keep_their_batch():
     rows = [row for row, _, _ in suite.seed_rows()]
-    found = tasks.from_suite("seeds", batches=(64,), dtypes=("float32",), layouts=("NCHW",))
-    assert [task.shape for task in found] == rows
-    layouts = ("NCHW", "NHWC")
-    both = tasks.from_suite("seeds", batches=(64,), dtypes=("float16",), layouts=layouts)
-    expected = [replace(row, dtype="float16", layout=layout) for layout in layouts for row in rows]
-    assert [task.shape for task in both] == expected
+    for dtype, layouts in (("float32", ("NCHW",)), ("float16", ("NCHW", "NHWC"))):
+        found = tasks.from_suite("seeds", batches=(64,), dtypes=(dtype,), layouts=layouts)
+        expected = [replace(row, dtype=dtype, layout=layout) for layout in layouts for row in rows]
+        assert [task.shape for task in found] == expected
 
 
-def test_the_whole_suite_in_every_combination():
+def test_the_whole_suite():
     batches, layouts = (1, 8), ("NCHW", "NHWC")
     found = tasks.from_suite("all", batches=batches, dtypes=("bfloat16",), layouts=layouts)
     assert len({task.shape for task in found}) == len(found)
-    runs = [layer.count for name in suite.networks() for layer in suite.network(name)]
+    runs = sum(layer.count for name in suite.networks() for layer in suite.network(name))
     for batch, layout in product(batches, layouts):
-        ours = [t for t in found if (t.shape.batch, t.shape.layout) == (batch, layout)]
-        assert sum(task.count for task in ours) == sum(runs)
+        assert sum(t.count for t in found if (t.shape.batch, t.shape.layout) == (batch, layout)) == runs
     assert {task.shape.dtype for task in found} == {"bfloat16"}
     with pytest.raises(InvalidShapeError, match="no part 'seed'; allowed are seeds, all"):
-        tasks.from_suite("seed", batches=(1,), dtypes=("float32",), layouts=("NCHW",))
+        tasks.from_suite("seed", **PLAIN)
 
 
 def network(name, **changes):
-    return tasks.from_network(name, **({"batches": (1,), "dtypes": ("float32",), "layouts": ("NCHW",)} | changes))
+    return tasks.from_network(name, **PLAIN | changes)
 
 
-def test_a_network_of_the_suite_needs_no_library():
+def test_the_suite_needs_no_library():
     found = network("mobilenet_v2", batches=(1, 32), epilogue="scale_shift+relu6")
     assert found == network("torchvision/mobilenet_v2", batches=(1, 32), epilogue=["scale_shift", "relu6"])
     layers = suite.network("mobilenet_v2") + suite.network("mobilenet_v2", batch=32)
@@ -88,7 +83,7 @@ def test_a_network_of_the_suite_needs_no_library():
         network("timm/hub/vgg")
 
 
-@pytest.mark.parametrize("name", ["vgg11", "torchvision/vgg11"])
+@parametrize("name", ["vgg11", "torchvision/vgg11"])
 def test_other_networks_need_a_library(name, monkeypatch):
     for library in ("timm", "torchvision"):
         monkeypatch.setitem(sys.modules, library, None)
@@ -96,21 +91,18 @@ def test_other_networks_need_a_library(name, monkeypatch):
         network(name)
 
 
-# Models
-
-
 def conv(**changes):
     """Return the attributes that ``torch.nn.Conv2d(8, 8, 3, groups=8)`` has."""
     same = {"in_channels": 8, "out_channels": 8, "groups": 8, "padding_mode": "zeros"}
     pairs = {"kernel_size": (3, 3), "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
-    return SimpleNamespace(**(same | pairs | changes))
+    return SimpleNamespace(**same | pairs | changes)
 
 
 class Conv2dSame(SimpleNamespace):
     """Named as timm's."""
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("layer", "text"),
     [
         (conv(), "1x8x10x11_k3"),
@@ -122,21 +114,19 @@ class Conv2dSame(SimpleNamespace):
         (Conv2dSame(**vars(conv(stride=(2, 2)))), "1x8x10x11_k3_s2_p0x1x1x1"),
     ],
 )
-def test_a_depthwise_layer_becomes_a_shape(layer, text):
+def test_depthwise_layers_are_shapes(layer, text):
     assert Shape(batch=1, **tasks.depthwise_parameters(layer, 10, 11)) == shape(text)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"groups": 1}, {"groups": 4}, {"in_channels": 1, "groups": 1}, {"padding_mode": "reflect"}]
-)
+@parametrize("changes", [{"groups": 1}, {"groups": 4}, {"in_channels": 1, "groups": 1}, {"padding_mode": "reflect"}])
 def test_other_layers_are_left_out(changes):
     assert tasks.depthwise_parameters(conv(**changes), 10, 10) is None
 
 
 @pytest.mark.gpu  # not for the GPU itself: torch and timm are where the GPU is
-@pytest.mark.parametrize("network", ["convnext_tiny", "mobilenetv2_100", "tf_efficientnet_b0"])
+@parametrize("network", ["convnext_tiny", "mobilenetv2_100", "tf_efficientnet_b0"])
 def test_networks_of_timm(network):
-    found = tasks.from_network(f"timm/{network}", batches=(2,), dtypes=("float16",), layouts=("NHWC",))
+    found = tasks.from_network(f"timm/{network}", **HALF)
     assert found
     assert {(t.shape.batch, t.shape.dtype, t.shape.layout) for t in found} == {(2, "float16", "NHWC")}
     for name in (name for name in suite.networks() if name.endswith(f"/{network}")):
@@ -166,10 +156,9 @@ def test_a_model_is_traced_by_running_it():
     with torch.device("meta"):
         model, image = Block(), torch.zeros(1, 3, 20, 31)
     model.norm.eval()
-    found = tasks.from_model(model, (image, 2), batches=(1, 4), dtypes=("float16",), layouts=("NHWC",), epilogue="relu")
-    relu = Epilogue(("relu",))
+    found = tasks.from_model(model, (image, 2), **HALF | {"batches": (1, 4)}, epilogue="relu")
     assert found == [
-        Task(shape(f"{batch}x{text}_float16_nhwc"), relu, count)
+        Task(shape(f"{batch}x{text}_float16_nhwc"), RELU, count)
         for batch in (1, 4)
         for text, count in (("8x20x31_k3_s2_p1_m2", 1), ("16x10x16_k5_d2_p4", 2))
     ]
@@ -179,9 +168,6 @@ def test_a_model_is_traced_by_running_it():
         tasks.from_model(model, image)
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert model.training
-
-
-# Files
 
 
 def written(tmp_path, entries):
@@ -194,18 +180,18 @@ LAYER = {"batch": 1, "in_channels": 8, "height": 9, "width": 9, "kernel": [3, 3]
 
 
 def test_a_file_lists_layers(tmp_path):
-    entries = ["1x8x9x9_k3_psame", LAYER | {"padding": [1, 1, 1, 1], "layers": 3}]
-    entries += [LAYER | {"epilogue": "bias"}, LAYER | {"epilogue": ["bias"], "kernel": 3}, LAYER | {"epilogue": None}]
-    path = written(tmp_path, entries)
+    changes = [{"padding": [1, 1, 1, 1], "layers": 3}, {"epilogue": "bias"}]
+    changes += [{"epilogue": ["bias"], "kernel": 3}, {"epilogue": None}]
+    path = written(tmp_path, ["1x8x9x9_k3_psame", *(LAYER | change for change in changes)])
     assert tasks.from_file(path, "relu") == [
-        Task(shape("1x8x9x9_k3_p1"), Epilogue(("relu",)), 4),
+        Task(shape("1x8x9x9_k3_p1"), RELU, 4),
         Task(shape("1x8x9x9_k3"), Epilogue(("bias",)), 2),
         Task(shape("1x8x9x9_k3"), Epilogue(), 1),
     ]
     assert tasks.from_file(str(written(tmp_path, []))) == []
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("entry", "error", "reason"),
     [
         (LAYER | {"kernle": 3}, InvalidShapeError, "unknown shape parameters ['kernle']"),
@@ -220,7 +206,7 @@ def test_a_wrong_entry_is_named(tmp_path, entry, error, reason):
         tasks.from_file(path)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("data", "reason"),
     [
         (None, "not a file"),
