@@ -154,8 +154,7 @@ def _check_driver() -> None:
     driver = _driver()
     version = _query(driver, "cuDriverGetVersion")
     if version < _MIN_DRIVER_CUDA:
-        found = _version(version)
-        raise _UnavailableError(f"the NVIDIA driver supports only CUDA {found}", INSTALL_DRIVER)
+        raise _UnavailableError(f"the NVIDIA driver supports only CUDA {_version(version)}", INSTALL_DRIVER)
     if _query(driver, "cuDeviceGetCount") == 0:
         raise _UnavailableError("the NVIDIA driver shows no device", INSTALL_DRIVER)
 
@@ -283,10 +282,8 @@ def device_properties(index: int = 0) -> DeviceProperties:
         driver = _driver()
         count = _query(driver, "cuDeviceGetCount")
         if not 0 <= index < count:
-            raise _UnavailableError(
-                f"device index must be in [0, {count}), got {index}",
-                "pass another index, or look at CUDA_VISIBLE_DEVICES",
-            )
+            remedy = "pass another index, or look at CUDA_VISIBLE_DEVICES"
+            raise _UnavailableError(f"device index must be in [0, {count}), got {index}", remedy)
         device = _query(driver, "cuDeviceGet", index)
         name = ctypes.create_string_buffer(256)
         _check(driver, driver.cuDeviceGetName(name, len(name), device), "cuDeviceGetName")
@@ -294,17 +291,14 @@ def device_properties(index: int = 0) -> DeviceProperties:
         def attribute(number: int) -> int:
             return _query(driver, "cuDeviceGetAttribute", number, device)
 
-        major = attribute(_COMPUTE_CAPABILITY_MAJOR)
-        minor = attribute(_COMPUTE_CAPABILITY_MINOR)
         return DeviceProperties(
             name=name.value.decode(),
-            arch=f"sm_{major}{minor}",
+            arch=f"sm_{attribute(_COMPUTE_CAPABILITY_MAJOR)}{attribute(_COMPUTE_CAPABILITY_MINOR)}",
             driver_version=_version(_query(driver, "cuDriverGetVersion")),
             **{field: attribute(number) for field, number in _ATTRIBUTES.items()},
         )
     except _UnavailableError as error:
-        message = f"{error.status.reason}. To fix it: {error.status.remedy}"
-        raise ToolchainError(message) from error
+        raise ToolchainError(f"{error.status.reason}. To fix it: {error.status.remedy}") from error
 
 
 def _version(number: int) -> str:

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from . import database
@@ -27,41 +27,34 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m dwtir.db", description="Look after the tuning records of dwtir.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--db",
-        type=Path,
-        metavar="DIR",
-        help="the database; by default all that are looked in: $DWTIR_TUNE_DB, the user's, and the shipped one",
-    )
+    usage = "the database; by default all that are looked in: $DWTIR_TUNE_DB, the user's, and the shipped one"
+    common.add_argument("--db", type=Path, metavar="DIR", help=usage)
 
-    listing = commands.add_parser("list", parents=[common], help="list the records")
-    listing.add_argument("--json", action="store_true", help="as one JSON array")
-    listing.set_defaults(run=_list)
+    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Callable[..., argparse.Action]:
+        command = commands.add_parser(name, parents=[common], help=text)
+        command.set_defaults(run=run)
+        return command.add_argument
 
-    show = commands.add_parser("show", parents=[common], help="show the records of a shape")
-    show.add_argument("record", help="a file, or the text of a shape")
-    show.add_argument("--trace", action="store_true", help="with the whole trace, as JSON")
-    show.set_defaults(run=_show)
+    option = add("list", _list, "list the records")
+    option("--json", action="store_true", help="as one JSON array")
 
-    verify = commands.add_parser(
-        "verify", parents=[common], help="build every record, and run those of a present device"
-    )
-    verify.set_defaults(run=_verify)
+    option = add("show", _show, "show the records of a shape")
+    option("record", help="a file, or the text of a shape")
+    option("--trace", action="store_true", help="with the whole trace, as JSON")
 
-    export = commands.add_parser("export", parents=[common], help="write records as a MetaSchedule JSONDatabase")
-    export.add_argument("folder", type=Path, help="where its two files go; they must not be there")
-    export.add_argument("--device", help="only the records of this device")
-    export.set_defaults(run=_export)
+    add("verify", _verify, "build every record, and run those of a present device")
 
-    load = commands.add_parser("import", parents=[common], help="take records from a MetaSchedule JSONDatabase")
-    load.add_argument("folder", type=Path, help="where its two files are")
-    load.add_argument("--target", help="the device they are of; by default the present one")
-    load.add_argument("--force", action="store_true", help="replace better records too")
-    load.set_defaults(run=_import)
+    option = add("export", _export, "write records as a MetaSchedule JSONDatabase")
+    option("folder", type=Path, help="where its two files go; they must not be there")
+    option("--device", help="only the records of this device")
 
-    prune = commands.add_parser("prune", parents=[common], help="remove files that are no records")
-    prune.add_argument("--yes", action="store_true", help="remove; otherwise only say what")
-    prune.set_defaults(run=_prune)
+    option = add("import", _import, "take records from a MetaSchedule JSONDatabase")
+    option("folder", type=Path, help="where its two files are")
+    option("--target", help="the device they are of; by default the present one")
+    option("--force", action="store_true", help="replace better records too")
+
+    option = add("prune", _prune, "remove files that are no records")
+    option("--yes", action="store_true", help="remove; otherwise only say what")
     return parser
 
 
@@ -104,18 +97,10 @@ def _list(options: argparse.Namespace) -> int:
     table = [("device", "shape", "epilogue", "strategy", "best us", "manual us", "gain", "path")]
     for path, record in found:
         manual, gain = record.manual_median_secs, record.gain
-        table.append(
-            (
-                record.device,
-                str(record.shape),
-                str(record.epilogue),
-                record.strategy.name,
-                f"{record.median_secs * 1e6:.2f}",
-                "-" if manual is None else f"{manual * 1e6:.2f}",
-                "-" if gain is None else f"{gain:.2f}x",
-                str(path),
-            )
-        )
+        what = record.device, str(record.shape), str(record.epilogue), record.strategy.name
+        before = "-" if manual is None else f"{manual * 1e6:.2f}"
+        share = "-" if gain is None else f"{gain:.2f}x"
+        table.append((*what, f"{record.median_secs * 1e6:.2f}", before, share, str(path)))
     print("\n".join(aligned(table)))
     return 0
 

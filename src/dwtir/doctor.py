@@ -29,10 +29,8 @@ def diagnose(target: str | None = None) -> list[Finding]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the findings; return 0 when the chosen device can work."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dwtir doctor",
-        description="Check what dwtir needs on this machine, and say how to get what is missing.",
-    )
+    what = "Check what dwtir needs on this machine, and say how to get what is missing."
+    parser = argparse.ArgumentParser(prog="python -m dwtir doctor", description=what)
     parser.add_argument("--target", choices=_TARGETS, help="the device that has to work (default: CUDA, else CPU)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     arguments = parser.parse_args(argv)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from .target import KNOWN_GPUS, Target, resolve
 
 _LAYERS = ("1x256x96x96_k3x3_p1", "3x4x16x32_k7x7_p3")
 _HEAD = ("step", "runs on", "grid", "block", "shared B", "regs", "spill B", "error", "us", "gain")
-_WIDTHS = (14, 12, 12, 10, 9, 5, 8, 9, 10, 7)
+_FORMATS = ("<14", "<12", ">12", ">10", ">9", ">5", ">8", ">9", ">10", ">7")
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,8 @@ class _Problem:
         rng = np.random.default_rng(0)
         data = rng.standard_normal(shape.data_shape, np.float32)
         weight = rng.standard_normal(shape.weight_shape, np.float32)
-        return cls(
-            shape,
-            data,
-            weight,
-            reference.depthwise_conv2d(shape, data, weight),
-            reference.error_bound(shape, data, weight),
-        )
+        given = shape, data, weight
+        return cls(*given, reference.depthwise_conv2d(*given), reference.error_bound(*given))
 
 
 @dataclass(frozen=True)
@@ -158,10 +153,8 @@ def _print_row(row: _Row, previous: float | None) -> None:
         (
             row.step,
             row.runs_on,
-            _extents(use.grid),
-            _extents(use.block),
-            *("-" if n is None else str(n) for n in (use.shared_bytes, use.registers)),
-            "-" if use.spill_bytes is None else str(use.spill_bytes),
+            *map(_extents, (use.grid, use.block)),
+            *("-" if n is None else str(n) for n in (use.shared_bytes, use.registers, use.spill_bytes)),
             f"{row.error:.1e}" if row.right else "WRONG",
             "-" if row.seconds is None else f"{row.seconds * 1e6:.2f}",
             "-" if gain is None else f"{gain:.2f}x",
@@ -179,8 +172,4 @@ def _extents(extents: tuple[int, int, int] | None) -> str:
 
 
 def _print_cells(cells: tuple[str, ...]) -> None:
-    def parts() -> Iterator[str]:
-        for i, (cell, width) in enumerate(zip(cells, _WIDTHS, strict=True)):
-            yield cell.ljust(width) if i < 2 else cell.rjust(width)
-
-    print(" ".join(parts()).rstrip(), flush=True)
+    print(" ".join(map(format, cells, _FORMATS)).rstrip(), flush=True)

@@ -95,8 +95,7 @@ class OpenCLKernel:
             raise ArgumentError(f"takes {len(names)} arrays {names}, got {len(arrays)}")
         for array, (name, shape, dtype) in zip(arrays, self._params, strict=True):
             if array.shape != shape or str(array.dtype) != dtype:
-                got = f"{array.dtype}{list(array.shape)}"
-                raise ArgumentError(f"{name} must be {dtype}{list(shape)}, got {got}")
+                raise ArgumentError(f"{name} must be {dtype}{list(shape)}, got {array.dtype}{list(array.shape)}")
             if not array.flags.c_contiguous:
                 raise ArgumentError(f"{name} must be C-contiguous, got strides {array.strides}")
         if not arrays[-1].flags.writeable:

@@ -151,13 +151,8 @@ def _launch(func: Any) -> tuple[tuple[int, int, int], tuple[int, int, int], int]
 
     computing = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max, ir.Call)
     comparing = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
-    callbacks = [
-        (tirx.AttrStmt, attribute),
-        (tirx.AllocBuffer, allocate),
-        (tirx.Ramp, vector),
-        ((*computing, *comparing), compute),
-    ]
-    tvm_ffi.structural_walk(func.body, callbacks)
+    callbacks = [(tirx.AttrStmt, attribute), (tirx.AllocBuffer, allocate), (tirx.Ramp, vector)]
+    tvm_ffi.structural_walk(func.body, [*callbacks, ((*computing, *comparing), compute)])
     if refused:
         raise InvalidScheduleError(f"OpenCL cannot run this schedule: {'; '.join(refused)}")
     grid, block = (
@@ -249,14 +244,9 @@ def _floats_as_bits(func: Any) -> tuple[Any, set[str]]:
             return tirx.Select(*map(mutator.mutate, (node.condition, node.true_value, node.false_value)))
         return tirx.if_then_else(*map(mutator.mutate, node.args))
 
-    callbacks = [
-        (tirx.Cast, cast),
-        (tirx.FloatImm, constant),
-        (tirx.Var, variable),
-        (ir.PrimType, retype),
-        ((tirx.Broadcast, tirx.Select, ir.Call), move),
-    ]
-    return tvm_ffi.structural_mutate(func, callbacks), helpers
+    callbacks = [(tirx.Cast, cast), (tirx.FloatImm, constant), (tirx.Var, variable), (ir.PrimType, retype)]
+    moves = (tirx.Broadcast, tirx.Select, ir.Call)
+    return tvm_ffi.structural_mutate(func, [*callbacks, (moves, move)]), helpers
 
 
 def _vector(base: str, lanes: int) -> str:

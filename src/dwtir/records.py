@@ -24,6 +24,7 @@ from .schedules import STRATEGIES, Strategy
 from .shape import Shape
 from .target import Target
 from .target_json import integer, text
+from .traces import brief
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -99,12 +100,8 @@ class Record:
             times = [times[fifth], times[(len(times) - 1) // 2], times[-1 - fifth]]
         own = {"apache-tvm": version("apache-tvm"), "dwtir": __version__}
         found = cls(
-            shape=shape,
-            target=target,
-            strategy=strategy,
-            epilogue=steps,
-            run_secs=tuple(times),
-            manual_median_secs=None if manual_median_secs is None else _rounded(manual_median_secs),
+            *(shape, target, strategy, steps, tuple(times)),
+            None if manual_median_secs is None else _rounded(manual_median_secs),
             trials=trials,
             seed=seed,
             versions={**own, **(versions or {})},
@@ -176,10 +173,8 @@ class Record:
                 if "versions" not in values:
                     values["versions"] = versions.common(path.parent)
             found = cls.from_json(values)
-            for name, wanted, got in (
-                ("device", path.parent.name, found.device),
-                ("shape", path.name, file_name(found.shape, found.epilogue)),
-            ):
+            own = ("shape", path.name, file_name(found.shape, found.epilogue))
+            for name, wanted, got in (("device", path.parent.name, found.device), own):
                 if got != wanted:
                     raise RecordError(f"{name} must be {wanted!r}, got {got!r}")
         except DwtirError as error:
@@ -190,12 +185,12 @@ class Record:
     def from_json(cls, record: object) -> Self:
         """Make a record of JSON values, which may be anybody's; errors say what is allowed."""
         if not isinstance(record, dict):
-            raise RecordError(f"a record is a JSON object, got {traces.brief(record)}")
+            raise RecordError(f"a record is a JSON object, got {brief(record)}")
         record = _USUAL | record
         if type(record["schema"]) is not int or record["schema"] != SCHEMA:
-            raise RecordError(f"schema must be {SCHEMA}, got {traces.brief(record['schema'])}")
+            raise RecordError(f"schema must be {SCHEMA}, got {brief(record['schema'])}")
         if set(record) != set(_FIELDS):
-            extra = traces.brief(sorted(set(record) - set(_FIELDS)))
+            extra = brief(sorted(set(record) - set(_FIELDS)))
             missing = sorted(set(_FIELDS) - set(record))
             raise RecordError(f"a record has the fields {', '.join(_FIELDS)}; missing {missing}, unknown {extra}")
         shape = Shape.parse(text("shape", record["shape"]))
@@ -208,19 +203,13 @@ class Record:
         strategy = read_strategy(record["strategy"], record["parameters"])
         strategy.check_use(shape, target)
         if not isinstance(record["run_secs"], list):
-            raise RecordError(f"run_secs must be a list, got {traces.brief(record['run_secs'])}")
+            raise RecordError(f"run_secs must be a list, got {brief(record['run_secs'])}")
         if isinstance(record["trace"], str):
             record = record | {"trace": packing.unpack(record["trace"])}
         if isinstance(record["versions"], str):
             record = record | {"versions": versions.read(record["versions"])}
-        found = cls(
-            **{name: record[name] for name in _SAME},
-            shape=shape,
-            target=target,
-            strategy=strategy,
-            epilogue=epilogue,
-            run_secs=tuple(record["run_secs"]),
-        )
+        same = {name: record[name] for name in _SAME}
+        found = cls(shape, target, strategy, epilogue, tuple(record["run_secs"]), **same)
         found._check()
         found._check_trace()
         return found
@@ -233,14 +222,12 @@ class Record:
             times.append(("manual_median_secs", self.manual_median_secs))
         for name, seconds in times:
             if type(seconds) not in (int, float) or not (0 < seconds < 1e6):
-                got = traces.brief(seconds)
-                raise RecordError(f"{name} must be seconds above 0 and below a million, got {got}")
+                raise RecordError(f"{name} must be seconds above 0 and below a million, got {brief(seconds)}")
         integer("trials", self.trials, 0, 2**31)
         if self.seed is not None:
             integer("seed", self.seed, -(2**63), 2**63)
         if not isinstance(self.versions, Mapping) or not {"apache-tvm", "dwtir"} <= set(self.versions):
-            got = traces.brief(self.versions)
-            raise RecordError(f"versions must have apache-tvm and dwtir, got {got}")
+            raise RecordError(f"versions must have apache-tvm and dwtir, got {brief(self.versions)}")
         for name, value in self.versions.items():
             text("versions", name)
             text(f"versions: {name}", value)
@@ -258,11 +245,8 @@ class Record:
         """Put the record into a database, if none is better or by force; tell whether it was."""
         self._check()
         path = self.path_in(folder)
-        short = {
-            "parameters": ", ".join(map(str, self.parameters.values())),
-            "trace": packing.pack(self.trace),
-            "versions": versions.line(self.versions),
-        }
+        short = {"trace": packing.pack(self.trace), "versions": versions.line(self.versions)}
+        short["parameters"] = ", ".join(map(str, self.parameters.values()))
         path.parent.mkdir(parents=True, exist_ok=True)
         values = self.as_json() | short
         left = (*_PLACE, "versions") if versions.is_common(path.parent, short["versions"]) else _PLACE
@@ -281,23 +265,21 @@ class Record:
 def read_strategy(kind: object, parameters: object) -> Strategy:
     """Make a strategy of JSON values, which may be anybody's."""
     if not isinstance(kind, str) or kind not in STRATEGIES:
-        got, allowed = traces.brief(kind), ", ".join(STRATEGIES)
-        raise RecordError(f"unknown strategy {got}; allowed are {allowed}")
+        raise RecordError(f"unknown strategy {brief(kind)}; allowed are {', '.join(STRATEGIES)}")
     if isinstance(parameters, str):
         names = [field.name for field in fields(STRATEGIES[kind])]  # type: ignore[arg-type]
         values = parameters.split(", ")
         if len(values) != len(names) or max(map(len, values)) > 20:
-            got = traces.brief(parameters)
-            raise RecordError(f"parameters must be {', '.join(names)} or an object, got {got}")
+            raise RecordError(f"parameters must be {', '.join(names)} or an object, got {brief(parameters)}")
         parameters = dict(zip(names, (int(value) if value.isdecimal() else value for value in values), strict=True))
     if not isinstance(parameters, dict):
-        raise RecordError(f"parameters must be an object, got {traces.brief(parameters)}")
+        raise RecordError(f"parameters must be an object, got {brief(parameters)}")
     return STRATEGIES[kind].from_parameters(parameters)
 
 
 def file_name(shape: Shape, epilogue: Epilogue) -> str:
     """Name the file of a record: the shape, and the epilogue it was tuned with if any."""
-    return f"{shape}{'+' if epilogue.steps else ''}{'+'.join(epilogue.steps)}.json"
+    return f"{'+'.join((str(shape), *epilogue.steps))}.json"
 
 
 def _rounded(seconds: float) -> float:

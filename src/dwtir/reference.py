@@ -75,9 +75,9 @@ def error_bound(
     unit = _UNIT_ROUNDOFF["float32"]
     count = _products(shape)
     gamma = (count + 1) * unit / (1 - (count + 1) * unit)
-    out = _sum_products(shape, _wide(first), _wide(second))
-    bound = gamma * _sum_products(shape, np.abs(_wide(first)), np.abs(_wide(second)))
-    bound = bound + count * _SMALLEST["float32"]
+    wide = _wide(first), _wide(second)
+    out = _sum_products(shape, *wide)
+    bound = gamma * _sum_products(shape, *map(np.abs, wide)) + count * _SMALLEST["float32"]
     tensors = _broadcastable(shape, operands)
     for step in Epilogue.of(epilogue).steps:
         before = out

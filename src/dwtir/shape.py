@@ -18,12 +18,7 @@ _MAX_ELEMENTS = 2**31 - 1  # kernels index with int32
 Pair: TypeAlias = tuple[int, int]
 Padding: TypeAlias = tuple[int, int, int, int]
 PairLike: TypeAlias = SupportsIndex | tuple[SupportsIndex, SupportsIndex]
-PaddingLike: TypeAlias = (
-    str
-    | SupportsIndex
-    | tuple[SupportsIndex, SupportsIndex]
-    | tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex]
-)
+PaddingLike: TypeAlias = str | PairLike | tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex]
 
 
 @dataclass(frozen=True, init=False, kw_only=True)
@@ -111,13 +106,11 @@ class DepthwiseConv2dShape:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        put("batch", _integer("batch", batch, 1))
-        put("in_channels", _integer("in_channels", in_channels, 1))
-        put("height", _integer("height", height, 1))
-        put("width", _integer("width", width, 1))
-        put("kernel", _pair("kernel", kernel))
-        put("stride", _pair("stride", stride))
-        put("dilation", _pair("dilation", dilation))
+        sizes = {"batch": batch, "in_channels": in_channels, "height": height, "width": width}
+        for name, size in sizes.items():
+            put(name, _integer(name, size, 1))
+        for name, pair in {"kernel": kernel, "stride": stride, "dilation": dilation}.items():
+            put(name, _pair(name, pair))
         put("channel_multiplier", _integer("channel_multiplier", channel_multiplier, 1))
         put("dtype", _choice("dtype", dtype, tuple(DTYPES)))
         put("layout", _choice("layout", layout, LAYOUTS))
@@ -135,10 +128,8 @@ class DepthwiseConv2dShape:
         if isinstance(value, Mapping):
             names = {field.name for field in fields(cls)}
             required = {"batch", "in_channels", "height", "width", "kernel"}
-            for kind, found in (
-                ("unknown", sorted(set(value) - names, key=str)),
-                ("missing", sorted(required - set(value))),
-            ):
+            wrong = {"unknown": sorted(set(value) - names, key=str), "missing": sorted(required - set(value))}
+            for kind, found in wrong.items():
                 if found:
                     raise InvalidShapeError(f"{kind} shape parameters {found}; a shape has {sorted(names)}")
             return cls(**value)
@@ -161,15 +152,9 @@ class DepthwiseConv2dShape:
         return cls(**parameters_of(text))
 
     def __str__(self) -> str:
-        numbers = {
-            "k": self.kernel,
-            "s": self.stride,
-            "p": self.padding,
-            "d": self.dilation,
-            "m": (self.channel_multiplier,),
-        }
+        numbers = self.kernel, self.stride, self.padding, self.dilation, (self.channel_multiplier,)
         parts = ["x".join(map(str, (self.batch, self.in_channels, self.height, self.width)))]
-        parts += [key + "x".join(map(str, values)) for key, values in numbers.items()]
+        parts += [key + "x".join(map(str, values)) for key, values in zip("kspdm", numbers, strict=True)]
         parts += [self.dtype, self.layout.lower(), OPERATIONS[self.operation]]
         return "_".join(filter(None, parts))
 
@@ -219,12 +204,8 @@ class DepthwiseConv2dShape:
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the two tensors that the operation takes, by name and in their order."""
         shapes = {"data": self.data_shape, "weight": self.weight_shape, "grad_out": self.out_shape}
-        names = {
-            "forward": ("data", "weight"),
-            "grad_data": ("grad_out", "weight"),
-            "grad_weight": ("data", "grad_out"),
-        }[self.operation]
-        return {name: shapes[name] for name in names}
+        names = {"forward": "data weight", "grad_data": "grad_out weight", "grad_weight": "data grad_out"}
+        return {name: shapes[name] for name in names[self.operation].split()}
 
     @property
     def result_shape(self) -> tuple[int, ...]:
@@ -273,8 +254,7 @@ class DepthwiseConv2dShape:
     @property
     def least_bytes(self) -> int:
         """Bytes that must cross device memory: every tensor once."""
-        tensors = (self.data_shape, self.weight_shape, self.out_shape)
-        return self.itemsize * sum(map(prod, tensors))
+        return self.itemsize * sum(map(prod, (self.data_shape, self.weight_shape, self.out_shape)))
 
     def _image(self, channels: int, height: int, width: int) -> tuple[int, ...]:
         if self.layout == "NCHW":
@@ -304,10 +284,8 @@ class DepthwiseConv2dShape:
             raise InvalidShapeError(f"padding must be 'SAME', 'VALID' or integers, got {padding!r}")
         values = padding if isinstance(padding, tuple | list) else (padding,)
         sizes = [_integer("padding", value, 0) for value in values]
-        if len(sizes) == 1:
-            return (sizes[0],) * 4
-        if len(sizes) == 2:
-            return (sizes[0], sizes[1], sizes[0], sizes[1])
+        if len(sizes) in (1, 2):
+            return (sizes[0], sizes[-1], sizes[0], sizes[-1])
         if len(sizes) == 4:
             return (sizes[0], sizes[1], sizes[2], sizes[3])
         raise InvalidShapeError(

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     import tvm
 
 
+_LIMITS = {
+    "max_threads_per_block": "max_threads_per_block",
+    "max_shared_memory_per_block": "shared_bytes_per_block",
+    "thread_warp_size": "warp_size",
+}
+"""Fields of a `Target`, by TVM's names of them."""
+
 _MOST_SHARED = {"sm_80": 163, "sm_86": 99, "sm_87": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227}  # KiB
 
 
@@ -72,12 +79,7 @@ class Target:
             if self.features:
                 config["mattr"] = list(self.features)
             return tvm.target.Target(config, host=config)
-        config = {
-            "kind": self.kind,
-            "max_threads_per_block": self.max_threads_per_block,
-            "max_shared_memory_per_block": self.shared_bytes_per_block,
-            "thread_warp_size": self.warp_size,
-        }
+        config = {"kind": self.kind} | {key: getattr(self, field) for key, field in _LIMITS.items()}
         if self.kind == "cuda":
             config["arch"] = self.arch
         return tvm.target.Target(config, host={"kind": "llvm"})
@@ -163,12 +165,7 @@ def _by_attributes(attributes: Mapping[str, Any]) -> Target:
         found = replace(found, bandwidth=None, fp32_rate=None)
     else:
         raise InvalidTargetError(f"the target's kind must be cuda, llvm or opencl, got {kind!r}")
-    limits = {
-        "max_threads_per_block": "max_threads_per_block",
-        "max_shared_memory_per_block": "shared_bytes_per_block",
-        "thread_warp_size": "warp_size",
-    }
-    given = {field: attributes[key] for key, field in limits.items() if key in attributes}
+    given = {field: attributes[key] for key, field in _LIMITS.items() if key in attributes}
     for field, value in given.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InvalidTargetError(f"{field} must be a positive integer, got {value!r}")
@@ -193,36 +190,23 @@ def _present_gpu(index: int) -> Target:
     found = KNOWN_GPUS.get(gpu.folder_name)
     if found is None:
         found = Target(gpu.folder_name, "cuda", gpu.arch, gpu.multiprocessors)
-    return replace(
-        found,
-        arch=gpu.arch,
-        units=gpu.multiprocessors,
-        max_threads_per_block=gpu.max_threads_per_block,
-        shared_bytes_per_block=gpu.shared_bytes_per_block,
-        warp_size=gpu.warp_size,
-    )
+    limits = {name: getattr(gpu, name) for name in _LIMITS.values()}
+    return replace(found, arch=gpu.arch, units=gpu.multiprocessors, **limits)
 
 
 @cache
 def _host() -> Target:
     """Describe this machine's CPU, with the widest vectors that LLVM knows it to have."""
-    import tvm
     from tvm import get_global_func
 
     if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
         raise ToolchainError(f"no CPU schedule for {platform.machine()}; x86-64 and arm64 have one")
-    del tvm
     arch = str(get_global_func("target.llvm_get_system_cpu")())
     has = {str(name) for name, present in get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")().items() if present}
-    vector_bytes = 64 if "avx512f" in has else 32 if "avx2" in has else 16
+    vectors = 64 if "avx512f" in has else 32 if "avx2" in has else 16
+    features = tuple(sorted(f"+{name}" for name in has & _USEFUL_FEATURES))
     return Target(
-        f"cpu-{arch}",
-        "cpu",
-        arch,
-        len(os.sched_getaffinity(0)),
-        warp_size=1,
-        vector_bytes=vector_bytes,
-        features=tuple(sorted(f"+{name}" for name in has & _USEFUL_FEATURES)),
+        f"cpu-{arch}", "cpu", arch, len(os.sched_getaffinity(0)), warp_size=1, vector_bytes=vectors, features=features
     )
 
 

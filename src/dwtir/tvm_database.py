@@ -62,13 +62,8 @@ def as_tuning_record(record: Record, workload: ms.database.Workload | None = Non
     if workload is None:
         workload = ms.database.Workload(unscheduled(own))
     sch, _ = traces.space_trace(record.strategy, own.shape, record.target, own.epilogue)
-    return ms.database.TuningRecord(
-        sch.trace,
-        workload,
-        list(record.run_secs),
-        record.target.tvm(),
-        ms.arg_info.ArgInfo.from_entry_func(workload.mod, False),
-    )
+    info = ms.arg_info.ArgInfo.from_entry_func(workload.mod, False)
+    return ms.database.TuningRecord(sch.trace, workload, list(record.run_secs), record.target.tvm(), info)
 
 
 @derived_object
@@ -155,16 +150,13 @@ class TuneDB(ms.database.PyDatabase):
             )
             made.write(self.folders[0])
         except DwtirError as error:
-            warnings.warn(
-                f"a tuning record of {work.shape} was not written: {error}", database.RecordWarning, stacklevel=2
-            )
+            text = f"a tuning record of {work.shape} was not written: {error}"
+            warnings.warn(text, database.RecordWarning, stacklevel=2)
 
     def get_top_k(self, workload: ms.database.Workload, top_k: int) -> list[ms.database.TuningRecord]:
         work = recognise(workload.mod)
         record = self._find(work)
-        if work is None or record is None or top_k < 1:
-            return []
-        return [self._tuning_record(work, record)]
+        return [] if work is None or record is None or top_k < 1 else [self._tuning_record(work, record)]
 
     def get_all_tuning_records(self) -> list[ms.database.TuningRecord]:
         return [
@@ -172,23 +164,22 @@ class TuneDB(ms.database.PyDatabase):
             for record in database.records_of(self.device, self.folders)
         ]
 
+    def _answer(self, mod: _Module, target: tvm.target.Target) -> tuple[Workload, Record] | None:
+        work = recognise(mod)
+        record = self._find(work)
+        return None if work is None or record is None or not self._is_for(target, record) else (work, record)
+
     def query_tuning_record(
         self, mod: _Module, target: tvm.target.Target, workload_name: str | None = None
     ) -> ms.database.TuningRecord | None:
-        work = recognise(mod)
-        record = self._find(work)
-        if work is None or record is None or not self._is_for(target, record):
-            return None
-        return self._tuning_record(work, record)
+        found = self._answer(mod, target)
+        return found and self._tuning_record(*found)
 
     def query_schedule(
         self, mod: _Module, target: tvm.target.Target, workload_name: str | None = None
     ) -> Schedule | None:
-        work = recognise(mod)
-        record = self._find(work)
-        if work is None or record is None or not self._is_for(target, record):
-            return None
-        return traces.decided(record.strategy, work.shape, work.epilogue)
+        found = self._answer(mod, target)
+        return found and traces.decided(found[1].strategy, *found[0])
 
     def query_ir_module(
         self, mod: _Module, target: tvm.target.Target, workload_name: str | None = None

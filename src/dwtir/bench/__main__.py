@@ -14,6 +14,7 @@ from .options import add_measuring
 from .plots import check_path, plot
 from .report import markdown, text
 from .results import Results, write_csv
+from .row import Row
 from .session import Session, Settings
 
 _EPILOG = """\
@@ -62,14 +63,8 @@ def _measure(arguments: Sequence[str]) -> int:
             raise ArgumentError(f"--{name} must be >= {least}, got {getattr(options, name)}")
     if options.resume and options.json is None:
         raise ArgumentError("--resume needs --json with the file to go on with, got none")
-    wanted = layers.named(
-        options.what,
-        batches=options.batch,
-        dtypes=options.dtype,
-        layouts=options.layout,
-        operations=options.operation,
-        epilogue=options.epilogue,
-    )
+    forms = {"batches": options.batch, "dtypes": options.dtype, "layouts": options.layout}
+    wanted = layers.named(options.what, **forms, operations=options.operation, epilogue=options.epilogue)
     results = _run(options, wanted)
     print("\n".join(text(results)))
     _write(results, options)
@@ -77,14 +72,8 @@ def _measure(arguments: Sequence[str]) -> int:
 
 
 def _run(options: argparse.Namespace, wanted: Sequence[layers.Layer]) -> Results:
-    settings = Settings(
-        schedule=options.schedule,
-        cold=not options.warm,
-        baselines=options.baselines == "torch",
-        rounds=options.rounds,
-        again=options.again,
-        patience=options.patience,
-    )
+    how = {name: getattr(options, name) for name in ("schedule", "rounds", "again", "patience")}
+    settings = Settings(**how, cold=not options.warm, baselines=options.baselines == "torch")
     session = Session(resolve(options.target), settings, _command(options), options.json)
     if options.resume:
         session.resume()
@@ -106,23 +95,28 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _write(results: Results, options: argparse.Namespace) -> None:
-    if options.csv is not None:
-        with options.csv.open("w", newline="", encoding="utf-8") as stream:
-            write_csv(results.rows, stream)
+    _write_rows(results.rows, options.csv)
     if options.json is not None:
         results.write(options.json)
     if options.plot is not None:
         print("\n".join(plot(results, options.plot)), file=sys.stderr)
 
 
+def _write_rows(rows: Sequence[Row], path: Path | None) -> None:
+    if path is not None:
+        with path.open("w", newline="", encoding="utf-8") as stream:
+            write_csv(rows, stream)
+
+
 def _report(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m dwtir.bench report", description="Print the results of earlier runs."
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write them as a page")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write all rows there")
-    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw them there; or a file")
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, metavar="FILE.json")
+    add("--markdown", type=Path, metavar="FILE", help="write them as a page")
+    add("--csv", type=Path, metavar="FILE", help="write all rows there")
+    add("--plot", type=Path, metavar="FOLDER", help="draw them there; or a file")
     options = parser.parse_args(arguments)
     if options.plot is not None:
         check_path(options.plot)
@@ -133,9 +127,7 @@ def _report(arguments: Sequence[str]) -> int:
     if options.markdown is not None:
         page = "\n\n".join("\n".join(markdown(results)) for results in found.values())
         options.markdown.write_text(f"{page}\n", encoding="utf-8")
-    if options.csv is not None:
-        with options.csv.open("w", newline="", encoding="utf-8") as stream:
-            write_csv([row for results in found.values() for row in results.rows], stream)
+    _write_rows([row for results in found.values() for row in results.rows], options.csv)
     for path, results in found.items() if options.plot is not None else ():
         print("\n".join(plot(results, options.plot, prefix=f"{path.stem}-")), file=sys.stderr)
     return 0
@@ -157,7 +149,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "what",
         nargs="+",
         metavar="WHAT",
@@ -165,20 +158,18 @@ def _parser() -> argparse.ArgumentParser:
         "or seeds, the articles' rows, and on a GPU their tables beside the published ones",
     )
     for name, allowed in (("dtype", tuple(DTYPES)), ("layout", LAYOUTS), ("operation", tuple(OPERATIONS))):
-        parser.add_argument(f"--{name}", nargs="+", choices=allowed, default=[allowed[0]], help="of networks")
-    parser.add_argument("--batch", nargs="+", type=int, default=[1], help="of networks")
-    parser.add_argument("--epilogue", help="fused steps, such as bias+relu")
-    parser.add_argument("--schedule", default="manual", help="ours: manual, tuned, or a step")
-    parser.add_argument("--baselines", choices=("torch", "none"), default="torch")
-    parser.add_argument("--warm", action="store_true", help="data that stays in the caches")
+        add(f"--{name}", nargs="+", choices=allowed, default=[allowed[0]], help="of networks")
+    add("--batch", nargs="+", type=int, default=[1], help="of networks")
+    add("--epilogue", help="fused steps, such as bias+relu")
+    add("--schedule", default="manual", help="ours: manual, tuned, or a step")
+    add("--baselines", choices=("torch", "none"), default="torch")
+    add("--warm", action="store_true", help="data that stays in the caches")
     add_measuring(parser, "layer")
-    parser.add_argument("--again", type=int, default=0, help="how often to repeat layers that are flagged")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the rows there")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write all there, packed as .json.xz; report makes the rest of it"
-    )
-    parser.add_argument("--resume", action="store_true", help="keep the rows that FILE of --json has already")
-    parser.add_argument("--plot", type=Path, metavar="FILE|FOLDER", help="draw all in a file, or each in a folder")
+    add("--again", type=int, default=0, help="how often to repeat layers that are flagged")
+    add("--csv", type=Path, metavar="FILE", help="write the rows there")
+    add("--json", type=Path, metavar="FILE", help="write all there, packed as .json.xz; report makes the rest of it")
+    add("--resume", action="store_true", help="keep the rows that FILE of --json has already")
+    add("--plot", type=Path, metavar="FILE|FOLDER", help="draw all in a file, or each in a folder")
     return parser
 
 

@@ -46,12 +46,11 @@ def ours(problem: Problem, schedule: str, *, name: str = "dwtir", on_miss: str =
     ]
     dtype = getattr(torch, shape.dtype)
     results = [torch.full(shape.result_shape, float("nan"), dtype=dtype, device="cuda") for _ in tensors]
-    return Contender(
-        name,
-        shape.layout,
-        lambda number: kernel(*tensors[number], out=results[number]),
-        lambda: np.asarray(results[0].float().cpu().numpy()),
-    )
+
+    def call(number: int) -> object:
+        return kernel(*tensors[number], out=results[number])
+
+    return Contender(name, shape.layout, call, lambda: np.asarray(results[0].float().cpu().numpy()))
 
 
 def _copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -76,21 +75,18 @@ def peers(problem: Problem, layouts: Sequence[str] = LAYOUTS, *, compiled: bool 
     torch = import_torch("a benchmark against PyTorch")
     if problem.target.kind == "cpu":
         keep_memory()
-    found = []
-    for layout in layouts:
-        if problem.target.kind == "cpu":
-            found.append(_torch(torch, problem, layout, f"torch {layout}", cudnn=False))
-            continue
-        for cudnn in (False, True):
-            name = f"torch {layout} {'cudnn' if cudnn else 'native'}"
-            found.append(_torch(torch, problem, layout, name, cudnn=cudnn))
-        if compiled and problem.epilogue.steps:
-            name = f"torch.compile {layout}"
-            found.append(_torch(torch, problem, layout, name, cudnn=True, compiled=True))
-    return found
+        ways = [("torch {}", False, False)]
+    else:
+        ways = [("torch {} native", False, False), ("torch {} cudnn", True, False)]
+        ways += [("torch.compile {}", True, True)] if compiled and problem.epilogue.steps else []
+    return [
+        _torch(torch, problem, layout, name.format(layout), cudnn=cudnn, compiled=fused)
+        for layout in layouts
+        for name, cudnn, fused in ways
+    ]
 
 
-def _torch(torch: Any, problem: Problem, layout: str, name: str, *, cudnn: bool, compiled: bool = False) -> Contender:
+def _torch(torch: Any, problem: Problem, layout: str, name: str, *, cudnn: bool, compiled: bool) -> Contender:
     shape = problem.shape
     sets = problem.tensors(layout)
     if shape.operation == "forward":
@@ -108,10 +104,10 @@ def _torch(torch: Any, problem: Problem, layout: str, name: str, *, cudnn: bool,
 
     def result() -> np.ndarray[Any, Any]:
         array = np.asarray(outs[0].float().cpu().numpy())
+        axes = (0, 2, 3, 1)
         if shape.operation == "grad_weight":
-            array = array.reshape(shape.in_channels, shape.channel_multiplier, *shape.kernel)
-            return array.transpose(2, 3, 0, 1) if shape.layout == "NHWC" else array
-        return array.transpose(0, 2, 3, 1) if shape.layout == "NHWC" else array
+            array, axes = array.reshape(shape.in_channels, shape.channel_multiplier, *shape.kernel), (2, 3, 0, 1)
+        return array.transpose(axes) if shape.layout == "NHWC" else array
 
     return Contender(name, layout, call, result)
 
@@ -129,13 +125,6 @@ def _function(torch: Any, shape: Shape, epilogue: Epilogue) -> Callable[..., Any
     top, left, bottom, right = shape.padding
     symmetric = (top, left) == (bottom, right)
     names = list(epilogue.operands(shape))
-    activations = {
-        "relu": functional.relu,
-        "relu6": functional.relu6,
-        "hardswish": functional.hardswish,
-        "silu": functional.silu,
-        "gelu": functional.gelu,
-    }
 
     def compute(data: Any, weight: Any, *operands: Any) -> Any:
         given = dict(zip(names, operands, strict=True))
@@ -154,7 +143,7 @@ def _function(torch: Any, shape: Shape, epilogue: Epilogue) -> Callable[..., Any
             elif step == "residual":
                 out = out + given["residual"]
             else:
-                out = activations[step](out)
+                out = getattr(functional, step)(out)
         return out
 
     return compute

@@ -89,15 +89,16 @@ def _parser() -> argparse.ArgumentParser:
         description="Run whole networks by PyTorch, and with dwtir's kernels in them, in turns, "
         "after a check of the results. On a GPU all run in CUDA graphs, training without too.",
     )
-    parser.add_argument("what", nargs="+", metavar="network NAME", help="of timm or torchvision")
-    parser.add_argument("--end-to-end", action="store_true", required=True)
-    parser.add_argument("--train", action="store_true", help="steps of a training, and their losses")
-    parser.add_argument("--steps", type=int, default=50, help="for the losses (default 50)")
-    parser.add_argument("--dtype", nargs="+", choices=tuple(DTYPES), default=["float32"], help="of inference")
-    parser.add_argument("--layout", nargs="+", choices=LAYOUTS, default=[LAYOUTS[0]])
-    parser.add_argument("--batch", nargs="+", type=int, default=[1])
-    parser.add_argument("--when", choices=("faster", "always"), default="faster", help="to convert a layer")
-    parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    add = parser.add_argument
+    add("what", nargs="+", metavar="network NAME", help="of timm or torchvision")
+    add("--end-to-end", action="store_true", required=True)
+    add("--train", action="store_true", help="steps of a training, and their losses")
+    add("--steps", type=int, default=50, help="for the losses (default 50)")
+    add("--dtype", nargs="+", choices=tuple(DTYPES), default=["float32"], help="of inference")
+    add("--layout", nargs="+", choices=LAYOUTS, default=[LAYOUTS[0]])
+    add("--batch", nargs="+", type=int, default=[1])
+    add("--when", choices=("faster", "always"), default="faster", help="to convert a layer")
+    add("--eager", action="store_true", help="without torch.compile")
     add_measuring(parser, "network")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all there")
+    add("--json", type=Path, metavar="FILE", help="write all there")
     return parser

@@ -23,19 +23,9 @@ def gradient(
     of_data = shape.operation == "grad_data"
 
     def backward(grad_out: Any, data: Any, weight: Any) -> Any:
-        grads = torch.ops.aten.convolution_backward(
-            grad_out,
-            data,
-            weight,
-            None,
-            shape.stride,
-            (top, left) if symmetric else (0, 0),
-            shape.dilation,
-            False,
-            (0, 0),
-            shape.in_channels,
-            (of_data, not of_data, False),
-        )
+        geometry = shape.stride, (top, left) if symmetric else (0, 0), shape.dilation
+        rest = False, (0, 0), shape.in_channels, (of_data, not of_data, False)
+        grads = torch.ops.aten.convolution_backward(grad_out, data, weight, None, *geometry, *rest)
         return grads[0] if of_data else grads[1]
 
     def unread(*size: int) -> Any:
@@ -59,8 +49,7 @@ def gradient(
     def to_weight(data: Any, grad_out: Any) -> Any:
         return backward(grad_out, data, weight)
 
-    if symmetric:
-        return to_weight, sets
-    around = (left, right, top, bottom)
-    padded = [pad(data, around).contiguous(memory_format=form) for data, _ in sets]
-    return to_weight, [[data, grad_out] for data, (_, grad_out) in zip(padded, sets, strict=True)]
+    if not symmetric:
+        around = (left, right, top, bottom)
+        sets = [[pad(data, around).contiguous(memory_format=form), grad_out] for data, grad_out in sets]
+    return to_weight, sets

@@ -83,23 +83,15 @@ def infer(
     runs = [eager, _Run("dwtir", converted, images)]
     if compiled:
         torch.compiler.reset()
-        runs += [
-            _Run("torch.compile", torch.compile(model, options=_COMPILE), images),
-            _Run("dwtir compile", torch.compile(converted, options=_COMPILE), images),
-        ]
+        for way, each in (("torch.compile", model), ("dwtir compile", converted)):
+            runs.append(_Run(way, torch.compile(each, options=_COMPILE), images))
     allowed = max(_ERROR[dtype], 2 * eager_error)
     right, notes = _checked(network.name, runs, expected, allowed, graphs=target.kind == "cuda")
     contenders = [Contender(run.way, layout, run.call, run.result) for run in right]
     timings, load = timed(target, contenders, rounds, patience)
     return NetworkRow(
-        network=network.name,
-        run="inference",
-        batch=batch,
-        dtype=dtype,
-        layout=layout,
-        timings=timings,
-        replaced=len(report.replaced),
-        layers=sum(map(is_depthwise, model.modules())),
+        *(network.name, "inference", batch, dtype, layout, timings, len(report.replaced)),
+        sum(map(is_depthwise, model.modules())),
         share=depthwise_share(model, eager.once),
         notes=tuple(notes),
         load=load,
@@ -120,10 +112,7 @@ class _Run:
 
     def call(self, _: int) -> None:
         """Run it, by its graph where it has one; it has one set of images."""
-        if self._graph is None:
-            self.once()
-        else:
-            self._graph.replay()
+        (self.once if self._graph is None else self._graph.replay)()
 
     def result(self) -> np.ndarray[Any, Any]:
         """Run it, and return the output in float32."""

@@ -5,7 +5,7 @@ import platform
 import re
 import shutil
 import subprocess
-import time
+import timeit
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -33,8 +33,7 @@ def about(target: Target) -> dict[str, str]:
     found = {"device": target.name}
     if target.kind == "cuda":
         torch = import_torch("a benchmark on a GPU")
-        found["GPU"] = str(torch.cuda.get_device_name(0))
-        found["CUDA of torch"] = str(torch.version.cuda)
+        found |= {"GPU": str(torch.cuda.get_device_name(0)), "CUDA of torch": str(torch.version.cuda)}
         found["cuDNN"] = str(torch.backends.cudnn.version())
     else:
         found["CPU"] = _cpu_model()
@@ -75,7 +74,8 @@ class Clocks:
     def sample(self) -> None:
         """Read the clocks now."""
         if self._gpu and not self._reason:
-            found, self._reason = gpu_clocks(_gpu_uuid())
+            gpu = import_torch("a benchmark on a GPU").cuda.get_device_properties(0)
+            found, self._reason = gpu_clocks(f"GPU-{gpu.uuid}")
             self._samples += [found] if found else []
 
     def about(self) -> dict[str, str]:
@@ -85,9 +85,8 @@ class Clocks:
             last = self._samples[-1]
             found["driver"] = last["driver_version"]
             for what, name in (("SM clock", "sm"), ("memory clock", "mem")):
-                seen = [sample[f"clocks.{name}"] for sample in self._samples]
-                most = last[f"clocks.max.{name}"]
-                found[what] = f"{_range(seen)} MHz of {most}, after each layer"
+                seen = _range(sample[f"clocks.{name}"] for sample in self._samples)
+                found[what] = f"{seen} MHz of {last[f'clocks.max.{name}']}, after each layer"
         if self._reason:
             found["clocks"] = f"not read: {self._reason}"
         return found
@@ -101,11 +100,9 @@ def gpu_clocks(gpu: str) -> tuple[dict[str, str], str]:
     command = shutil.which("nvidia-smi")
     if command is None:
         return {}, "nvidia-smi is not on the PATH"
-    query = [command, f"--id={gpu}", f"--query-gpu={','.join(_CLOCKS)}"]
+    query = [command, f"--id={gpu}", f"--query-gpu={','.join(_CLOCKS)}", "--format=csv,noheader,nounits"]
     try:
-        child = subprocess.run(
-            [*query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=_SMI_SECONDS
-        )
+        child = subprocess.run(query, capture_output=True, text=True, timeout=_SMI_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         return {}, f"nvidia-smi: {error}"
     values = [value.strip() for value in child.stdout.strip().split(",")]
@@ -113,11 +110,6 @@ def gpu_clocks(gpu: str) -> tuple[dict[str, str], str]:
         said = " ".join((child.stderr or child.stdout).split())
         return {}, f"nvidia-smi ended with {child.returncode}: {said}"
     return dict(zip(_CLOCKS, values, strict=True)), ""
-
-
-def _gpu_uuid() -> str:
-    torch = import_torch("a benchmark on a GPU")
-    return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
 
 
 def _range(values: Iterable[str]) -> str:
@@ -171,9 +163,4 @@ def _product_rate() -> float:
 
 
 def _fastest(call: Callable[[], object]) -> float:
-    def once() -> float:
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
-
-    return min(once() for _ in range(_REPEATS))
+    return min(timeit.repeat(call, number=1, repeat=_REPEATS))

@@ -7,6 +7,7 @@ from typing import Any
 from ..kernel import Timing
 from .processor import LOUD
 from .report import times
+from .results import microseconds
 from .row import is_wide
 
 WAYS = ("torch", "torch graph", "torch.compile", "dwtir", "dwtir graph", "dwtir compile")
@@ -84,12 +85,8 @@ def _cells(row: NetworkRow) -> tuple[str, ...]:
         times(row.ratio),
         "-" if row.share is None else f"{100 * row.share:.0f}",
         f"{row.replaced} of {row.layers}",
-        *(_difference(row.loss_difference(way)) for way in ("dwtir", NUDGED)),
+        *("-" if most is None else f"{most:.1e}" for most in map(row.loss_difference, ("dwtir", NUDGED))),
     )
-
-
-def _difference(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1e}"
 
 
 def _milliseconds(row: NetworkRow, way: str) -> str:
@@ -104,15 +101,10 @@ def fields(row: NetworkRow) -> dict[str, Any]:
     """Describe a row for JSON, with median, p20, p80 in microseconds and the rounds of each way."""
     found: dict[str, Any] = {
         name: getattr(row, name)
-        for name in (
-            *("network", "run", "batch", "dtype", "layout"),
-            *("replaced", "layers", "share", "ratio", "notes"),
-        )
+        for name in ("network", "run", "batch", "dtype", "layout", "replaced", "layers", "share", "ratio", "notes")
     }
     found["loss_difference"] = row.loss_difference()
     found["load"] = round(row.load, 2)
     found["losses"] = {way: list(losses) for way, losses in row.losses.items()}
-    found["us"] = {
-        way: [*(round(s * 1e6, 3) for s in (t.median, t.p20, t.p80)), t.repeats] for way, t in row.timings.items()
-    }
+    found["us"] = {way: microseconds(timing) for way, timing in row.timings.items()}
     return found

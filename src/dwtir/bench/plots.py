@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import geometric_mean
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import ArgumentError
 from ..kernel import Timing
@@ -208,32 +208,20 @@ def _write_plainly(axis: Axis, unit: str = "") -> None:
 
 def _roofline(axes: Axes, results: Results) -> None:
     target = results.target
-    styles = {"NCHW": "o", "NHWC": "s"}
     intensities: list[float] = []
-    rates: list[float] = []
-    for layout, marker in styles.items():
+    for layout, marker in {"NCHW": "o", "NHWC": "s"}.items():
         rows = [row for row in results.rows if row.shape.layout == layout]
-        for what, colour, name in (("PyTorch", _PEERS, "peer"), ("dwtir", _OURS, "own")):
+        for what, colour, fill in (("PyTorch", _PEERS, "none"), ("dwtir", _OURS, _OURS)):
             points = []
             for row in rows:
-                best = row.best(layout)
-                seconds = row.own if name == "own" else None if best is None else best[1]
-                if seconds is not None:
-                    points.append((row.shape.flop / row.least_bytes, row.shape.flop / seconds / 1e9))
+                best = ("dwtir", row.own) if what == "dwtir" else row.best(layout)
+                if best is not None:
+                    points.append((row.shape.flop / row.least_bytes, row.shape.flop / best[1] / 1e9))
             if points:
                 x, y = zip(*points, strict=True)
-                axes.plot(
-                    x,
-                    y,
-                    marker,
-                    color=colour,
-                    markersize=4,
-                    alpha=0.8,
-                    label=f"{what} {layout}",
-                    markerfacecolor=colour if name == "own" else "none",
-                )
+                look: dict[str, Any] = {"color": colour, "markerfacecolor": fill, "markersize": 4, "alpha": 0.8}
+                axes.plot(x, y, marker, label=f"{what} {layout}", **look)
                 intensities += x
-                rates += y
     low, high = min(intensities) / 1.5, max(intensities) * 1.5
     limits = {}
     if target.bandwidth is not None:
@@ -274,18 +262,15 @@ def _draw_ladder(axes: Axes, ladder: Table, results: Results) -> None:
     first = cases[0]
     published = {case: PUBLISHED_US[first] / PUBLISHED_US[case] for case in cases}
     ours = _gains(cases, results)
-    for offset, gains, label, colour in (
-        (-0.2, published, f"article, {ladder.article.device}", _PEERS),
-        (0.2, ours, f"here, {results.target.name}", _OURS),
-    ):
+    there, here = f"article, {ladder.article.device}", f"here, {results.target.name}"
+    for offset, gains, label, colour in ((-0.2, published, there, _PEERS), (0.2, ours, here, _OURS)):
         places = [cases.index(case) + offset for case in gains]
         bars = axes.bar(places, list(gains.values()), 0.38, color=colour, label=label)
         axes.bar_label(bars, fmt="%.3gx", fontsize=7)
     axes.set_yscale("log")
     _write_plainly(axes.yaxis, "x")
-    axes.set_xticks(
-        range(len(cases)), [ladder.article.library if case.way == "library" else case.way for case in cases], fontsize=8
-    )
+    ways = [ladder.article.library if case.way == "library" else case.way for case in cases]
+    axes.set_xticks(range(len(cases)), ways, fontsize=8)
     axes.set_ylabel("times as fast as naive", fontsize=8)
     axes.tick_params(axis="y", which="both", labelsize=7)
     axes.set_title(f"{first.shape}, naive to tuned", fontsize=10)

@@ -33,22 +33,18 @@ def markdown(results: Results) -> list[str]:
     if results.rows:
         lines += ["", "## Layers", "", *_explained(results.rows), ""]
         cells = [tuple(line[i].removeprefix("torch ") for i in _ON_PAGE) for line in row_cells(results.rows)]
-        lines += [*_bullets(summary(results.rows)), "", *piped(cells)]
+        lines += [*(f"- {line}" for line in summary(results.rows)), "", *piped(cells)]
     for title, cells in _article_tables(results):
         lines += ["", f"## {title}", "", *piped(cells)]
     return lines
 
 
 def _explained(rows: Sequence[Row]) -> list[str]:
-    states = {row.cold for row in rows}
-    data = " and ".join(
-        what
-        for cold, what in (
-            (True, "cold, inputs that rotate through three times the last cache"),
-            (False, "warm, data that stays in the caches"),
-        )
-        if cold in states
-    )
+    kinds = {
+        True: "cold, inputs that rotate through three times the last cache",
+        False: "warm, data that stays in the caches",
+    }
+    data = " and ".join(what for cold, what in kinds.items() if cold in {row.cold for row in rows})
     return [
         f"Medians of rounds in turns, {data}. Ratios are PyTorch's time over dwtir's, of its",
         "fastest way in the same layout and in any, and by which layout and library that is: above 1,",
@@ -65,26 +61,29 @@ def _article_tables(results: Results) -> list[tuple[str, list[tuple[str, ...]]]]
 
 def row_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Write rows as cells, the first line their head."""
-    cells: list[tuple[str, ...]] = [_HEAD]
-    for row in rows:
-        same, best = row.best(row.shape.layout), row.best()
-        cells.append(
-            (
-                row.brief,
-                microseconds(row.own) + _mark(row, "dwtir"),
-                "-" if row.floor is None else f"{100 * row.floor / row.own:.0f}",
-                microseconds(same and same[1]) + _mark(row, same and same[0]),
-                times(row.ratio(row.shape.layout)),
-                microseconds(best and best[1]) + _mark(row, best and best[0]),
-                times(row.ratio()),
-                best[0] if best else "-",
-            )
-        )
-    return cells
+    return [_HEAD, *map(_cells, rows)]
 
 
-def _mark(row: Row, name: str | None) -> str:
-    return "!" if name and row.disturbed else "~" if name in row.wide else ""
+def _cells(row: Row) -> tuple[str, ...]:
+    best = row.best()
+    return (
+        row.brief,
+        _time(row, ("dwtir", row.own)),
+        "-" if row.floor is None else f"{100 * row.floor / row.own:.0f}",
+        _time(row, row.best(row.shape.layout)),
+        times(row.ratio(row.shape.layout)),
+        _time(row, best),
+        times(row.ratio()),
+        best[0] if best else "-",
+    )
+
+
+def _time(row: Row, found: tuple[str, float] | None) -> str:
+    """Write a contender's time with its mark."""
+    if found is None:
+        return "-"
+    name, seconds = found
+    return f"{seconds * 1e6:.2f}{'!' if row.disturbed else '~' if name in row.wide else ''}"
 
 
 def piped(cells: Sequence[Sequence[str]]) -> list[str]:
@@ -122,15 +121,6 @@ def summary(rows: Sequence[Row]) -> list[str]:
     if len(reasons) > _MAX_REASONS:
         lines.append(f"left out: {len(reasons) - _MAX_REASONS} more; --json has all")
     return lines
-
-
-def _bullets(lines: Sequence[str]) -> list[str]:
-    return [f"- {line}" for line in lines]
-
-
-def microseconds(seconds: float | None) -> str:
-    """Write a time that may not be known."""
-    return "-" if seconds is None else f"{seconds * 1e6:.2f}"
 
 
 def times(ratio: float | None) -> str:

@@ -43,13 +43,9 @@ class Results:
         """Write all of it as JSON, a row a line; packed where the name ends in .xz."""
         networks = list(dict.fromkeys(name for row in self.rows for name in row.networks))
         contenders = list(dict.fromkeys(name for row in self.rows for name in row.timings))
-        head = {
-            "format": _FORMAT,
-            "about": self.about,
-            "target": {name: getattr(self.target, name) for name in _TARGET},
-            "networks": networks,
-            "contenders": contenders,
-        }
+        target = {name: getattr(self.target, name) for name in _TARGET}
+        head = {"format": _FORMAT, "about": self.about, "target": target, "networks": networks}
+        head["contenders"] = contenders
         rows = [_row(row, networks, contenders) for row in self.rows]
         cases = [_case(*item) for item in self.cases.items()]
         data = (
@@ -93,7 +89,7 @@ def _lines(entries: Sequence[dict[str, Any]]) -> str:
 
 def _row(row: Row, networks: Sequence[str], contenders: Sequence[str]) -> dict[str, Any]:
     """Describe a row, its networks and contenders by their places in lists."""
-    us = [_microseconds(row.timings[n]) if n in row.timings else None for n in contenders]
+    us = [microseconds(row.timings[n]) if n in row.timings else None for n in contenders]
     values = {
         "shape": row.shape.brief,
         "epilogue": list(row.epilogue.steps),
@@ -133,7 +129,7 @@ def _read_row(values: dict[str, Any], target: Target) -> Row:
 
 def _case(case: Case, found: Found) -> dict[str, Any]:
     entry: dict[str, Any] = {"shape": case.shape, "way": case.way, "epilogue": case.epilogue}
-    return entry | ({"missing": found} if isinstance(found, str) else {"us": _microseconds(found)})
+    return entry | ({"missing": found} if isinstance(found, str) else {"us": microseconds(found)})
 
 
 def _read_case(values: dict[str, Any]) -> tuple[Case, Found]:
@@ -143,7 +139,7 @@ def _read_case(values: dict[str, Any]) -> tuple[Case, Found]:
     return case, _timing(values["us"]) if "us" in values else str(values["missing"])
 
 
-def _microseconds(timing: Timing) -> list[float]:
+def microseconds(timing: Timing) -> list[float]:
     """Return median, p20 and p80 in microseconds, to the nanosecond, and the number of rounds."""
     times = (timing.median, timing.p20, timing.p80)
     return [*(round(seconds * 1e6, 3) for seconds in times), timing.repeats]

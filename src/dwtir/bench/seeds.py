@@ -76,24 +76,16 @@ def table_cells(table: Table, found: Mapping[Case, Found]) -> list[tuple[str, ..
     lines = [tuple(head)]
     for case, bases in table.lines.items():
         way = f"{table.article.library}, here PyTorch" if case.way == LIBRARY else case.way
-        line = [
-            case.shape,
-            f"{way} + {case.epilogue.replace('+', ' + ')}" if case.epilogue else way,
-            f"{PUBLISHED_US[case]:.1f}",
-            _microseconds(found[case]),
-        ]
+        what = f"{way} + {case.epilogue.replace('+', ' + ')}" if case.epilogue else way
+        here = time if isinstance(time := found[case], str) else f"{time.median * 1e6:.2f}"
+        line = [case.shape, what, f"{PUBLISHED_US[case]:.1f}", here]
         for base in bases:
             if base is None:
                 line += ["", ""]
-                continue
-            line += [f"{PUBLISHED_US[base] / PUBLISHED_US[case]:.2f}x"]
-            line += [_ratio(found[base], found[case])]
+            else:
+                line += [f"{PUBLISHED_US[base] / PUBLISHED_US[case]:.2f}x", _ratio(found[base], found[case])]
         lines.append(tuple(line))
     return lines
-
-
-def _microseconds(found: Found) -> str:
-    return found if isinstance(found, str) else f"{found.median * 1e6:.2f}"
 
 
 def _ratio(base: Found, case: Found) -> str:

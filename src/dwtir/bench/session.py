@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from .. import cuda
 from ..errors import RecordError
@@ -63,17 +64,16 @@ class Session:
             return
         before, now = Results.read(self.path), self.results()
         for name in _SAME:
-            if before.about.get(name) != now.about.get(name):
-                raise RecordError(
-                    f"{self.path}: {name} must be {now.about.get(name)!r} as it is now, got {before.about.get(name)!r}"
-                )
+            wanted, got = now.about.get(name), before.about.get(name)
+            if got != wanted:
+                raise RecordError(f"{self.path}: {name} must be {wanted!r} as it is now, got {got!r}")
         self._sessions += int(before.about.get("sessions", "1"))
         if self.target.kind == "cpu":  # what was measured then is a limit as well
-            self._rated = replace(
-                self._rated,
-                bandwidth=_greater(self._rated.bandwidth, before.target.bandwidth),
-                fp32_rate=_greater(self._rated.fp32_rate, before.target.fp32_rate),
-            )
+            rates: dict[str, Any] = {
+                name: max(getattr(self._rated, name) or 0.0, getattr(before.target, name) or 0.0)
+                for name in ("bandwidth", "fp32_rate")
+            }
+            self._rated = replace(self._rated, **rates)
         self.rows = {str(row): row for row in before.rows if not row.doubtful}
 
     def measure(self, layers: Sequence[Layer]) -> None:
@@ -88,16 +88,8 @@ class Session:
         self.rows = {str(layer.task): self.rows[str(layer.task)] for layer in layers}
 
     def _measure(self, layer: Layer) -> None:
-        row = bench_layer(
-            layer.task.shape,
-            self.target,
-            epilogue=layer.task.epilogue,
-            schedule=self.settings.schedule,
-            cold=self.settings.cold,
-            baselines=self.settings.baselines,
-            rounds=self.settings.rounds,
-            patience=self.settings.patience,
-        )
+        how = {name: value for name, value in vars(self.settings).items() if name != "again"}
+        row = bench_layer(layer.task.shape, self.target, epilogue=layer.task.epilogue, **how)
         self._clocks.sample()
         row = replace(row, target=self._rated, networks=layer.networks)
         print(aligned(row_cells([row]))[-1], file=sys.stderr, flush=True)
@@ -108,18 +100,12 @@ class Session:
 
     def measure_articles(self) -> dict[Case, Found]:
         """Measure what the articles did; see `measure`."""
-        settings = self.settings
-        found = measure(self.target, baselines=settings.baselines, rounds=settings.rounds)
+        found = measure(self.target, baselines=self.settings.baselines, rounds=self.settings.rounds)
         self._clocks.sample()
         return found
 
     def results(self) -> Results:
         """Return what there is so far."""
         facts = {**about(self.target), **self._clocks.about()}
-        facts |= {"limits": limits(self._rated), "command": self.command}
-        facts["sessions"] = str(self._sessions)
+        facts |= {"limits": limits(self._rated), "command": self.command, "sessions": str(self._sessions)}
         return Results(self._rated, facts, [replace(row, target=self._rated) for row in self.rows.values()])
-
-
-def _greater(one: float | None, other: float | None) -> float:
-    return max(one or 0.0, other or 0.0)

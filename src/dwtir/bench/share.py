@@ -29,7 +29,7 @@ def depthwise_share(model: Any, call: Callable[[], object]) -> float:
     def leave(*_: Any) -> None:
         ranges.pop().__exit__(None, None, None)
 
-    convs = [module for module in model.modules() if is_depthwise(module)]
+    convs = list(filter(is_depthwise, model.modules()))
     hooks = [conv.register_forward_pre_hook(enter) for conv in convs]
     hooks += [conv.register_forward_hook(leave) for conv in convs]
     try:

@@ -39,7 +39,7 @@ def open_timer(target: Target, contenders: Sequence[Contender], sets: int, patie
 class _CpuTimer(Timer):
     def __init__(self, contenders: Sequence[Contender], sets: int, patience: float) -> None:
         self._sets, self._patience = sets, patience
-        self._others = self._elapsed_in_all = 0.0
+        self._others = self._total = 0.0
         self._calls = {}
         for contender in contenders:
             for number in range(sets):
@@ -56,7 +56,7 @@ class _CpuTimer(Timer):
                 break
             self._wait()
         self._others += used
-        self._elapsed_in_all += elapsed
+        self._total += elapsed
         return measured
 
     def _wait(self) -> None:
@@ -71,7 +71,7 @@ class _CpuTimer(Timer):
 
     @property
     def load(self) -> float:
-        return self._others / self._elapsed_in_all if self._elapsed_in_all else 0.0
+        return self._others / self._total if self._total else 0.0
 
     def _settled(self, contender: Contender) -> float:
         # The threads of the contender before spin for a while when it has ended, TVM's for 100 ms.

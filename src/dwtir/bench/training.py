@@ -72,14 +72,14 @@ def train(
     """
     if steps < 2:
         raise ArgumentError(f"steps must be >= 2, got {steps}")
-    device = "cuda" if target.kind == "cuda" else "cpu"
+    form, device = FORMATS[layout], "cuda" if target.kind == "cuda" else "cpu"
     with seeded():
         images = torch.randn(batch, *network.image)
-    images = images.to(device, memory_format=FORMATS[layout])
-    model = deepcopy(network.model).train().to(device, memory_format=FORMATS[layout])
+    images = images.to(device, memory_format=form)
+    model = deepcopy(network.model).train().to(device, memory_format=form)
     own = deepcopy(model)
     replaced = replace(own)
-    own.to(memory_format=FORMATS[layout])
+    own.to(memory_format=form)
     nudged = deepcopy(model)
     with torch.no_grad():
         for parameter in nudged.parameters():
@@ -89,32 +89,22 @@ def train(
         models |= {"torch graph": deepcopy(model), "dwtir graph": deepcopy(own)}
     if compiled:
         torch.compiler.reset()
-        models |= {
-            "torch.compile": torch.compile(deepcopy(model), options=_COMPILE),
-            "dwtir compile": torch.compile(deepcopy(own), options=_COMPILE),
-        }
+        for way, each in (("torch.compile", model), ("dwtir compile", own)):
+            models[way] = torch.compile(deepcopy(each), options=_COMPILE)
+    what = f"{network.name} in {precision}"
     trainers = {way: _Trainer(each, images, precision) for way, each in models.items()}
     try:
         losses = {"torch": trainers["torch"].curve(steps), NUDGED: _Trainer(nudged, images, precision).curve(steps)}
     except Exception as error:  # whatever the model's own code raises
-        raise ArgumentError(
-            f"cannot train {network.name} in {precision} on {target.name}: {in_short(error)}"
-        ) from error
-    what = f"{network.name} in {precision}"
+        raise ArgumentError(f"cannot train {what} on {target.name}: {in_short(error)}") from error
     notes = _compare(what, trainers, losses, PRECISIONS[precision], graphs=device == "cuda")
     contenders = [
         Contender(way, layout, trainer.call, trainer.result) for way, trainer in trainers.items() if way in losses
     ]
     timings, load = timed(target, contenders, rounds, patience)
     return NetworkRow(
-        network=network.name,
-        run="training",
-        batch=batch,
-        dtype=precision,
-        layout=layout,
-        timings=timings,
-        replaced=replaced,
-        layers=sum(map(is_depthwise, model.modules())),
+        *(network.name, "training", batch, precision, layout, timings, replaced),
+        sum(map(is_depthwise, model.modules())),
         losses=losses,
         notes=tuple(notes),
         load=load,
@@ -170,10 +160,7 @@ class _Trainer:
 
     def call(self, _: int) -> None:
         """Take a step on the only set of images."""
-        if self._graph is None:
-            self._step()
-        else:
-            self._graph.replay()
+        (self._step if self._graph is None else self._graph.replay)()
 
     def _step(self) -> None:
         self._optimizer.zero_grad()  # to None, so that graphs do not add to them

@@ -11,13 +11,7 @@ from .functional import sides
 from .module import DepthwiseConv2d
 from .tensors import Tensor
 
-_ACTIVATIONS = {
-    torch.nn.ReLU: "relu",
-    torch.nn.ReLU6: "relu6",
-    torch.nn.Hardswish: "hardswish",
-    torch.nn.SiLU: "silu",
-    torch.nn.GELU: "gelu",
-}
+_ACTIVATIONS = {getattr(torch.nn, name): name.lower() for name in ("ReLU", "ReLU6", "Hardswish", "SiLU", "GELU")}
 
 
 def is_depthwise(module: Any) -> bool:
@@ -100,8 +94,7 @@ class Chain:
         tensors = [self.conv.weight, self.conv.bias]
         if (norm := self.norm) is not None:
             # torch counts batches; that it writes the statistics, it does not note.
-            tensors += [norm.weight, norm.bias, norm.running_mean, norm.running_var]
-            tensors.append(norm.num_batches_tracked)
+            tensors += [norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked]
         return [tensor for tensor in tensors if tensor is not None]
 
     def original(self, image: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ def convert(
     measure = partial(medians, graphs=graphs) if when == "faster" else None
     restore(model)
     names = {module: name for name, module in model.named_modules()}
-    convs = [module for module in names if is_depthwise(module)]
+    convs = list(filter(is_depthwise, names))
     untouched = {module for module in names if not is_patched(module)}
     followers = _outermost(module for module in names if module in untouched and steps_of(module))
     reasons = {conv: why_not(conv) for conv in convs}
@@ -85,8 +85,7 @@ def convert(
     forwards: list[ConvertedForward] = []
     for conv in sorted(convs, key=[*runs, *convs].index):
         if conv not in runs:
-            reason = reasons[conv] or "the example does not run it"
-            layers.append(ConvertedLayer(names[conv], "", False, reason))
+            layers.append(ConvertedLayer(names[conv], "", False, reasons[conv] or "the example does not run it"))
             continue
         chain = Chain(conv, _followers(conv, runs) if fuse and conv in untouched else ())
         forward = ConvertedForward(names[conv], chain)
@@ -95,10 +94,9 @@ def convert(
         if forward.forms:
             forwards.append(forward)
     for forward in forwards:
-        chain = forward.chain
-        chain.conv.forward = forward
-        for follower in chain.followers:
-            follower.forward = FoldedForward(chain, follower)
+        forward.chain.conv.forward = forward
+        for follower in forward.chain.followers:
+            follower.forward = FoldedForward(forward.chain, follower)
     return Report(tuple(layers))
 
 

@@ -33,8 +33,7 @@ class FoldedForward:
     """
 
     def __init__(self, chain: Chain, module: Any) -> None:
-        self.chain = chain
-        self.module = module
+        self.chain, self.module = chain, module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Pass on the only argument."""
@@ -48,8 +47,7 @@ class ConvertedForward:
     """What a converted convolution does instead of its class's forward."""
 
     def __init__(self, name: str, chain: Chain) -> None:
-        self.name = name
-        self.chain = chain
+        self.name, self.chain = name, chain
         self.forms: set[tuple[Any, ...]] = set()
         """What it is converted for; see `form_of`."""
         self._warned = False

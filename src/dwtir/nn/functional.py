@@ -14,6 +14,7 @@ __all__ = ["autocast", "depthwise_conv2d", "pair", "sides"]
 
 IntPair: TypeAlias = int | Sequence[int]
 PaddingArgument: TypeAlias = str | int | Sequence[int]
+_Pair: TypeAlias = tuple[int, int]
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_autocast = torch._C._is_any_autocast_enabled
@@ -108,24 +109,18 @@ def autocast(image: Tensor) -> torch.dtype | None:
     return None
 
 
-def pair(name: str, value: IntPair) -> tuple[int, int]:
+def pair(name: str, value: IntPair) -> _Pair:
     """Return a stride or a dilation as two numbers."""
     if _is_pair(value) and min(value) > 0:
         return value
     values = _integers(name, value, 1)
-    if len(values) == 1:
-        return values[0], values[0]
-    if len(values) == 2:
-        return values[0], values[1]
+    if len(values) in (1, 2):
+        return values[0], values[-1]
     raise ArgumentError(f"{name} must be one integer or two, got {value!r}")
 
 
 def sides(
-    padding: PaddingArgument,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
+    padding: PaddingArgument, size: Sequence[int], kernel: Sequence[int], stride: _Pair, dilation: _Pair
 ) -> tuple[int, int, int, int]:
     """Return the padding at the top, left, bottom and right of an image of this size."""
     if _is_pair(padding) and min(padding) >= 0:
@@ -153,7 +148,7 @@ def sides(
     return top, left, totals[0] - top, totals[1] - left
 
 
-def _is_pair(value: Any) -> TypeGuard[tuple[int, int]]:
+def _is_pair(value: Any) -> TypeGuard[_Pair]:
     """Tell what a module has, which does not need to be looked at more closely."""
     return type(value) is tuple and len(value) == 2 and type(value[0]) is type(value[1]) is int
 

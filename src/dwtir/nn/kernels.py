@@ -31,8 +31,7 @@ def check(image_size: Sequence[int], weight_size: Sequence[int], dtype: torch.dt
     """Refuse what no kernel is built for."""
     if len(image_size) != 4:
         raise ArgumentError(f"input must be (N, C, H, W), got {tuple(image_size)}")
-    channels = image_size[1]
-    if not channels:
+    if not (channels := image_size[1]):
         raise ArgumentError(f"input must have channels, got {tuple(image_size)}")
     if len(weight_size) != 4 or weight_size[1] != 1 or weight_size[0] % channels:
         raise ArgumentError(
@@ -70,8 +69,7 @@ def grad_weight(image: Tensor, grad_out: Tensor, weight_size: Sequence[int], *ge
     if not image.shape[0]:
         return image.new_zeros(weight_size)
     form = memory_format(image)
-    size = torch.Size(weight_size)
-    compute = prepared(image, form, image.shape, size, geometry, operation="grad_weight")
+    compute = prepared(image, form, image.shape, torch.Size(weight_size), geometry, operation="grad_weight")
     return compute(arranged(image, form), arranged(grad_out, form)).contiguous()
 
 

@@ -61,19 +61,9 @@ class DepthwiseConv2d(torch.nn.Conv2d):
             own = padding
         elif isinstance(padding, tuple | list) and len(padding) == 4:
             own = tuple(padding)
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding if own is None else 0,
-            dilation,
-            in_channels,
-            bias,
-            padding_mode,
-            device,
-            dtype,
-        )
+        geometry = stride, padding if own is None else 0, dilation
+        rest = in_channels, bias, padding_mode, device, dtype
+        super().__init__(in_channels, out_channels, kernel_size, *geometry, *rest)
         if own is not None:
             self.padding = own
 
@@ -90,8 +80,7 @@ class DepthwiseConv2d(torch.nn.Conv2d):
             found = {memory_format(fn(image)) for image in images}
         if len(found) == 1:
             weight = self.weight.data
-            last = torch.channels_last in found
-            self.weight.data = pack(weight) if last else weight.contiguous()
+            self.weight.data = pack(weight) if torch.channels_last in found else weight.contiguous()
         return self
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002

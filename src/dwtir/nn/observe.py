@@ -37,8 +37,7 @@ class Image:
     @classmethod
     def of(cls, image: Tensor) -> Image:
         """Describe a tensor."""
-        size, stride = tuple(image.shape), image.stride()
-        return cls(size, stride, image.dtype, image.device, autocast(image))
+        return cls(tuple(image.shape), image.stride(), image.dtype, image.device, autocast(image))
 
     def random(self) -> Tensor:
         """Make a tensor that fits the description, of normal values."""
@@ -122,10 +121,8 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _hooked(modules: list[torch.nn.Module], observer: _Observer) -> Iterator[None]:
-    hooks = []
-    for module in modules:
-        hooks.append(module.register_forward_pre_hook(observer.enter, with_kwargs=True))
-        hooks.append(module.register_forward_hook(observer.leave))
+    hooks = [module.register_forward_pre_hook(observer.enter, with_kwargs=True) for module in modules]
+    hooks += [module.register_forward_hook(observer.leave) for module in modules]
     try:
         yield
     finally:

@@ -22,9 +22,8 @@ _GEOMETRY = "int[2] stride, SymInt[4] padding, int[2] dilation"
 
 def forward(image: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
     """Compute `depthwise_conv2d` of tensors that are there."""
-    if bias is None:
-        return kernels.forward(image, weight, (), "", *geometry)
-    return kernels.forward(image, weight, (bias,), "bias", *geometry)
+    operands, epilogue = ((), "") if bias is None else ((bias,), "bias")
+    return kernels.forward(image, weight, operands, epilogue, *geometry)
 
 
 def _forward_fake(image: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
@@ -192,15 +191,15 @@ _library = torch.library.Library("dwtir", "DEF")
 
 
 def _define(
-    name: str,
+    ending: str,
     schema: str,
     kernel: Callable[..., Tensor],
     fake: Callable[..., Tensor],
-    *,
     backward: Callable[..., tuple[Any, ...]] | None = None,
     vmap: Callable[..., tuple[Tensor, int]] | None = None,
 ) -> Any:
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+    name = f"depthwise_conv2d{ending}"
     _library.define(f"{name}({schema}, {_GEOMETRY}) -> Tensor", tags=tags)
     full = f"dwtir::{name}"
     torch.library.impl(full, ("cpu", "cuda"), kernel, lib=_library)
@@ -213,29 +212,16 @@ def _define(
 
 
 depthwise_conv2d = _define(
-    "depthwise_conv2d",
-    "Tensor input, Tensor weight, Tensor? bias",
-    forward,
-    _forward_fake,
-    backward=_forward_backward,
-    vmap=_forward_vmap,
+    "", "Tensor input, Tensor weight, Tensor? bias", forward, _forward_fake, _forward_backward, _forward_vmap
 )
 grad_data = _define(
-    "depthwise_conv2d_grad_data",
+    "_grad_data",
     "Tensor grad_out, Tensor weight, SymInt[] input_size, bool channels_last",
-    data_gradient,
-    _grad_data_fake,
-    backward=_grad_data_backward,
-    vmap=_grad_data_vmap,
+    *(data_gradient, _grad_data_fake, _grad_data_backward, _grad_data_vmap),
 )
 grad_weight = _define(
-    "depthwise_conv2d_grad_weight",
+    "_grad_weight",
     "Tensor input, Tensor grad_out, SymInt[] weight_size",
-    weight_gradient,
-    _grad_weight_fake,
-    backward=_grad_weight_backward,
-    vmap=_grad_weight_vmap,
+    *(weight_gradient, _grad_weight_fake, _grad_weight_backward, _grad_weight_vmap),
 )
-fused = _define(
-    "depthwise_conv2d_fused", "Tensor input, Tensor weight, Tensor[] operands, str epilogue", _fused, _fused_fake
-)
+fused = _define("_fused", "Tensor input, Tensor weight, Tensor[] operands, str epilogue", _fused, _fused_fake)

@@ -52,17 +52,9 @@ def replace(model: torch.nn.Module) -> int:
 
 
 def _like(conv: Any) -> DepthwiseConv2d:
-    made = DepthwiseConv2d(
-        conv.in_channels,
-        conv.out_channels,
-        conv.kernel_size,
-        conv.stride,
-        conv.padding,
-        conv.dilation,
-        bias=conv.bias is not None,
-        padding_mode=conv.padding_mode,
-        device="meta",
-    )
+    names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode")
+    same = {name: getattr(conv, name) for name in names}
+    made = DepthwiseConv2d(**same, bias=conv.bias is not None, device="meta")
     made.weight, made.bias = conv.weight, conv.bias
     made.train(conv.training)
     return made

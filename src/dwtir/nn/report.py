@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..tables import aligned
 
-_HEAD = ("layer", "shape", "before us", "after us", "")
+_HEAD: tuple[str, ...] = ("layer", "shape", "before us", "after us", "")
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,10 @@ class Report:
         return list(dict.fromkeys(layer.name for layer in self.layers if layer.replaced))
 
     def __str__(self) -> str:
-        rows = [
-            (
-                layer.name,
-                layer.shape or "-",
-                _microseconds(layer.before),
-                _microseconds(layer.after),
-                "replaced" + (f", with {layer.note}" if layer.note else "")
-                if layer.replaced
-                else f"left: {layer.note}",
-            )
-            for layer in self.layers
-        ]
+        rows = [_HEAD]
+        for layer in self.layers:
+            times = ("-" if seconds is None else f"{seconds * 1e6:.1f}" for seconds in (layer.before, layer.after))
+            replaced = f"replaced, with {layer.note}" if layer.note else "replaced"
+            rows.append((layer.name, layer.shape or "-", *times, replaced if layer.replaced else f"left: {layer.note}"))
         total = f"{len(self.replaced)} of {len({layer.name for layer in self.layers})} replaced"
-        return "\n".join([*aligned([_HEAD, *rows]), total])
-
-
-def _microseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e6:.1f}"
+        return "\n".join([*aligned(rows), total])

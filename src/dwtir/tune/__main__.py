@@ -42,14 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         if options.plot is not None:
             require_matplotlib()
         tasks = _tasks(options)
-        settings = Settings(
-            search=options.search,
-            trials=options.trials,
-            budget=options.budget,
-            patience=options.patience,
-            seed=options.seed,
-            resume=not options.force,
-        )
+        how = {name: getattr(options, name) for name in ("search", "trials", "budget", "patience", "seed")}
+        settings = Settings(**how, resume=not options.force)
         with _stopped_by_signals(stop), _logged(options.log) as log, open_display(json=options.json) as display:
             with _devices(options, display.note) as (target, fleet):
                 outcomes, failed = tune_all(
@@ -75,49 +69,40 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    which = parser.add_argument_group("layers")
-    which.add_argument("shapes", nargs="*", metavar="SHAPE", help="such as 1x256x96x96_k3_psame")
-    which.add_argument("--suite", choices=("seeds", "all"), help="the articles' rows, or all")
-    which.add_argument("--network", action="append", default=[], metavar="NAME")
-    which.add_argument("--file", action="append", default=[], type=Path, metavar="LAYERS.JSON")
-    which.add_argument("--epilogue", help="fused steps, such as bias+relu")
+    add = parser.add_argument_group("layers").add_argument
+    add("shapes", nargs="*", metavar="SHAPE", help="such as 1x256x96x96_k3_psame")
+    add("--suite", choices=("seeds", "all"), help="the articles' rows, or all")
+    add("--network", action="append", default=[], metavar="NAME")
+    add("--file", action="append", default=[], type=Path, metavar="LAYERS.JSON")
+    add("--epilogue", help="fused steps, such as bias+relu")
     for name, kind, allowed, default in (
         ("batch", int, None, "1"),
         ("dtype", str, tuple(DTYPES), "float32"),
         ("layout", str.upper, LAYOUTS, "NCHW"),
         ("operation", str, tuple(OPERATIONS), "forward"),
     ):
-        which.add_argument(
-            f"--{name}",
-            type=_list_of(kind, allowed),
-            default=default,
-            metavar="A,B",
-            help=f"of networks and the suite (default {default})",
-        )
-    how = parser.add_argument_group("search")
-    how.add_argument("--search", choices=SEARCHES, default="evolutionary")
-    how.add_argument("--trials", type=int, default=128, help="for each layer (default 128)")
-    how.add_argument("--budget", type=float, metavar="SECONDS", help="for each layer")
-    how.add_argument("--patience", type=int, metavar="TRIALS", help="without a better one")
-    how.add_argument("--seed", type=int, default=0)
-    how.add_argument("--resume", action="store_true", default=True, help="count earlier trials (the default)")
-    how.add_argument("--force", action="store_true", help="forget earlier trials and replace the record")
-    where = parser.add_argument_group("device")
-    where.add_argument("--target", help="cuda or cpu; the GPU if there is one")
-    where.add_argument("--gpus", metavar="0,1", help="spread candidates over these GPUs")
-    where.add_argument("--tracker", metavar="HOST:PORT", help="or over a TVM tracker's servers")
-    where.add_argument("--key", help="of the servers at the tracker")
-    where.add_argument("--allow-remote", action="store_true", help="let the tracker and servers be elsewhere")
-    out = parser.add_argument_group("output")
-    out.add_argument("--db", type=Path, help="folder for the records (default $DWTIR_TUNE_DB or the user's own)")
-    out.add_argument("--json", action="store_true", help="JSON lines on standard output")
-    out.add_argument("--plot", type=Path, metavar="PNG", help="best so far against trials")
-    out.add_argument(
-        "--log",
-        type=Path,
-        default=database.user_folder().parent / "tune.log",
-        help="where failures are written in full (default %(default)s)",
-    )
+        usage = f"of networks and the suite (default {default})"
+        add(f"--{name}", type=_list_of(kind, allowed), default=default, metavar="A,B", help=usage)
+    add = parser.add_argument_group("search").add_argument
+    add("--search", choices=SEARCHES, default="evolutionary")
+    add("--trials", type=int, default=128, help="for each layer (default 128)")
+    add("--budget", type=float, metavar="SECONDS", help="for each layer")
+    add("--patience", type=int, metavar="TRIALS", help="without a better one")
+    add("--seed", type=int, default=0)
+    add("--resume", action="store_true", default=True, help="count earlier trials (the default)")
+    add("--force", action="store_true", help="forget earlier trials and replace the record")
+    add = parser.add_argument_group("device").add_argument
+    add("--target", help="cuda or cpu; the GPU if there is one")
+    add("--gpus", metavar="0,1", help="spread candidates over these GPUs")
+    add("--tracker", metavar="HOST:PORT", help="or over a TVM tracker's servers")
+    add("--key", help="of the servers at the tracker")
+    add("--allow-remote", action="store_true", help="let the tracker and servers be elsewhere")
+    add = parser.add_argument_group("output").add_argument
+    add("--db", type=Path, help="folder for the records (default $DWTIR_TUNE_DB or the user's own)")
+    add("--json", action="store_true", help="JSON lines on standard output")
+    add("--plot", type=Path, metavar="PNG", help="best so far against trials")
+    log = database.user_folder().parent / "tune.log"
+    add("--log", type=Path, default=log, help="where failures are written in full (default %(default)s)")
     return parser
 
 

@@ -31,12 +31,8 @@ class PipeChannel(Channel):
 
     def __init__(self) -> None:
         # A session of its own: Ctrl-C is for us, who then end the worker in good order.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "dwtir.tune.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        command, pipe = [sys.executable, "-m", "dwtir.tune.worker"], subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
         self._buffer = b""
 
     def call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:

@@ -79,9 +79,7 @@ class Device:
     ) -> None:
         self.name = name
         self.versions: dict[str, str] = {}
-        self._connect = connect
-        self._threads = threads
-        self._note = note
+        self._connect, self._threads, self._note = connect, threads, note
         self._channel: Channel | None = None
         self._task: tuple[Task, Target] | None = None
         self._deaths = 0
@@ -89,14 +87,13 @@ class Device:
     def take_up(self, task: Task, target: Target) -> None:
         """Let the worker prepare for a layer; a `DwtirError` if its manual kernel fails."""
         self._task = (task, target)
-        if self._channel is None:
-            self._restart()
-        else:
+        if self._channel is not None:
             try:
                 self._send_task()
+                return
             except DeviceError as error:
                 self._died(error)
-                self._restart()
+        self._restart()
 
     def _restart(self) -> None:
         while True:
@@ -110,14 +107,8 @@ class Device:
     def _send_task(self) -> None:
         assert self._task is not None
         task, target = self._task
-        message = {
-            "op": "task",
-            "shape": str(task.shape),
-            "epilogue": list(task.epilogue.steps),
-            "target": asdict(target),
-            "threads": self._threads,
-        }
-        answer = self._call(message, _TASK_SECONDS)
+        layer = {"shape": str(task.shape), "epilogue": list(task.epilogue.steps), "target": asdict(target)}
+        answer = self._call({"op": "task", **layer, "threads": self._threads}, _TASK_SECONDS)
         if answer.get("cause"):
             raise DwtirError(f"{task} on {self.name}: {answer['error']}")
         self.versions = answer["versions"]
@@ -170,9 +161,8 @@ class Device:
                     self._restart()
                 continue
             self._deaths = 0
-            cause, text = answer.get("cause", ""), answer.get("error", "")
-            job = waiting.pop(place)
-            yield Result(job, tuple(answer.get("times", ())), cause, text, self.name)
+            job, times = waiting.pop(place), tuple(answer.get("times", ()))
+            yield Result(job, times, answer.get("cause", ""), answer.get("error", ""), self.name)
             if answer.get("stuck"):  # nothing but the worker's end frees the builder
                 queue.give_back(waiting)
                 waiting.clear()
@@ -197,11 +187,7 @@ class Device:
 
     def final(self, strategies: Sequence[Strategy], rounds: int) -> list[tuple[float, ...]]:
         """Check some strategies and measure them again, in turns; a wrong one has no times."""
-        message = {
-            "op": "final",
-            "strategies": [strategy_to_json(strategy) for strategy in strategies],
-            "rounds": rounds,
-        }
+        message = {"op": "final", "strategies": [*map(strategy_to_json, strategies)], "rounds": rounds}
         if self._channel is None:
             self._restart()
         answer = self._call(message, _TASK_SECONDS)

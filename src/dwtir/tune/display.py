@@ -89,9 +89,8 @@ class JsonDisplay(Display):
         self._write("close", extra, tasks=len(outcomes), gain=figures.mean_gain(outcomes))
 
     def _begun(self, running: figures.Running) -> None:
-        names = figures.names(running.task, running.target)
-        counts = {"index": running.index, "count": running.count}
-        self._write("begin", names | counts, trials=running.wanted, done=running.done)
+        facts = figures.names(running.task, running.target) | {"index": running.index, "count": running.count}
+        self._write("begin", facts, trials=running.wanted, done=running.done)
 
     def _tried(self, running: figures.Running, trial: Trial, *, improved: bool) -> None:
         self._write(

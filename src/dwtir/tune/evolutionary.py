@@ -191,9 +191,7 @@ class _MoveParameter(ms.mutator.PyMutator):
 
     def __init__(self, designs: _Designs, seed: int) -> None:
         super().__init__()
-        self._designs = designs
-        self._seed = seed
-        self._rng = random.Random(seed)
+        self._designs, self._seed, self._rng = designs, seed, random.Random(seed)
 
     def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
         pass
@@ -289,15 +287,13 @@ class EvolutionarySearch(Search):
             near = self._designs.neighbours()
             self._rng.shuffle(near)
             first = self._designs.guesses() + near[:_NEIGHBOURS]
-            self._ready.extend(strategy for strategy in first if self.is_new(strategy))
+            self._ready.extend(filter(self.is_new, first))
         if len(self._ready) < count:
             self._learn()
             with _numpy_seeded(self._rng.randrange(2**32)):
                 candidates = self._context.generate_measure_candidates()
-            for candidate in candidates or []:
-                strategy = self._designs.read(candidate.sch.trace)
-                if self.is_new(strategy):
-                    self._ready.append(strategy)
+            drawn = (self._designs.read(candidate.sch.trace) for candidate in candidates or [])
+            self._ready.extend(filter(self.is_new, drawn))
         return [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
 
     def _learn(self) -> None:

@@ -138,7 +138,7 @@ def grid(outcome: Outcome) -> list[str]:
 
 def mean_gain(outcomes: Sequence[Outcome]) -> float | None:
     """Return the geometric mean of the gains over the manual schedules."""
-    gains = [outcome.record.gain for outcome in outcomes if outcome.record.gain is not None]
+    gains = [gain for outcome in outcomes if (gain := outcome.record.gain) is not None]
     return geometric_mean(gains) if gains else None
 
 

@@ -21,8 +21,7 @@ class Fleet(JobQueue):
     """
 
     def __init__(self, devices: Sequence[Device], window: int) -> None:
-        self.devices = list(devices)
-        self.window = window
+        self.devices, self.window = list(devices), window
         self.limit: float | None = None
         self.outstanding = 0
         self._jobs: deque[Job] = deque()

@@ -51,10 +51,7 @@ class Journal:
 
     def read(self) -> list[Trial]:
         """Return the trials of earlier sessions, in order, each strategy once."""
-        found: dict[Any, Trial] = {}
-        for trial in self._lines():
-            found[trial.strategy] = trial
-        return list(found.values())
+        return list({trial.strategy: trial for trial in self._lines()}.values())
 
     def _lines(self) -> Iterator[Trial]:
         if not self.path.is_file() or self.path.stat().st_size > _MAX_BYTES:

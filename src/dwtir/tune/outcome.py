@@ -21,7 +21,7 @@ class Task:
     count: int = 1
 
     def __str__(self) -> str:
-        return f"{self.shape}{'+' if self.epilogue.steps else ''}{'+'.join(self.epilogue.steps)}"
+        return "+".join((str(self.shape), *self.epilogue.steps))
 
 
 @dataclass(frozen=True)

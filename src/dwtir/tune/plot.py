@@ -38,7 +38,7 @@ def plot(outcomes: Sequence[Outcome], path: Path) -> None:
     shown, title = list(outcomes), "best time so far"
     if len(shown) > _PANELS:
         shown = sorted(shown, key=lambda outcome: -(outcome.record.gain or 0.0))[:_PANELS]
-        title = f"best time so far, the {_PANELS} of {len(outcomes)} tasks with the largest gain"
+        title += f", the {_PANELS} of {len(outcomes)} tasks with the largest gain"
     columns = max(1, min(_COLUMNS, len(shown)))
     rows = max(1, -(-len(shown) // columns))
     figure = Figure(figsize=(4.2 * columns, 2.8 * rows + 0.5), dpi=100, layout="constrained")
@@ -60,9 +60,8 @@ def _draw(axes: Axes, outcome: Outcome) -> None:
         numbers.append(outcome.trials[-1].number)
         best.append(best[-1])
     axes.step(numbers, best, where="post", marker=".", label="best")
-    lines = {"manual": ("--", record.manual_median_secs), "floor": (":", floor_seconds(record.shape, record.target))}
-    drawn = list(best)
-    for name, (style, seconds) in lines.items():
+    floor, drawn = floor_seconds(record.shape, record.target), list(best)
+    for name, style, seconds in (("manual", "--", record.manual_median_secs), ("floor", ":", floor)):
         if seconds is not None:
             axes.axhline(seconds * 1e6, linestyle=style, color="black", linewidth=1, label=name)
             drawn.append(seconds * 1e6)

@@ -85,9 +85,8 @@ def tune_all(
         if stop.is_set():
             break
         try:
-            outcome = tune_task(
-                task, target, fleet, settings, folder=folder, display=display, stop=stop, place=(index, len(tasks))
-            )
+            place = index, len(tasks)
+            outcome = tune_task(task, target, fleet, settings, folder=folder, display=display, stop=stop, place=place)
         except DwtirError as error:
             failed += 1
             display.fail(task, error)
@@ -114,9 +113,8 @@ def present_target(target: TargetLike) -> Target:
 
 def local_fleet(target: Target, note: Callable[[str], object]) -> Fleet:
     """Make a fleet of one: a worker process on this machine's device."""
-    threads = builder_threads(1)
     name = "gpu 0" if target.kind == "cuda" else "cpu"
-    return Fleet([Device(name, PipeChannel, threads, note)], window=WINDOW)
+    return Fleet([Device(name, PipeChannel, builder_threads(1), note)], window=WINDOW)
 
 
 def builder_threads(devices: int) -> int:

@@ -44,10 +44,10 @@ class RandomSearch(Search):
 
     def __init__(self, task: Task, target: Target, seed: int) -> None:
         super().__init__(task, target, seed)
-        shape = task.shape
+        place = task.shape, target
         self._spaces = [
-            (strategy, strategy.choose(shape, target).parameters, strategy.space(shape, target))
-            for strategy in searched_strategies(shape, target)
+            (strategy, strategy.choose(*place).parameters, strategy.space(*place))
+            for strategy in searched_strategies(*place)
         ]
 
     def propose(self, count: int) -> list[Strategy]:

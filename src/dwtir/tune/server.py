@@ -83,15 +83,16 @@ def _parser() -> argparse.ArgumentParser:
         description="Lend this machine's device, its first GPU or its CPU, to sessions of "
         "python -m dwtir.tune --tracker HOST:PORT --key KEY.",
     )
-    parser.add_argument("--tracker", required=True, metavar="HOST:PORT")
-    parser.add_argument("--key", required=True, help="the kind of device, for the tracker")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default %(default)s)")
-    parser.add_argument("--port", type=int, default=9090, help="the first to try")
-    parser.add_argument("--port-end", type=int, default=9199, help="after the last to try")
-    parser.add_argument("--custom-addr", metavar="ADDR", help="what the tracker tells clients")
-    parser.add_argument("--gpu", metavar="N", help="serve this GPU, as CUDA_VISIBLE_DEVICES has it")
-    parser.add_argument("--allow-remote", action="store_true", help="also listen, or go to a tracker, elsewhere")
-    parser.add_argument("--with-parent", action="store_true", help="end with the parent process")
+    add = parser.add_argument
+    add("--tracker", required=True, metavar="HOST:PORT")
+    add("--key", required=True, help="the kind of device, for the tracker")
+    add("--host", default="127.0.0.1", help="where to listen (default %(default)s)")
+    add("--port", type=int, default=9090, help="the first to try")
+    add("--port-end", type=int, default=9199, help="after the last to try")
+    add("--custom-addr", metavar="ADDR", help="what the tracker tells clients")
+    add("--gpu", metavar="N", help="serve this GPU, as CUDA_VISIBLE_DEVICES has it")
+    add("--allow-remote", action="store_true", help="also listen, or go to a tracker, elsewhere")
+    add("--with-parent", action="store_true", help="end with the parent process")
     return parser
 
 
@@ -126,14 +127,8 @@ def _listen(options: argparse.Namespace, tracker: tuple[str, int]) -> Any:
 
     while True:
         try:
-            return PopenRPCServerState(
-                options.host,
-                options.port,
-                options.port_end,
-                tracker_addr=tracker,
-                key=options.key,
-                custom_addr=options.custom_addr,
-            )
+            where = options.host, options.port, options.port_end
+            return PopenRPCServerState(*where, tracker_addr=tracker, key=options.key, custom_addr=options.custom_addr)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:  # else another server was faster, so the next port
                 raise DeviceError(f"cannot listen at {options.host}: {error}") from error

@@ -21,7 +21,7 @@ from .display import Display
 from .fleet import Fleet
 from .journal import Journal
 from .outcome import Outcome, Task, Trial
-from .search import Search, open_search
+from .search import open_search
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class _Session:
         self._task, self._target, self._settings = task, target, settings
         self._display = display
         self._manual = schedules.choose(task.shape, target, task.epilogue)
-        self._search: Search = open_search(settings.search, task, target, settings.seed)
+        self._search = open_search(settings.search, task, target, settings.seed)
         self._journal = Journal(folder, task, target)
         self._trials: list[Trial] = []
         self._begun: float | None = None
@@ -114,15 +114,14 @@ class _Session:
 
     def is_done(self) -> bool:
         """Tell whether to begin nothing new."""
-        trials, budget, patience = (self._settings.trials, self._settings.budget, self._settings.patience)
-        return (
-            (trials is not None and self.done >= trials)
-            or (budget is not None and self._elapsed() >= budget)
-            or (patience is not None and self.done - self._last_gain >= patience)
+        settings = self._settings
+        elapsed = 0.0 if self._begun is None else time.monotonic() - self._begun
+        spent = (
+            (settings.trials, self.done),
+            (settings.budget, elapsed),
+            (settings.patience, self.done - self._last_gain),
         )
-
-    def _elapsed(self) -> float:
-        return 0.0 if self._begun is None else time.monotonic() - self._begun
+        return any(limit is not None and used >= limit for limit, used in spent)
 
     def run(self, fleet: Fleet, stop: threading.Event) -> None:
         """Keep the fleet busy until the session is done."""
@@ -139,10 +138,10 @@ class _Session:
                 exhausted = wanted > 0 and not proposals
                 self._submit(fleet, proposals, proposed=True)
             # What is ready is taken before anything new is proposed.
-            result = fleet.result(_POLL_SECONDS)
-            while result is not None:
+            seconds = _POLL_SECONDS
+            while (result := fleet.result(seconds)) is not None:
                 self._take(result, fleet)
-                result = fleet.result(0.0)
+                seconds = 0.0
 
     def _first_candidates(self) -> list[Strategy]:
         """Begin with the manual strategy, which is measured each time, and the recorded one."""
@@ -157,10 +156,8 @@ class _Session:
         return {trial.strategy: trial for trial in self._trials if trial.times}
 
     def _wanted(self, fleet: Fleet) -> int:
-        trials = self._settings.trials
-        if trials is None:
-            return fleet.window
-        return max(0, min(fleet.window, trials - self.done - fleet.outstanding))
+        trials, window = self._settings.trials, fleet.window
+        return window if trials is None else max(0, min(window, trials - self.done - fleet.outstanding))
 
     def _submit(self, fleet: Fleet, strategies: Iterable[Strategy], *, proposed: bool = False) -> None:
         number = self.done + fleet.outstanding
@@ -169,24 +166,18 @@ class _Session:
     def _take(self, result: Result, fleet: Fleet) -> None:
         self._begun = self._begun or time.monotonic()
         known = {trial.strategy: trial.number for trial in self._trials}
-        trial = Trial(
-            # The manual strategy is measured in each session, and is a trial in the first.
-            known.get(result.job.strategy, self.done),
-            result.job.strategy,
-            result.times,
-            result.cause,
-            result.error,
-            result.device,
-        )
+        # The manual strategy is measured in each session, and is a trial in the first.
+        number, strategy = known.get(result.job.strategy, self.done), result.job.strategy
+        trial = Trial(number, strategy, result.times, result.cause, result.error, result.device)
         if trial.cause:
-            _log.info("%s: %s: %s", self._task, trial.strategy, trial.error)
-        if trial.strategy == self._manual and trial.cause:
+            _log.info("%s: %s: %s", self._task, strategy, trial.error)
+        if trial.cause and strategy == self._manual:
             raise DwtirError(f"{self._task}: the manual schedule failed: {trial.error}")
         before = self._best()
         self._journal.append(trial)
-        self._trials = [t for t in self._trials if t.strategy != trial.strategy] + [trial]
-        self._search.tell(trial.strategy, trial.seconds)
-        self.done += trial.strategy not in known
+        self._trials = [t for t in self._trials if t.strategy != strategy] + [trial]
+        self._search.tell(strategy, trial.seconds)
+        self.done += strategy not in known
         best = self._best()
         if best is not before:
             self._last_gain = self.done
@@ -194,8 +185,7 @@ class _Session:
         self._display.trial(trial, best, self._measured().get(self._manual))
 
     def _best(self) -> Trial | None:
-        ranked = self._ranked()
-        return ranked[0] if ranked else None
+        return next(iter(self._ranked()), None)
 
     def _ranked(self) -> list[Trial]:
         timed = [trial for trial in self._trials if trial.times]
@@ -208,8 +198,8 @@ class _Session:
             raise DwtirError(f"{self._task}: stopped before anything was measured")
         times = {trial.strategy: trial.times for trial in ranked}
         if not stop.is_set():
-            finalists = [trial.strategy for trial in ranked[:_FINALISTS]]
-            finalists = list(dict.fromkeys([*finalists, self._manual]))
+            best = [trial.strategy for trial in ranked[:_FINALISTS]]
+            finalists = list(dict.fromkeys([*best, self._manual]))
             try:
                 again = zip(finalists, fleet.final(finalists, _FINAL_ROUNDS), strict=True)
                 times = {strategy: measured for strategy, measured in again if measured}

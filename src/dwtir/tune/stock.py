@@ -122,11 +122,9 @@ class RemoteTestbed(Testbed):
         return self._loaded[1]
 
     def times(self, kernel: Kernel, limit: float | None = None) -> tuple[float, ...]:
-        how = (
-            {"repeat": 10, "cache_flush_bytes": _FLUSHED_BYTES}
-            if self.target.kind == "cuda"
-            else {"repeat": 5, "min_repeat_ms": 4}
-        )
+        how = {"repeat": 5, "min_repeat_ms": 4}
+        if self.target.kind == "cuda":
+            how = {"repeat": 10, "cache_flush_bytes": _FLUSHED_BYTES}
         with device_errors():
             library = self._load(kernel)
             evaluator = library.time_evaluator("main", self._device, number=1, **how)

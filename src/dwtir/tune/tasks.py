@@ -30,10 +30,10 @@ def for_operations(tasks: Iterable[Task], operations: Iterable[str]) -> list[Tas
     """Return the layers' tasks for each of the operations; gradients have no epilogue."""
     listed = list(tasks)
     return _distinct(
-        replace(
-            task,
-            shape=replace(task.shape, operation=operation),
-            epilogue=task.epilogue if operation == "forward" else Epilogue(),
+        Task(
+            replace(task.shape, operation=operation),
+            task.epilogue if operation == "forward" else Epilogue(),
+            task.count,
         )
         for operation in operations
         for task in listed

@@ -97,8 +97,7 @@ class CudaTestbed(Testbed):
     def _prepare(self) -> None:
         import tvm
 
-        shape = self.task.shape
-        gpu = tvm.cuda(0)
+        shape, gpu = self.task.shape, tvm.cuda(0)
         itemsize = shape.itemsize
         set_bytes = itemsize * (sum(a.size for a in self._inputs) + prod(shape.result_shape))
         self._timer = GraphTimer()

@@ -161,8 +161,8 @@ class Worker:
         return {}
 
     def _build(self, job: Mapping[str, Any]) -> Kernel:
-        task, target = self._bed().task, self._bed().target
-        return compile_kernel(task.shape, task.epilogue, target, strategy_from_json(job))
+        bed = self._bed()
+        return compile_kernel(bed.task.shape, bed.task.epilogue, bed.target, strategy_from_json(job))
 
     def _rebuild(self, job: Mapping[str, Any]) -> Kernel:
         kept = self._kept.get(strategy_from_json(job))
@@ -189,8 +189,7 @@ class Worker:
             wait([build.future for build in running], min(left, default=None), FIRST_COMPLETED)
 
     def _time(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        bed = self._bed()
-        build = self._building.pop(message["place"])
+        bed, build = self._bed(), self._building.pop(message["place"])
         if not build.future.done():
             raise _StuckError(f"the candidate was not built in {_BUILD_SECONDS:g} s")
         kernel = build.future.result()
@@ -230,12 +229,8 @@ class Worker:
 
 def _failure(error: Exception) -> dict[str, Any]:
     cause = next((name for kind, name in _CAUSES if isinstance(error, kind)), type(error).__name__)
-    return {
-        "cause": cause,
-        "error": f"{type(error).__name__}: {error}",
-        "fatal": isinstance(error, DeviceError),
-        "stuck": isinstance(error, _StuckError),
-    }
+    fatal, stuck = isinstance(error, DeviceError), isinstance(error, _StuckError)
+    return {"cause": cause, "error": f"{type(error).__name__}: {error}", "fatal": fatal, "stuck": stuck}
 
 
 def _versions(target: Target) -> dict[str, str]:
