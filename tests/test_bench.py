@@ -16,6 +16,8 @@ from dwtir.kernel import Timing
 from dwtir.target import KNOWN_GPUS, resolve
 from processes import run
 
+parametrize = pytest.mark.parametrize
+
 LAYER = "1x8x15x17_k3_psame"
 CPU = ["--target", "cpu", "--baselines", "none"]
 H200 = KNOWN_GPUS["nvidia-h200"]
@@ -93,21 +95,21 @@ def test_words_name_layers():
     assert (str(shape.task.shape), shape.networks) == (str(Shape.parse(LAYER)), ())
 
 
-@pytest.mark.parametrize("words", [["network"], ["suite", LAYER], ["seeds", "2017"], ["sweets"]])
+@parametrize("words", [["network"], ["suite", LAYER], ["seeds", "2017"], ["sweets"]])
 def test_other_words_are_refused(words):
     with pytest.raises(InvalidShapeError):
         layers.named(words, **FORMS)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([f"{LAYER}_dgrad", "--epilogue", "relu"], "InvalidEpilogueError: only the forward"),
-        (["seeds", "--operation", "grad_data"], "InvalidShapeError: operations are chosen for"),
-        ([LAYER, "--plot", "all.txt"], "ArgumentError: a plot is a folder or a file"),
-        ([LAYER, "--target", "opencl"], "the target of a benchmark is cuda or cpu, got 'opencl'"),
-    ],
-)
+REFUSED = [
+    ([f"{LAYER}_dgrad", "--epilogue", "relu"], "InvalidEpilogueError: only the forward"),
+    (["seeds", "--operation", "grad_data"], "InvalidShapeError: operations are chosen for"),
+    ([LAYER, "--plot", "all.txt"], "ArgumentError: a plot is a folder or a file"),
+    ([LAYER, "--target", "opencl"], "the target of a benchmark is cuda or cpu, got 'opencl'"),
+]
+
+
+@parametrize(("arguments", "message"), REFUSED)
 def test_what_the_command_refuses(arguments, message, capsys):
     assert main([*CPU, *arguments]) == 1
     out, errors = capsys.readouterr()
@@ -165,9 +167,9 @@ def test_a_gradient_is_bounded_and_named_as_its_convolution():
 TARGETS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("about", ["k3_psame", "k5_s2_psame_m2_nhwc", "k3_d2_p2_float16_nhwc", "k7_p3_bfloat16"])
-@pytest.mark.parametrize("ending", ["", "+bias+relu", "+scale_shift+residual+silu", "_dgrad", "_wgrad"])
+@parametrize("target", TARGETS)
+@parametrize("about", ["k3_psame", "k5_s2_psame_m2_nhwc", "k3_d2_p2_float16_nhwc", "k7_p3_bfloat16"])
+@parametrize("ending", ["", "+bias+relu", "+scale_shift+residual+silu", "_dgrad", "_wgrad"])
 def test_pytorch_beside_us(target, about, ending):
     text, _, steps = f"2x16x20x18_{about}{ending}".partition("+")
     shape, epilogue = Shape.parse(text), Epilogue.of(steps)

@@ -22,6 +22,8 @@ from dwtir.kernel import Timing
 from dwtir.nn import DepthwiseConv2d, replace
 from dwtir.target import resolve
 
+parametrize = pytest.mark.parametrize
+
 CPU = resolve("cpu")
 IMAGE = (3, 16, 16)
 
@@ -51,9 +53,7 @@ def test_a_network_is_made_fit_to_be_compared(network):
     assert found.mean(dim=(0, 2, 3)).abs().max() < 1e-4, "not the statistics of those images"
 
 
-@pytest.mark.parametrize(
-    ("model", "message"), [("small", "model must be a torch.nn.Module"), (nn.Flatten(), "no depthwise")]
-)
+@parametrize(("model", "message"), [("small", "model must be a torch.nn.Module"), (nn.Flatten(), "no depthwise")])
 def test_other_models_are_refused(model, message):
     with pytest.raises(ArgumentError, match=message):
         Network.of("small", model, IMAGE)
@@ -68,7 +68,7 @@ def check_inference(found, ways):
     assert (found.losses, found.loss_difference()) == ({}, None)
 
 
-@pytest.mark.parametrize(("dtype", "layout"), [("float32", "NCHW"), ("float16", "NCHW"), ("bfloat16", "NHWC")])
+@parametrize(("dtype", "layout"), [("float32", "NCHW"), ("float16", "NCHW"), ("bfloat16", "NHWC")])
 def test_inference(network, dtype, layout):
     before = deepcopy(network.model.state_dict())
     found = infer(*(network, CPU), batch=2, dtype=dtype, layout=layout, when="always", compiled=False, rounds=2)
@@ -85,8 +85,8 @@ def test_compiled_inference(network):
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_inference_on_a_gpu(network, dtype, layout):
     found = infer(network, resolve("cuda"), batch=4, dtype=dtype, layout=layout, when="always", rounds=2)
     check_inference(found, {"torch", "torch.compile", "dwtir", "dwtir compile"})
@@ -110,7 +110,7 @@ class Twofold(Counting):
         return image, self.conv(image)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("model", "message"),
     [
         (Counting(), "must be finite and the same in each run"),
@@ -173,7 +173,7 @@ def check_training(found, steps, *ways):
 COMPILED = "torch.compile", "dwtir compile"
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("precision", "layout", "ways"),
     [
         ("float32", "NCHW", ()),
@@ -199,8 +199,8 @@ def test_a_graph_begins_with_the_weights_that_there_were(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("precision", PRECISIONS)
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("precision", PRECISIONS)
 def test_training_on_a_gpu(network, precision, layout):
     found = train(network, resolve("cuda"), batch=8, precision=precision, layout=layout, steps=20, rounds=2)
     check_training(found, 20, "torch graph", "dwtir graph", *COMPILED)
@@ -296,14 +296,14 @@ def test_networks_that_are_not_there():
         find("keras/small")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["suite"], "ArgumentError: --end-to-end is of network NAME ..., got suite"),
-        (["network", "small", "--rounds", "0"], "ArgumentError: --rounds must be >= 1, got 0"),
-        (["network", "small", "--target", "opencl"], InvalidTargetError.__name__),
-    ],
-)
+REFUSED = [
+    (["suite"], "ArgumentError: --end-to-end is of network NAME ..., got suite"),
+    (["network", "small", "--rounds", "0"], "ArgumentError: --rounds must be >= 1, got 0"),
+    (["network", "small", "--target", "opencl"], InvalidTargetError.__name__),
+]
+
+
+@parametrize(("arguments", "message"), REFUSED)
 def test_what_the_command_refuses(arguments, message, capsys):
     assert main([*arguments, "--end-to-end"]) == 1
     assert message in capsys.readouterr().err

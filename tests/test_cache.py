@@ -57,14 +57,14 @@ def test_a_cached_kernel_is_told_how_it_was_asked_for(cache_dir):
     check(named)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: bytes([content[0] ^ 1]) + content[1:],
-        lambda content: content[:-1],
-        lambda content: content[: content.index(b"PK\x03\x04")],
-    ],
-)
+DAMAGES = [
+    lambda content: bytes([content[0] ^ 1]) + content[1:],
+    lambda content: content[:-1],
+    lambda content: content[: content.index(b"PK\x03\x04")],
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_built_again(damage, cache_dir, caplog):
     dwtir.build(SHAPE, target="cpu")
     (file,) = cache_dir.iterdir()

@@ -12,6 +12,8 @@ import dwtir
 from dwtir import ArgumentError, Kernel, entry, reference
 from kernels import EPILOGUE, SHAPE, expected_of, tensors_of
 
+parametrize = pytest.mark.parametrize
+
 
 @pytest.fixture(params=["kernel", "opencl_kernel"])
 def either(request):
@@ -31,8 +33,8 @@ def aligned(shape, dtype, offset=0):
 # Calling
 
 
-@pytest.mark.parametrize("target", ["cpu", "opencl"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@parametrize("target", ["cpu", "opencl"])
+@parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_numpy_arrays_in_and_out(target, dtype):
     kernel = dwtir.build(replace(SHAPE, dtype=dtype), epilogue=EPILOGUE, target=target)
     got = kernel(*tensors_of(kernel))
@@ -127,7 +129,7 @@ WRONG_CALLS = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_CALLS)
+@parametrize("case", WRONG_CALLS)
 def test_wrong_tensors_are_refused(case, either):
     change, message = WRONG_CALLS[case]
     with pytest.raises(ArgumentError, match=message) as error:
@@ -147,14 +149,14 @@ WRONG_OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_OUTPUTS)
+@parametrize("case", WRONG_OUTPUTS)
 def test_wrong_outputs_are_refused(case, either):
     out, message = WRONG_OUTPUTS[case]
     with pytest.raises(ArgumentError, match=message):
         either(*tensors_of(either), out=out)
 
 
-@pytest.mark.parametrize("index", [0, 1, 2])
+@parametrize("index", [0, 1, 2])
 def test_out_must_not_overlap_an_input(kernel, index):
     tensors = tensors_of(kernel)
     name = ("data", "weight", "bias")[index]
@@ -203,7 +205,7 @@ def test_torch_tensors_on_the_cpu(kernel):
         np.testing.assert_array_equal(got.numpy(), expected_of(kernel))
 
 
-@pytest.mark.parametrize("end", ["bfloat16_nhwc", "m2_bfloat16_nhwc_dgrad", "nhwc_wgrad", "m2"])
+@parametrize("end", ["bfloat16_nhwc", "m2_bfloat16_nhwc_dgrad", "nhwc_wgrad", "m2"])
 def test_what_takes_tensors_as_torch_has_them_compares_sizes_and_strides(end):
     kernel = dwtir.build(f"2x6x5x4_k3x2_p1_{end}", target="cpu")
     dtype, launch = getattr(torch, kernel.shape.dtype), kernel.launcher()
@@ -224,7 +226,7 @@ def cuda_kernel():
     return dwtir.build(SHAPE, epilogue=EPILOGUE, target="cuda")
 
 
-@pytest.mark.parametrize("home", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@parametrize("home", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_wrong_torch_tensors_are_refused(request, home):
     kernel: Kernel = request.getfixturevalue("cuda_kernel" if home == "cuda" else "kernel")
     data, weight, bias = (torch.from_numpy(array).to(home) for array in tensors_of(kernel))

@@ -11,6 +11,8 @@ from dwtir import STRATEGIES, Shape, schedules, suite
 from dwtir.notation import LAYOUTS, OPERATIONS
 from dwtir.target import resolve
 
+parametrize = pytest.mark.parametrize
+
 H200 = resolve("nvidia-h200")
 
 # Layers of the networks that the project is measured on, spread over kernels, strides,
@@ -46,7 +48,7 @@ def check(shape):
     return None if fits and use.spill_bytes == use.stack_bytes == 0 else (kernel, use)
 
 
-@pytest.mark.parametrize("shape", CASES, ids=str)
+@parametrize("shape", CASES, ids=str)
 def test_the_chosen_tile_does_not_spill(shape):
     assert check(shape) is None
 
@@ -65,11 +67,11 @@ def test_the_cases_are_a_spread():
 
 if NIGHTLY:
 
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    @pytest.mark.parametrize("dtype", suite.DTYPES)
-    @pytest.mark.parametrize("batch", suite.BATCHES)
-    @pytest.mark.parametrize("network", suite.networks())
-    @pytest.mark.parametrize("operation", OPERATIONS)
+    @parametrize("layout", LAYOUTS)
+    @parametrize("dtype", suite.DTYPES)
+    @parametrize("batch", suite.BATCHES)
+    @parametrize("network", suite.networks())
+    @parametrize("operation", OPERATIONS)
     def test_no_layer_of_the_suite_spills(network, batch, dtype, layout, operation):
         layers = suite.network(network, batch=batch, dtype=dtype, layout=layout)
         shapes = [replace(layer.shape, operation=operation) for layer in layers]

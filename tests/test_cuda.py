@@ -25,6 +25,8 @@ from dwtir.search_limits import Limit, SlowCompileError, SpillError, for_search
 from dwtir.target import resolve
 from processes import run
 
+parametrize = pytest.mark.parametrize
+
 H200 = resolve("nvidia-h200")
 SITE = Path(sysconfig.get_path("purelib"))
 
@@ -74,8 +76,8 @@ def test_finds_the_pip_packages_before_a_toolkit(tmp_path):
     assert (cudart, nvrtc.parent, include) == (root / "lib" / "libcudart.so.13", root / "lib", root / "include")
 
 
-@pytest.mark.parametrize("variable", ["CUDA_PATH", "CUDA_HOME"])
-@pytest.mark.parametrize("base", ["", f"targets/{os.uname().machine}-linux/"])
+@parametrize("variable", ["CUDA_PATH", "CUDA_HOME"])
+@parametrize("base", ["", f"targets/{os.uname().machine}-linux/"])
 def test_finds_a_toolkit_by_variable(tmp_path, variable, base):
     root = toolkit_at(tmp_path / "toolkit", f"{base}lib", f"{base}include")
     others = {"CUDA_PATH": "", "CUDA_HOME": ""} | {variable: str(root)}
@@ -125,7 +127,7 @@ def test_a_missing_driver_is_reported_with_the_loaders_words(tmp_path):
     assert out[1:] == ["0", "raised", "raised"]
 
 
-@pytest.mark.parametrize("broken", [False, True])
+@parametrize("broken", [False, True])
 def test_a_missing_cuda_runtime_is_reported_with_the_loaders_words(tmp_path, broken):
     toolkit = toolkit_at(tmp_path / "toolkit") if broken else tmp_path / "nowhere"
     (tmp_path / "libcudart.so.13").touch()
@@ -183,14 +185,14 @@ def build_driver(folder, *, init=0, version=13000, count=2):
     return str(folder)
 
 
-@pytest.mark.parametrize(
-    ("answers", "reason", "count"),
-    [
-        ({"init": 100}, "cuInit failed: CUDA_ERROR_NO_DEVICE: no device here", "0"),
-        ({"version": 12080}, "the NVIDIA driver supports only CUDA 12.8", "2"),
-        ({"count": 0}, "the NVIDIA driver shows no device", "0"),
-    ],
-)
+UNSUITABLE = [
+    ({"init": 100}, "cuInit failed: CUDA_ERROR_NO_DEVICE: no device here", "0"),
+    ({"version": 12080}, "the NVIDIA driver supports only CUDA 12.8", "2"),
+    ({"count": 0}, "the NVIDIA driver shows no device", "0"),
+]
+
+
+@parametrize(("answers", "reason", "count"), UNSUITABLE)
 def test_an_unsuitable_driver_is_reported(tmp_path, answers, reason, count):
     code = STATUS.replace("for step in", "for step in () and")
     out = run_python(code, LD_LIBRARY_PATH=build_driver(tmp_path, **answers))
@@ -230,7 +232,7 @@ def test_attribute_numbers_are_those_of_the_cuda_headers():
     assert int(capability) == cuda._COMPUTE_CAPABILITY_MAJOR
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("name", "folder"),
     [("NVIDIA A100-SXM4-80GB", "nvidia-a100-sxm4-80gb"), ("../../etc/passwd", "etc-passwd"), ("", "unknown")],
 )
@@ -241,7 +243,7 @@ def test_folder_name(name, folder):
 # NVRTC
 
 
-dtypes = pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+dtypes = parametrize("dtype", ["float32", "float16", "bfloat16"])
 
 
 def generate(dtype, vector=4):
@@ -256,7 +258,7 @@ def sources():
     return {dtype: generate(dtype) for dtype in ("float32", "float16", "bfloat16")}
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_90a", "sm_100"])
+@parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_90a", "sm_100"])
 @dtypes
 def test_compiles_what_tvm_generates(sources, dtype, arch):
     cubin = compile_cubin(sources[dtype], arch)
@@ -276,7 +278,7 @@ def test_only_halves_take_the_factor_of_a_sigmoid_with_them(sources, dtype):
     assert all(float(one) == factor for one in found)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@parametrize("dtype", ["float16", "bfloat16"])
 def test_eight_lanes_are_one_16_byte_access(dtype):
     source = generate(dtype, vector=8)
     assert "uint4" in source
@@ -353,7 +355,7 @@ def test_arithmetic_is_not_fast_math():
     assert listing("p[1] * p[2] + p[3]") == listing("__fmaf_rn(p[1], p[2], p[3])")
 
 
-@pytest.mark.parametrize("machine", ["any", pytest.param("GPU", marks=pytest.mark.gpu)])
+@parametrize("machine", ["any", pytest.param("GPU", marks=pytest.mark.gpu)])
 def test_a_second_compilation_reports_the_same(machine):
     # With a driver NVRTC would take the second from its cache, without the log.
     source = 'extern "C" __global__ void again(float *p) { p[threadIdx.x] *= 3; }'
@@ -373,7 +375,7 @@ def test_rejected_source_raises_with_the_log():
         compile_cubin(source, "sm_75")
 
 
-@pytest.mark.parametrize("arch", ["sm_999", "compute_90", "sm_90 -G", ""])
+@parametrize("arch", ["sm_999", "compute_90", "sm_90 -G", ""])
 def test_unknown_arch_raises(arch):
     with pytest.raises(InvalidTargetError, match=r"sm_90"):
         compile_cubin("", arch)
@@ -449,7 +451,7 @@ ORDERS = {
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("order", ORDERS)
+@parametrize("order", ORDERS)
 def test_runtime_loads_in_any_order(order):
     out = run_python(
         f"from dwtir import cuda\n{ORDERS[order]}\ncuda.load_runtime().require()\n"

@@ -37,16 +37,16 @@ def test_each_step_has_its_tensors_in_order(epilogue, shape):
     assert epilogue.least_bytes(shape) == shape.itemsize * sum(map(prod, operands.values()))
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("none", "unknown epilogue step 'none'; allowed are bias, scale_shift"),
-        ("bias+", "unknown epilogue step ''"),
-        (["relu", "tanh"], "unknown epilogue step 'tanh'"),
-        ("bias+relu+bias", "'bias' takes a tensor and may occur once, got 2 times"),
-        (3, "sequence of step names, got 3"),
-    ],
-)
+REFUSED = [
+    ("none", "unknown epilogue step 'none'; allowed are bias, scale_shift"),
+    ("bias+", "unknown epilogue step ''"),
+    (["relu", "tanh"], "unknown epilogue step 'tanh'"),
+    ("bias+relu+bias", "'bias' takes a tensor and may occur once, got 2 times"),
+    (3, "sequence of step names, got 3"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), REFUSED)
 def test_what_is_no_epilogue(value, message):
     with pytest.raises(InvalidEpilogueError, match=message):
         Epilogue.of(value)

@@ -12,6 +12,8 @@ from dwtir import Epilogue, InvalidEpilogueError, Shape, reference, schedules
 from dwtir.notation import OPERATIONS
 from strategies import integer_tensors, named_shapes, real_tensors, seeds, shapes
 
+parametrize = pytest.mark.parametrize
+
 GRADIENTS = [operation for operation in OPERATIONS if operation != "forward"]
 
 
@@ -42,8 +44,8 @@ def test_the_oracle_is_its_own_adjoint(shape, seed):
     np.testing.assert_allclose(products, products[0], rtol=0, atol=1e-12 * max(size, 1))
 
 
-@pytest.mark.parametrize("backend", [CPU, OPENCL, pytest.param(CUDA, marks=pytest.mark.gpu)], ids=lambda one: one.name)
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("backend", [CPU, OPENCL, pytest.param(CUDA, marks=pytest.mark.gpu)], ids=lambda one: one.name)
+@parametrize("layout", ["NCHW", "NHWC"])
 def test_the_weights_gradient_is_the_same_bits_every_time(backend, layout):
     shape = replace(Shape.parse("3x40x29x31_k3_s2_p1_wgrad"), layout=layout)
     tile = schedules.choose(shape, backend.target())
@@ -52,16 +54,16 @@ def test_the_weights_gradient_is_the_same_bits_every_time(backend, layout):
         assert other.tobytes() == first.tobytes()
 
 
-@pytest.mark.parametrize("operation", GRADIENTS)
+@parametrize("operation", GRADIENTS)
 def test_a_gradient_has_no_epilogue(operation):
     shape = replace(Shape.parse("1x4x9x9_k3_p1"), operation=operation)
     with pytest.raises(InvalidEpilogueError, match=f"got bias.* for {operation}"):
         dwtir.build(shape, epilogue="bias", target="cpu")
 
 
-@pytest.mark.parametrize("target", ["cpu", "opencl", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("ending", ["dgrad", "wgrad"])
+@parametrize("target", ["cpu", "opencl", pytest.param("cuda", marks=pytest.mark.gpu)])
+@parametrize("layout", ["nchw", "nhwc"])
+@parametrize("ending", ["dgrad", "wgrad"])
 def test_a_gradient_is_built_and_called_like_a_convolution(target, layout, ending):
     shape = Shape.parse(f"2x24x17x15_k5_s2x1_p2_m2_{layout}_{ending}")
     kernel = dwtir.build(shape, target=target)
@@ -82,7 +84,7 @@ def test_a_gradient_is_built_and_called_like_a_convolution(target, layout, endin
         kernel(tensors[0])
 
 
-@pytest.mark.parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_saved_gradient_is_loaded(target, tmp_path):
     kernel = dwtir.build("2x24x17x15_k3_p1_nhwc_wgrad", target=target)
     kernel.export(tmp_path / "kernel.so")

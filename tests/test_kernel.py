@@ -87,33 +87,33 @@ def test_schedules_by_name_and_as_objects():
         check(kernel)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "target", "message"),
-    [
-        ("fast", "cpu", r"unknown schedule 'fast'; allowed are 'manual', 'tuned', .*naive.*cpu"),
-        (None, "cpu", "a schedule is a name or a Strategy, got NoneType"),
-        ("v4", "cpu", "must be forward in NCHW on a GPU, got"),
-        ("cpu", "opencl", "must be forward or grad_data in NCHW or NHWC on a CPU, got"),
-        (Cpu(1, 1, 5), "cpu", "lanes must be one of"),
-        (SharedTile(thread_y=64, thread_x=32), "opencl", "threads per block must be at most 1024"),
-        (SharedTile(vthread_y=16), "opencl", "virtual threads must be at most 8"),
-        (SharedTile(padding="none"), "opencl", "padding must be 'staged' or 'inline', got none"),
-    ],
-)
+UNFIT = [
+    ("fast", "cpu", r"unknown schedule 'fast'; allowed are 'manual', 'tuned', .*naive.*cpu"),
+    (None, "cpu", "a schedule is a name or a Strategy, got NoneType"),
+    ("v4", "cpu", "must be forward in NCHW on a GPU, got"),
+    ("cpu", "opencl", "must be forward or grad_data in NCHW or NHWC on a CPU, got"),
+    (Cpu(1, 1, 5), "cpu", "lanes must be one of"),
+    (SharedTile(thread_y=64, thread_x=32), "opencl", "threads per block must be at most 1024"),
+    (SharedTile(vthread_y=16), "opencl", "virtual threads must be at most 8"),
+    (SharedTile(padding="none"), "opencl", "padding must be 'staged' or 'inline', got none"),
+]
+
+
+@pytest.mark.parametrize(("schedule", "target", "message"), UNFIT)
 def test_schedules_that_do_not_fit(schedule, target, message):
     with pytest.raises(InvalidScheduleError, match=message):
         dwtir.build(SHAPE, schedule, target=target)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"shape": "1x2x3x4"}, dwtir.InvalidShapeError),
-        ({"epilogue": "tanh"}, dwtir.InvalidEpilogueError),
-        ({"target": "tpu"}, dwtir.InvalidTargetError),
-        ({"on_miss": "ignore"}, InvalidScheduleError),
-    ],
-)
+WRONG = [
+    ({"shape": "1x2x3x4"}, dwtir.InvalidShapeError),
+    ({"epilogue": "tanh"}, dwtir.InvalidEpilogueError),
+    ({"target": "tpu"}, dwtir.InvalidTargetError),
+    ({"on_miss": "ignore"}, InvalidScheduleError),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error"), WRONG)
 def test_build_refuses_wrong_arguments(arguments, error):
     with pytest.raises(error):
         dwtir.build(**({"shape": "1x4x9x9_k3", "target": "cpu"} | arguments))
