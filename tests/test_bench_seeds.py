@@ -20,9 +20,7 @@ def ratios(title, column):
 
 
 def test_every_number_is_in_a_table_and_every_way_can_be_built():
-    shown = {
-        case for table in TABLES for line, bases in table.lines.items() for case in (line, *bases) if case is not None
-    }
+    shown = {case for table in TABLES for line, bases in table.lines.items() for case in (line, *bases)} - {None}
     assert shown == set(PUBLISHED_US)
     steps = {step for steps in ARTICLE_STEPS.values() for step in steps}
     assert {case.way for case in shown} <= steps | {LIBRARY, TUNED}
