@@ -32,11 +32,12 @@ SITE = Path(sysconfig.get_path("purelib"))
 
 
 def run_python(code, *, path=None, **environment):
-    """Run code in a child process; `path`, dwtir and NumPy replace the site-packages folder."""
+    """Run code, which has `cuda`, in a child process; `path`, dwtir and NumPy replace the site-packages folder."""
     if path:
         site_with(path, "numpy*")
         (path / "dwtir").symlink_to(Path(cuda.__file__).parent)
         environment["PYTHONPATH"] = str(path)
+    code = f"from dwtir import cuda\n{code}"
     return run(*(["-S"] if path else []), "-c", code, **environment).stdout
 
 
@@ -62,7 +63,7 @@ def toolkit_at(root, lib="lib64", include="include"):
     return root
 
 
-PRINT_TOOLKIT = "from dwtir.cuda import find_toolkit; t = find_toolkit(); print(t.cudart, t.nvrtc, t.include)"
+PRINT_TOOLKIT = "t = cuda.find_toolkit(); print(t.cudart, t.nvrtc, t.include)"
 
 
 def test_finds_the_pip_packages_before_a_toolkit(tmp_path):
@@ -96,7 +97,7 @@ def test_finds_a_toolkit_by_its_compiler(tmp_path):
 # The driver and TVM's CUDA runtime
 
 STATUS = """
-from dwtir import cuda, nvrtc
+from dwtir import nvrtc
 from dwtir.errors import ToolchainError
 status = cuda.load_runtime()
 assert cuda.load_runtime() is status
@@ -127,8 +128,7 @@ def test_a_missing_cuda_runtime_is_reported_with_the_loaders_words(tmp_path, bro
     toolkit = toolkit_at(tmp_path / "toolkit") if broken else tmp_path / "nowhere"
     (tmp_path / "libcudart.so.13").touch()
     out = run_python(
-        "from dwtir import cuda; status = cuda.cudart_status();"
-        "print(status.usable, status.reason, status.remedy, sep='|')",
+        "status = cuda.cudart_status();print(status.usable, status.reason, status.remedy, sep='|')",
         path=tmp_path / "site",
         LD_LIBRARY_PATH=str(tmp_path),
         CUDA_PATH=str(toolkit),
@@ -142,7 +142,7 @@ def test_a_missing_cuda_runtime_is_reported_with_the_loaders_words(tmp_path, bro
 
 
 def test_loads_the_cuda_runtime_of_the_pip_package():
-    code = "from dwtir import cuda; import ctypes; assert cuda.cudart_status().usable;"
+    code = "import ctypes; assert cuda.cudart_status().usable;"
     out = run_python(f"{code}print(ctypes.CDLL('libcudart.so.13')._name)", LD_LIBRARY_PATH="")
     assert out.strip() == "libcudart.so.13"
 
@@ -192,7 +192,7 @@ def test_an_unsuitable_driver_is_reported(tmp_path, name, answer, reason, count)
 
 def test_a_cuda_runtime_that_tvm_cannot_load_is_reported(tmp_path):
     # This driver lacks nearly every symbol: the loader names one of them.
-    code = "from dwtir import cuda; print(cuda.load_runtime().reason)"
+    code = "print(cuda.load_runtime().reason)"
     out = run_python(code, LD_LIBRARY_PATH=build_driver(tmp_path))
     assert out.startswith("TVM's CUDA runtime does not load: ")
     assert "undefined symbol: cu" in out
@@ -200,7 +200,7 @@ def test_a_cuda_runtime_that_tvm_cannot_load_is_reported(tmp_path):
 
 def test_device_properties_come_from_the_driver(tmp_path):
     out = run_python(
-        "from dwtir import cuda; p = cuda.device_properties(1); print(p.folder_name, p.arch,"
+        "p = cuda.device_properties(1); print(p.folder_name, p.arch,"
         "p.driver_version, p.multiprocessors, p.shared_bytes_per_block_optin, sep='|')\n"
         "try: cuda.device_properties(2)\n"
         "except cuda.ToolchainError as error: print(error)",
@@ -445,7 +445,7 @@ ORDERS = {
 @parametrize("order", ORDERS)
 def test_runtime_loads_in_any_order(order):
     out = run_python(
-        f"from dwtir import cuda\n{ORDERS[order]}\ncuda.load_runtime().require()\n"
+        f"{ORDERS[order]}\ncuda.load_runtime().require()\n"
         "import tvm\nassert tvm.cuda(0).exist\n"
         "a = tvm.runtime.tensor([1.0, 2.0], device=tvm.cuda(0)); print(a.numpy().tolist())"
     )
