@@ -156,16 +156,14 @@ def test_the_report(run):
     shutil.copy("rows.json", "other.json")
     _, errors = run("report", "rows.json", "other.json", "--plot", "all.png", status=1)
     assert "plots of 2 results go to a folder, got all.png" in errors
-    _, errors = run("report", "missing.json", status=1)
-    assert "RecordError: missing.json: not a file" in errors
+    assert "RecordError: missing.json: not a file" in run("report", "missing.json", status=1)[1]
 
 
 def test_the_readme_command(run):
     file, page = Path("bench/results/bench-h200.json.xz"), Path("README.md")
     file.parent.mkdir(parents=True)
     page.write_text(f"before\n\n{readme.BEGIN}\nformer text\n{readme.END}\n\nafter\n")
-    _, errors = run("readme", status=1)
-    assert "no results" in errors
+    assert "no results" in run("readme", status=1)[1]
     results().write(file)
     run("readme")
     content = page.read_text()

@@ -30,19 +30,19 @@ def test_more_work_takes_longer(name, more):
     assert MODEL.seconds(WORK._replace(**{name: more}), 4) > MODEL.seconds(WORK, 4)
 
 
-LINES = [
-    (((32, 4),), 1),  # 128 bytes from a multiple of 128
-    (((32, 4), (1, 4000)), 1 + 96 / 128),  # and from any multiple of 32
-    (((32, 16), (1, 4096)), 4),
-    (((32, 784),), 32),  # a line each
-    (((14, 4), (2, 784)), 2 * (1 + 48 / 128)),  # 56 bytes from any multiple of eight
-    (((30, 4),), 1 + 112 / 128),  # 120 bytes from any multiple of eight
-    (((24, 4), (1.5, 1024)), 1.5 * 1.5),  # 96 bytes from any multiple of 32
-    (((32, 0),), 1),
-]
+LINES = {
+    ((32, 4),): 1,  # 128 bytes from a multiple of 128
+    ((32, 4), (1, 4000)): 1 + 96 / 128,  # and from any multiple of 32
+    ((32, 16), (1, 4096)): 4,
+    ((32, 784),): 32,  # a line each
+    ((14, 4), (2, 784)): 2 * (1 + 48 / 128),  # 56 bytes from any multiple of eight
+    ((30, 4),): 1 + 112 / 128,  # 120 bytes from any multiple of eight
+    ((24, 4), (1.5, 1024)): 1.5 * 1.5,  # 96 bytes from any multiple of 32
+    ((32, 0),): 1,
+}
 
 
-@parametrize(("threads", "lines"), LINES)
+@parametrize(("threads", "lines"), LINES.items())
 def test_lines_touched(threads, lines):
     assert touched(128, 4, threads) == lines
 
@@ -136,23 +136,23 @@ def test_small_images_take_turns_where_blocks_come_one_after_the_other(layout):
         assert (tile.bands > 1) == (batch == 1 and layout == "nhwc")
 
 
-FASTEST = [
-    ("128x96x56x56_k5_p4_d2", RowStream(28, 4, 4, 14, 9, 1, 5, 4)),
-    ("128x96x53x53_k7_p3", RowStream(53, 3, 1, 18, 7, 1, 4, 4)),
-    ("128x48x56x56_k7_p3_m2", RowStream(56, 4, 4, 14, 9, 1, 4, 4)),
-    ("128x48x56x56_k7_p3_m2_nhwc", RowStream(56, 7, 1, 32, 1, 1, 12, 4)),
-    ("128x96x56x56_k7_p6_d2_float16", BandedMatrix(14, 7, 4, 1)),
-    ("64x256x55x55_k3_p1_float16", BandedMatrix(12, 3, 4, 4)),
-    ("128x96x57x57_k5_p2_float16_nhwc", RowStream(57, 15, 1, 32, 1, 1, 12, 2)),
-    ("64x251x56x56_k3_p1_float16_nhwc", ChannelVector(8, 8, 1, 251, 1, 1, 1)),
-    ("128x90x56x56_k5_p2_nhwc", ChannelVector(7, 8, 1, 90, 1, 1, 5)),
-    ("32x728x37x37_k3_p1_float16_nhwc", ChannelVector(8, 3, 4, 182, 1, 1, 1)),
-    ("64x256x56x56_k3_p2_d2_nhwc", ChannelVector(8, 7, 1, 32, 4, 1, 2)),
-    ("64x256x56x56_k3_p2_d2_float16_nhwc", RowStream(28, 7, 2, 32, 1, 1, 16, 3)),
-]
+FASTEST = {
+    "128x96x56x56_k5_p4_d2": RowStream(28, 4, 4, 14, 9, 1, 5, 4),
+    "128x96x53x53_k7_p3": RowStream(53, 3, 1, 18, 7, 1, 4, 4),
+    "128x48x56x56_k7_p3_m2": RowStream(56, 4, 4, 14, 9, 1, 4, 4),
+    "128x48x56x56_k7_p3_m2_nhwc": RowStream(56, 7, 1, 32, 1, 1, 12, 4),
+    "128x96x56x56_k7_p6_d2_float16": BandedMatrix(14, 7, 4, 1),
+    "64x256x55x55_k3_p1_float16": BandedMatrix(12, 3, 4, 4),
+    "128x96x57x57_k5_p2_float16_nhwc": RowStream(57, 15, 1, 32, 1, 1, 12, 2),
+    "64x251x56x56_k3_p1_float16_nhwc": ChannelVector(8, 8, 1, 251, 1, 1, 1),
+    "128x90x56x56_k5_p2_nhwc": ChannelVector(7, 8, 1, 90, 1, 1, 5),
+    "32x728x37x37_k3_p1_float16_nhwc": ChannelVector(8, 3, 4, 182, 1, 1, 1),
+    "64x256x56x56_k3_p2_d2_nhwc": ChannelVector(8, 7, 1, 32, 4, 1, 2),
+    "64x256x56x56_k3_p2_d2_float16_nhwc": RowStream(28, 7, 2, 32, 1, 1, 16, 3),
+}
 
 
-@parametrize(("text", "tile"), FASTEST)
+@parametrize(("text", "tile"), FASTEST.items())
 def test_the_choice_is_the_fastest_measured(text, tile):
     """Of parted images, multipliers, and what no vector divides, on an H200, or near."""
     assert choose(Shape.parse(text), H200) == tile

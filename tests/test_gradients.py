@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 
 import dwtir
@@ -66,8 +67,6 @@ def test_a_gradient_is_built_and_called_like_a_convolution(target, layout, endin
     tensors = list(integer_tensors(shape, Epilogue(), 0).values())
     expected = reference.depthwise_conv2d(shape, *tensors)
     if target == "cuda":
-        import torch
-
         tensors = [torch.from_numpy(array).cuda() for array in tensors]
     out = kernel(*tensors)
     np.testing.assert_array_equal(out.cpu().numpy() if target == "cuda" else out, expected)
@@ -90,8 +89,6 @@ def test_a_saved_gradient_is_loaded(target, tmp_path):
 @pytest.mark.gpu
 def test_a_workspace_lives_as_long_as_a_graph():
     """torch's tensors and TVM's, captured in a CUDA graph and replayed on other values."""
-    import torch
-
     shape = Shape.parse("4x64x30x30_k3_p1_wgrad")
     kernel = dwtir.build(shape, target="cuda")
     extents = shape.data_shape, shape.out_shape, shape.weight_shape

@@ -7,8 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-import dwtir
-from backends import H200, REPLAY
+from backends import H200, REPLAY, on_h200
 from dwtir import InvalidScheduleError, Shape, schedules
 from dwtir.bands import COLUMNS, TILES
 from dwtir.diagonals import INPUTS, Diagonals
@@ -31,7 +30,7 @@ LAYERS = """
 @parametrize("about", LAYERS.split())
 def test_each_product_is_one_instruction(about, dtype):
     shape = replace(Shape.parse(f"{about}_wgrad"), dtype=dtype)
-    kernel = dwtir.build(shape, target="nvidia-h200")
+    kernel = on_h200(shape)
     tile, source, resources = kernel.strategy, kernel.source(), kernel.resources()
     assert isinstance(tile, OF_LAYOUT[shape.layout])
     sizes = tile.sizes(shape)
@@ -56,7 +55,7 @@ def test_each_product_is_one_instruction(about, dtype):
 def test_barriers_stand_between_zeros_copies_products_and_sums(about):
     shape = Shape.parse(f"{about}_float16_nhwc_wgrad")
     tile = replace(UnitSums.choose(shape, H200), ahead=2)
-    source = dwtir.build(shape, tile, target="nvidia-h200").source()
+    source = on_h200(shape, tile).source()
     source = source[source.rindex("main_kernel(") :]
     zeros, first, step, *steps = source.split("__syncthreads();")
     assert "(staged_ptr" in zeros
@@ -70,12 +69,12 @@ def test_barriers_stand_between_zeros_copies_products_and_sums(about):
 
 
 CHOICES = [
-    ("128x96x56x56_k7_p3_float16", "nvidia-h200", True),
+    ("128x96x56x56_k7_p3_float16", H200, True),
     ("128x96x56x56_k5_p2_bfloat16", "nvidia-a100-sxm4-80gb", True),
     ("128x96x56x56_k7_p3_float16", "tesla-t4", False),
-    ("128x96x56x56_k7_p3", "nvidia-h200", False),
-    ("32x128x56x56_k31_p15_float16", "nvidia-h200", False),  # no registers for its sums
-    ("1x24x14x14_k5_p2_float16", "nvidia-h200", False),  # few outputs
+    ("128x96x56x56_k7_p3", H200, False),
+    ("32x128x56x56_k31_p15_float16", H200, False),  # no registers for its sums
+    ("1x24x14x14_k5_p2_float16", H200, False),  # few outputs
 ]
 
 
