@@ -17,30 +17,31 @@ from dwtir.schedules import BandedMatrix, BandedPlanes
 from dwtir.target import resolve
 from strategies import shapes
 
+parametrize = pytest.mark.parametrize
 
-@pytest.mark.parametrize(("dtype", "ending"), [("float16", ""), ("bfloat16", "_dgrad")])
-@pytest.mark.parametrize("about", ["8x32x56x56_k7_p3", "2x16x40x40_k13_p6", "2x8x56x56_k31_p15"])
+
+@parametrize(("dtype", "ending"), [("float16", ""), ("bfloat16", "_dgrad")])
+@parametrize("about", ["8x32x56x56_k7_p3", "2x16x40x40_k13_p6", "2x8x56x56_k31_p15"])
 def test_each_product_is_one_instruction(about, dtype, ending):
     shape = Shape.parse(f"{about}_{dtype}_nchw{ending}")
-    kernel = on_h200(shape)
+    kernel, short = on_h200(shape), dtype.replace("loat", "")
     tile = kernel.strategy
     assert isinstance(tile, BandedMatrix)
     products = tile.rows * tile.kernel_rows * Bands(shape, tile.rows, tile.kernel_rows).depth_steps
-    short = dtype.replace("loat", "")
     assert kernel.source().count(f"mma.sync.aligned.m16n8k16.row.col.f32.{short}.{short}.f32") == products
     resources = kernel.resources()
     assert resources.threads == 32 * tile.warps
     assert resources.shared_bytes == resources.spill_bytes == 0
 
 
-@pytest.mark.parametrize(
-    ("about", "copiers"),
-    [
-        ("32x128x56x56_k31_p15_float16_nhwc", 256),
-        ("8x256x28x28_k29_p14_bfloat16_nhwc_dgrad", 32),
-        ("128x1024x7x7_k13_p6_float16_nchw", 256),
-    ],
-)
+COPIERS = {
+    "32x128x56x56_k31_p15_float16_nhwc": 256,
+    "8x256x28x28_k29_p14_bfloat16_nhwc_dgrad": 32,
+    "128x1024x7x7_k13_p6_float16_nchw": 256,
+}
+
+
+@parametrize(("about", "copiers"), COPIERS.items())
 def test_planes_are_copied_as_vectors(about, copiers):
     shape = Shape.parse(about)
     tile = BandedPlanes.choose(shape, H200)
@@ -64,14 +65,13 @@ def test_the_blocks_of_an_sm_are_those_of_the_products():
     assert bounded[:3] == [("32", "main_kernel"), ("128, 5", "main_kernel_1"), ("256", "main_kernel_2")]
 
 
-@pytest.mark.parametrize("epilogue", ["bias+relu", "scale_shift+residual+silu"])
+@parametrize("epilogue", ["bias+relu", "scale_shift+residual+silu"])
 def test_results_and_what_they_are_added_to_move_in_pairs(epilogue):
     source = on_h200("8x32x56x56_k7_p3_float16", "banded_matrix", epilogue=epilogue).source()
     assert re.search(r"\*\(half2\*\)\(out_ptr", source)
     assert not re.search(r"[^*]\bout_ptr\[", source)
-    if "residual" in epilogue:
-        assert re.search(r"\*\(half2\*\)\(residual_ptr", source)
-        assert "= residual_ptr[" not in source
+    assert ("residual" in epilogue) == bool(re.search(r"\*\(half2\*\)\(residual_ptr", source))
+    assert "= residual_ptr[" not in source
 
 
 BANDED = """
@@ -79,49 +79,42 @@ BANDED = """
     32x192x35x35_k5_p2_float16 128x1024x15x15_k13_p6_float16 32x128x56x56_k31_p15_bfloat16_nhwc
     128x96x56x56_k7_p3_float16_dgrad
 """
-OTHERS = [
-    "128x96x56x56_k7_p3",
-    "128x96x56x56_k7_p3_float16_nhwc",
-    "128x240x28x28_k5_s2_p2_float16",  # few products an input
-    "64x256x56x56_k3_p1_float16",
-    "127x95x57x57_k7_p3_float16",  # neither every other row is pairs nor every other plane
-    "32x192x35x35_k3_p1_float16",  # in many pieces
-    "32x768x7x7_k7_p3_bfloat16",
-    "128x96x56x56_k13_s2_p6_float16_dgrad",
-    "128x96x56x56_k13_p6_m2_float16_dgrad",
+# The last: few products an input, neither every other row is pairs nor every other plane, in many pieces.
+OTHERS = """
+    128x96x56x56_k7_p3 128x96x56x56_k7_p3_float16_nhwc 64x256x56x56_k3_p1_float16 32x768x7x7_k7_p3_bfloat16
+    128x96x56x56_k13_s2_p6_float16_dgrad 128x96x56x56_k13_p6_m2_float16_dgrad
+    128x240x28x28_k5_s2_p2_float16 127x95x57x57_k7_p3_float16 32x192x35x35_k3_p1_float16
+"""
+CHOICES = [
+    *((about, H200, True) for about in BANDED.split()),
+    *((about, H200, False) for about in OTHERS.split()),
+    ("128x96x56x56_k7_p3_bfloat16", "nvidia-a100-sxm4-80gb", True),
+    ("128x96x56x56_k7_p3_float16", "tesla-t4", False),  # has no m16n8k16
+    ("128x96x56x56_k7_p3_float16", "opencl", False),
 ]
 
 
-@pytest.mark.parametrize(
-    ("about", "target", "is_banded"),
-    [
-        *((about, "nvidia-h200", True) for about in BANDED.split()),
-        *((about, "nvidia-h200", False) for about in OTHERS),
-        ("128x96x56x56_k7_p3_bfloat16", "nvidia-a100-sxm4-80gb", True),
-        ("128x96x56x56_k7_p3_float16", "tesla-t4", False),  # has no m16n8k16
-        ("128x96x56x56_k7_p3_float16", "opencl", False),
-    ],
-)
+@parametrize(("about", "target", "is_banded"), CHOICES)
 def test_who_gets_tensor_cores(about, target, is_banded):
     assert isinstance(schedules.choose(Shape.parse(about), resolve(target)), BandedMatrix) == is_banded
 
 
-@pytest.mark.parametrize(
-    ("about", "target", "tile", "complaint"),
-    [
-        ("2x8x12x12_k7_p3", H200, (4, 7, 1), "float16 or bfloat16"),
-        ("2x8x12x12_k7_p3_float16", "tesla-t4", (4, 7, 1), "from sm_80 on"),
-        ("2x8x12x12_k7_s2_p3_float16_dgrad", H200, (4, 7, 1), "stride 1"),
-        ("2x8x12x12_k7_p3_float16", H200, (65, 7, 1), "rows must be at most 64"),
-        ("2x8x12x12_k7_p3_float16", H200, (4, 8, 1), "kernel_rows must be at most 7"),
-        ("2x8x12x12_k7_p3_float16", H200, (12, 7, 2), "warps must be at most 1"),
-        ("9x8x64x64_k63_p31_float16", H200, (60, 63, 1), "unrolled loads"),
-        ("9x8x64x64_k31_p15_float16", H200, (32, 31, 1), "unrolled products"),
-    ],
-)
-def test_what_does_not_fit_is_refused(about, target, tile, complaint):
+REFUSED = [
+    ("2x8x12x12_k7_p3", (4, 7, 1), "float16 or bfloat16"),
+    ("2x8x12x12_k7_p3_float16", (4, 7, 1), "from sm_80 on"),
+    ("2x8x12x12_k7_s2_p3_float16_dgrad", (4, 7, 1), "stride 1"),
+    ("2x8x12x12_k7_p3_float16", (65, 7, 1), "rows must be at most 64"),
+    ("2x8x12x12_k7_p3_float16", (4, 8, 1), "kernel_rows must be at most 7"),
+    ("2x8x12x12_k7_p3_float16", (12, 7, 2), "warps must be at most 1"),
+    ("9x8x64x64_k63_p31_float16", (60, 63, 1), "unrolled loads"),
+    ("9x8x64x64_k31_p15_float16", (32, 31, 1), "unrolled products"),
+]
+
+
+@parametrize(("about", "tile", "complaint"), REFUSED)
+def test_what_does_not_fit_is_refused(about, tile, complaint):
     with pytest.raises(InvalidScheduleError, match=complaint):
-        dwtir.build(about, BandedMatrix(*tile), target=target)
+        dwtir.build(about, BandedMatrix(*tile), target="tesla-t4" if "sm_80" in complaint else H200)
 
 
 @given(shape=shapes(layouts=("NCHW",), dtypes=("float16",)), rows=st.integers(1, 20), kernel_rows=st.integers(1, 11))
@@ -143,20 +136,20 @@ def test_the_tiles_cover_all_results_and_the_window_their_inputs(shape, rows, ke
     assert bands.left % 2 == 0 or bands.alternates or not bands.has_pairs
 
 
-@pytest.mark.parametrize(
-    ("about", "tile"),
-    [
-        ("2x2x13x15_k3_p1_float16", (4, 3, 1)),
-        ("1x3x14x23_k7_p3_bfloat16", (6, 7, 1)),
-        ("2x4x13x15_k5_p1x0x2x2_float16_dgrad", (4, 5, 1)),
-        ("2x2x13x15_k7_p3_d2_m2_float16", (13, 4, 1)),
-        ("2x3x14x23_k5_s2_p2_float16", (3, 4, 1)),
-        ("2x2x7x9_k13_p6_float16", (7, 2, 1)),  # by rows of the image
-        ("3x2x5x3_k3x4_p2x3_float16", (2, 3, 1)),
-    ],
-)
-def test_rows_of_an_odd_width_are_loaded_in_pairs(about, tile):
-    shape, strategy = Shape.parse(about), BandedMatrix(*tile)
+ODD = {
+    "2x2x13x15_k3_p1_float16": (4, 3),
+    "1x3x14x23_k7_p3_bfloat16": (6, 7),
+    "2x4x13x15_k5_p1x0x2x2_float16_dgrad": (4, 5),
+    "2x2x13x15_k7_p3_d2_m2_float16": (13, 4),
+    "2x3x14x23_k5_s2_p2_float16": (3, 4),
+    "2x2x7x9_k13_p6_float16": (7, 2),  # by rows of the image
+    "3x2x5x3_k3x4_p2x3_float16": (2, 3),
+}
+
+
+@parametrize(("about", "rows"), ODD.items())
+def test_rows_of_an_odd_width_are_loaded_in_pairs(about, rows):
+    shape, strategy = Shape.parse(about), BandedMatrix(*rows, 1)
     assert strategy.bands(shape).alternates
     REPLAY.check(strategy, shape)
     kernel = on_h200(shape, strategy)
@@ -165,7 +158,7 @@ def test_rows_of_an_odd_width_are_loaded_in_pairs(about, tile):
     assert kernel.resources().spill_bytes == 0
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "about", ["64x256x57x57_k3_p1_float16", "128x96x57x57_k7_p3_bfloat16_dgrad", "64x128x57x57_k7_s2_p3_float16"]
 )
 def test_the_tiles_of_odd_widths_leave_room_for_many_warps(about):
@@ -183,24 +176,19 @@ def test_the_tiles_of_odd_widths_leave_room_for_many_warps(about):
     assert blocks * tile.warps >= 8
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize(
-    ("about", "by_image"),
-    [
-        ("3x1x7x7_k13_p6_dgrad", True),
-        ("2x1x7x7_k13_s2_p6_m2", True),
-        ("1x1x14x14_k27_p13", True),
-        ("1x2x3x2_k7x31_p4x30x2x1", True),
-        ("3x1x14x14_k7x13_p3x6", False),
-        ("2x1x6x4_k13x11_p3x5x9x2", False),
-        ("2x2x7x6_k5_p8_d4", False),  # in parts, and so are the next
-        ("1x3x9x10_k7x5_p6x4x5x3_d2_m2", False),
-        ("3x1x6x8_k5x3_p5x2_d3x2_dgrad", False),
-    ],
-)
-def test_images_smaller_than_the_kernel(about, by_image, layout):
+BY_IMAGE = "3x1x7x7_k13_p6_dgrad", "2x1x7x7_k13_s2_p6_m2", "1x1x14x14_k27_p13", "1x2x3x2_k7x31_p4x30x2x1"
+# The last three are in parts.
+BY_KERNEL = """
+    3x1x14x14_k7x13_p3x6 2x1x6x4_k13x11_p3x5x9x2
+    2x2x7x6_k5_p8_d4 1x3x9x10_k7x5_p6x4x5x3_d2_m2 3x1x6x8_k5x3_p5x2_d3x2_dgrad
+"""
+
+
+@parametrize("layout", ["nchw", "nhwc"])
+@parametrize("about", [*BY_IMAGE, *BY_KERNEL.split()])
+def test_images_smaller_than_the_kernel(about, layout):
     shape = Shape.parse(f"{about}_float16_{layout}")
-    assert Bands(shape, shape.result_height, 1).goes_by_image == by_image
+    assert Bands(shape, shape.result_height, 1).goes_by_image == (about in BY_IMAGE)
     for strategy, rows in product((BandedMatrix, BandedPlanes), {2, shape.result_height}):
         if shape.layout in strategy.layouts:
             REPLAY.check(strategy(rows, 2, 1), shape)

@@ -1,8 +1,8 @@
 """The benchmark: its command on the CPU, its arithmetic, and PyTorch beside it where that is."""
 
 import csv
-import dataclasses
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +14,9 @@ from dwtir.bench.report import row_cells, summary, text
 from dwtir.bench.results import Results
 from dwtir.kernel import Timing
 from dwtir.target import KNOWN_GPUS, resolve
-from processes import run
+from processes import command, run
+
+parametrize = pytest.mark.parametrize
 
 LAYER = "1x8x15x17_k3_psame"
 CPU = ["--target", "cpu", "--baselines", "none"]
@@ -35,11 +37,10 @@ def row(text, own, spread=0.0, **peers):
 
 def test_ratios_are_of_the_fastest_peer_and_of_the_floor():
     found = row("64x256x56x56_k3_p1", 100, nchw=400, nhwc=150)
-    assert found.ratio("NCHW") == pytest.approx(4.0)
-    assert found.ratio() == pytest.approx(1.5)
+    assert (found.ratio("NCHW"), found.ratio()) == pytest.approx((4.0, 1.5))
     assert found.best() == ("torch NHWC cudnn", pytest.approx(150e-6))
     assert found.floor == pytest.approx(found.shape.least_bytes / 4.25e12)
-    warm = dataclasses.replace(found, cold=False)
+    warm = replace(found, cold=False)
     assert (warm.floor, row_cells([warm])[1][2]) == (None, "-")
     assert row("64x256x56x56_k3_p1", 100).ratio() is None
     large = row("32x128x56x56_k31_p15", 700)
@@ -57,14 +58,13 @@ def test_the_summary_names_the_worst():
     assert wide.startswith("1 rows")
     assert left == "left out: torch NCHW cudnn: wrong"
     head, first, second = row_cells(rows)
-    assert head[0] == "layer"
+    assert (head[0], second[1]) == ("layer", "10.00~")
     assert first[1:] == ("10.00", "0", "20.00", "2.00x", "5.00", "0.50x", "torch NHWC cudnn")
-    assert second[1] == "10.00~"
 
 
 def test_doubtful_rows_are_marked():
     quiet = row("1x8x9x9_k3_p1", 10, nchw=20)
-    loud = dataclasses.replace(quiet, load=0.5)
+    loud = replace(quiet, load=0.5)
     spread = row("1x8x9x9_k3_p1", 10, spread=0.3, nchw=20)
     assert [found.doubt[0] for found in (quiet, loud, spread)] == [False, True, False]
     assert min([loud, spread, quiet], key=lambda found: found.doubt) is quiet
@@ -82,35 +82,31 @@ def test_words_name_layers():
     assert ("mobilenet_v2", "mnasnet1_0") in {layer.networks for layer in found}
     assert {layer.task.shape for layer in found} < {layer.task.shape for layer in layers.named(["suite"], **FORMS)}
     assert len(layers.named(["seeds"], **FORMS)) == 8
-    operations = ("grad_data", "grad_weight")
-    network = ["network", "mobilenet_v2"]
-    assert {layer.task.shape for layer in layers.named(network, **FORMS, operations=operations)} == {
-        dataclasses.replace(layer.task.shape, operation=operation)
-        for layer in layers.named(network, **FORMS)
-        for operation in operations
-    }
-    (shape,) = layers.named([LAYER], **FORMS)
-    assert (str(shape.task.shape), shape.networks) == (str(Shape.parse(LAYER)), ())
+    operations, words = ("grad_data", "grad_weight"), ["network", "mobilenet_v2"]
+    forward = {layer.task.shape for layer in layers.named(words, **FORMS)}
+    gradients = {layer.task.shape for layer in layers.named(words, **FORMS, operations=operations)}
+    assert gradients == {replace(shape, operation=operation) for shape in forward for operation in operations}
+    (layer,) = layers.named([LAYER], **FORMS)
+    assert (layer.task.shape, layer.networks) == (Shape.parse(LAYER), ())
 
 
-@pytest.mark.parametrize("words", [["network"], ["suite", LAYER], ["seeds", "2017"], ["sweets"]])
+@parametrize("words", [["network"], ["suite", LAYER], ["seeds", "2017"], ["sweets"]])
 def test_other_words_are_refused(words):
     with pytest.raises(InvalidShapeError):
         layers.named(words, **FORMS)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([f"{LAYER}_dgrad", "--epilogue", "relu"], "InvalidEpilogueError: only the forward"),
-        (["seeds", "--operation", "grad_data"], "InvalidShapeError: operations are chosen for"),
-        ([LAYER, "--plot", "all.txt"], "ArgumentError: a plot is a folder or a file"),
-        ([LAYER, "--target", "opencl"], "the target of a benchmark is cuda or cpu, got 'opencl'"),
-    ],
-)
+REFUSED = [
+    ([f"{LAYER}_dgrad", "--epilogue", "relu"], "InvalidEpilogueError: only the forward"),
+    (["seeds", "--operation", "grad_data"], "InvalidShapeError: operations are chosen for"),
+    ([LAYER, "--plot", "all.txt"], "ArgumentError: a plot is a folder or a file"),
+    ([LAYER, "--target", "opencl"], "the target of a benchmark is cuda or cpu, got 'opencl'"),
+]
+
+
+@parametrize(("arguments", "message"), REFUSED)
 def test_what_the_command_refuses(arguments, message, capsys):
-    assert main([*CPU, *arguments]) == 1
-    out, errors = capsys.readouterr()
+    out, errors = command(main, capsys)(*CPU, *arguments, status=1)
     assert message in errors
     assert out == ""
 
@@ -134,25 +130,24 @@ def test_the_command(tmp_path):
 
 
 def test_a_run_goes_on_where_it_was(tmp_path, capsys):
-    path = tmp_path / "rows.json"
-    command = [*CPU, "--json", str(path), "--resume", LAYER, "1x8x9x9_k3", "1x8x7x7_k3", "--rounds"]
-    assert main([*command, "2"]) == 0
+    path, run = tmp_path / "rows.json", command(main, capsys)
+    words = [*CPU, "--json", path, "--resume", LAYER, "1x8x9x9_k3", "1x8x7x7_k3", "--rounds"]
+    run(*words, 2)
     done = Results.read(path)
     steady, spread, missing = done.rows
-    steady = dataclasses.replace(steady, timings={"dwtir": timing(123)}, load=0.0)
-    spread = dataclasses.replace(spread, timings={"dwtir": timing(123, spread=0.5)})
-    dataclasses.replace(done, rows=[steady, spread]).write(path)
-    capsys.readouterr()
-    assert main([*command, "2"]) == 0
+    steady = replace(steady, timings={"dwtir": timing(123)}, load=0.0)
+    spread = replace(spread, timings={"dwtir": timing(123, spread=0.5)})
+    replace(done, rows=[steady, spread]).write(path)
+    _, errors = run(*words, 2)
+    assert steady.shape.brief not in errors
     again = Results.read(path)
     assert [row.shape for row in again.rows] == [steady.shape, spread.shape, missing.shape]
     assert (again.target.bandwidth or 0) >= (done.target.bandwidth or 0) > 0
     assert (done.about["sessions"], again.about["sessions"]) == ("1", "2")
     assert again.rows[0].own == pytest.approx(steady.own)
     assert again.rows[1].own != pytest.approx(spread.own)
-    assert steady.shape.brief not in capsys.readouterr().err
-    assert main([*command, "3"]) == 1
-    assert re.search("RecordError.*command must be", capsys.readouterr().err)
+    _, errors = run(*words, 3, status=1)
+    assert re.search("RecordError.*command must be", errors)
 
 
 def test_a_gradient_is_bounded_and_named_as_its_convolution():
@@ -165,9 +160,9 @@ def test_a_gradient_is_bounded_and_named_as_its_convolution():
 TARGETS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("about", ["k3_psame", "k5_s2_psame_m2_nhwc", "k3_d2_p2_float16_nhwc", "k7_p3_bfloat16"])
-@pytest.mark.parametrize("ending", ["", "+bias+relu", "+scale_shift+residual+silu", "_dgrad", "_wgrad"])
+@parametrize("target", TARGETS)
+@parametrize("about", ["k3_psame", "k5_s2_psame_m2_nhwc", "k3_d2_p2_float16_nhwc", "k7_p3_bfloat16"])
+@parametrize("ending", ["", "+bias+relu", "+scale_shift+residual+silu", "_dgrad", "_wgrad"])
 def test_pytorch_beside_us(target, about, ending):
     text, _, steps = f"2x16x20x18_{about}{ending}".partition("+")
     shape, epilogue = Shape.parse(text), Epilogue.of(steps)

@@ -21,6 +21,9 @@ from dwtir.bench.training import PRECISIONS, train
 from dwtir.kernel import Timing
 from dwtir.nn import DepthwiseConv2d, replace
 from dwtir.target import resolve
+from processes import command
+
+parametrize = pytest.mark.parametrize
 
 CPU = resolve("cpu")
 IMAGE = (3, 16, 16)
@@ -28,11 +31,12 @@ IMAGE = (3, 16, 16)
 
 def module():
     with seeded():
-        first = (nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-        second = (nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False), nn.BatchNorm2d(16), nn.ReLU6())
-        third = nn.Conv2d(16, 16, 5, stride=2, padding=2, groups=16)
-        head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(16, 10))
-        return nn.Sequential(*first, *second, third, *head)
+        return nn.Sequential(
+            *(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
+            *(nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False), nn.BatchNorm2d(16), nn.ReLU6()),
+            *(nn.Conv2d(16, 16, 5, stride=2, padding=2, groups=16), nn.AdaptiveAvgPool2d(1)),
+            *(nn.Flatten(), nn.Dropout(0.1), nn.Linear(16, 10)),
+        )
 
 
 @pytest.fixture(scope="module")
@@ -41,55 +45,55 @@ def network():
 
 
 def test_a_network_is_made_fit_to_be_compared(network):
-    again = Network.of("small", module(), IMAGE)
-    for one, other in zip(network.model.state_dict().values(), again.model.state_dict().values(), strict=True):
+    model, again = network.model, Network.of("small", module(), IMAGE).model
+    for one, other in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
         assert torch.equal(one, other)
-    assert not any(part.training for part in network.model.modules())
-    assert network.model[1].momentum == 0.1
+    assert not any(part.training for part in model.modules())
+    assert model[1].momentum == 0.1
     with seeded(), torch.no_grad():
-        found = network.model[:2](torch.randn(4, *IMAGE))
+        found = model[:2](torch.randn(4, *IMAGE))
     assert found.mean(dim=(0, 2, 3)).abs().max() < 1e-4, "not the statistics of those images"
 
 
-@pytest.mark.parametrize(
-    ("model", "message"), [("small", "model must be a torch.nn.Module"), (nn.Flatten(), "no depthwise")]
-)
+@parametrize(("model", "message"), [("small", "model must be a torch.nn.Module"), (nn.Flatten(), "no depthwise")])
 def test_other_models_are_refused(model, message):
     with pytest.raises(ArgumentError, match=message):
         Network.of("small", model, IMAGE)
 
 
-def check_inference(found, ways):
+COMPILED = "torch.compile", "dwtir compile"
+
+
+def check_inference(found, *ways):
     assert found.notes == ()
-    assert set(found.timings) == ways
+    assert set(found.timings) == {"torch", "dwtir", *ways}
     assert all(t.p20 <= t.median <= t.p80 for t in found.timings.values())
     assert (found.replaced, found.layers) == (2, 2)
     assert 0 < found.share < 1
     assert (found.losses, found.loss_difference()) == ({}, None)
 
 
-@pytest.mark.parametrize(("dtype", "layout"), [("float32", "NCHW"), ("float16", "NCHW"), ("bfloat16", "NHWC")])
+@parametrize(("dtype", "layout"), [("float32", "NCHW"), ("float16", "NCHW"), ("bfloat16", "NHWC")])
 def test_inference(network, dtype, layout):
     before = deepcopy(network.model.state_dict())
     found = infer(*(network, CPU), batch=2, dtype=dtype, layout=layout, when="always", compiled=False, rounds=2)
-    check_inference(found, {"torch", "dwtir"})
+    check_inference(found)
     assert (found.run, found.batch, found.dtype, found.layout) == ("inference", 2, dtype, layout)
     assert all(torch.equal(before[k], v) for k, v in network.model.state_dict().items())
 
 
 @pytest.mark.filterwarnings("default")  # inductor's own
 def test_compiled_inference(network):
-    found = infer(network, CPU, layout="NHWC", when="always", rounds=2)
-    check_inference(found, {"torch", "torch.compile", "dwtir", "dwtir compile"})
+    check_inference(infer(network, CPU, layout="NHWC", when="always", rounds=2), *COMPILED)
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_inference_on_a_gpu(network, dtype, layout):
     found = infer(network, resolve("cuda"), batch=4, dtype=dtype, layout=layout, when="always", rounds=2)
-    check_inference(found, {"torch", "torch.compile", "dwtir", "dwtir compile"})
+    check_inference(found, *COMPILED)
 
 
 class Counting(nn.Module):
@@ -110,15 +114,15 @@ class Twofold(Counting):
         return image, self.conv(image)
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (Counting(), "must be finite and the same in each run"),
-        (Twofold(), "cannot run it in float32 on cpu.*the output must be a tensor, got tuple"),
-    ],
-)
+INCOMPARABLE = {
+    Counting: "must be finite and the same in each run",
+    Twofold: "cannot run it in float32 on cpu.*the output must be a tensor, got tuple",
+}
+
+
+@parametrize(("model", "message"), INCOMPARABLE.items())
 def test_networks_that_cannot_be_compared(model, message):
-    network = Network.of("it", model, (4, 8, 8))
+    network = Network.of("it", model(), (4, 8, 8))
     with pytest.raises(ArgumentError, match=message):
         infer(network, CPU, compiled=False, rounds=1)
 
@@ -170,19 +174,14 @@ def check_training(found, steps, *ways):
     assert (found.replaced, found.layers, found.share) == (2, 2, None)
 
 
-COMPILED = "torch.compile", "dwtir compile"
+def test_training(network):
+    check_training(train(network, CPU, batch=4, steps=20, rounds=2, compiled=False), 20)
 
 
-@pytest.mark.parametrize(
-    ("precision", "layout", "ways"),
-    [
-        ("float32", "NCHW", ()),
-        pytest.param(*("bfloat16 autocast", "NHWC", COMPILED), marks=pytest.mark.filterwarnings("default")),
-    ],
-)
-def test_training(network, precision, layout, ways):
-    form = {"precision": precision, "layout": layout, "compiled": bool(ways)}
-    check_training(train(network, CPU, batch=4, steps=20, rounds=2, **form), 20, *ways)
+@pytest.mark.filterwarnings("default")
+def test_compiled_training(network):
+    found = train(network, CPU, batch=4, precision="bfloat16 autocast", layout="NHWC", steps=20, rounds=2)
+    check_training(found, 20, *COMPILED)
 
 
 def test_a_graph_begins_with_the_weights_that_there_were(monkeypatch):
@@ -199,8 +198,8 @@ def test_a_graph_begins_with_the_weights_that_there_were(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("precision", PRECISIONS)
+@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("precision", PRECISIONS)
 def test_training_on_a_gpu(network, precision, layout):
     found = train(network, resolve("cuda"), batch=8, precision=precision, layout=layout, steps=20, rounds=2)
     check_training(found, 20, "torch graph", "dwtir graph", *COMPILED)
@@ -218,18 +217,9 @@ def test_training_that_cannot_be(network):
 
 
 FORM = {"network": "small", "run": "inference", "batch": 1, "dtype": "float32", "layout": "NCHW"}
-ROW = NetworkRow(
-    **FORM,
-    timings={
-        "torch": Timing(4e-3, 4e-3, 4e-3, 7),
-        "torch.compile": Timing(3e-3, 3e-3, 3e-3, 7),
-        "dwtir": Timing(2e-3, 1.5e-3, 2.5e-3, 7),
-    },
-    replaced=1,
-    layers=2,
-    share=0.25,
-    notes=("dwtir compile: it cannot",),
-)
+TIMINGS = {"torch": Timing(4e-3, 4e-3, 4e-3, 7), "torch.compile": Timing(3e-3, 3e-3, 3e-3, 7)}
+TIMINGS["dwtir"] = Timing(2e-3, 1.5e-3, 2.5e-3, 7)
+ROW = NetworkRow(**FORM, timings=TIMINGS, replaced=1, layers=2, share=0.25, notes=("dwtir compile: it cannot",))
 
 
 def test_a_row_compares_the_fastest_ways():
@@ -242,8 +232,8 @@ def test_a_row_compares_the_fastest_ways():
     assert line[11:] == ("1.50x", "25", "1 of 2", "-", "-")
     losses = {"torch": [2.0, 1.5], "dwtir": [2.0, 1.25], NUDGED: [1.5, 1.5]}
     loud = dataclasses.replace(ROW, load=0.5, losses=losses)
-    assert cells([loud])[1][5] == "4.000!"
-    assert cells([loud])[1][-2:] == ("2.5e-01", "5.0e-01")
+    _, line = cells([loud])
+    assert (line[5], *line[-2:]) == ("4.000!", "2.5e-01", "5.0e-01")
     assert fields(loud)["us"]["torch"] == [4000.0, 4000.0, 4000.0, 7]
     assert (fields(loud)["losses"], fields(loud)["loss_difference"]) == (losses, 0.25)
 
@@ -270,17 +260,16 @@ def library(monkeypatch):
 
 @pytest.mark.usefixtures("library")
 def test_the_command(tmp_path, capsys):
-    path = tmp_path / "rows.json"
-    command = ["network", "small", "--end-to-end", "--target", "cpu", "--rounds", "2", "--eager", "--json", str(path)]
-    assert main([*command, "--batch", "1", "2", "--when", "always"]) == 0
-    printed = capsys.readouterr().out
+    path, run = tmp_path / "rows.json", command(main, capsys)
+    words = ("network", "small", "--end-to-end", "--target", "cpu", "--rounds", 2, "--eager", "--json", path)
+    printed, _ = run(*words, "--batch", 1, 2, "--when", "always")
     found = json.loads(path.read_text())
     assert found["format"] == "end-to-end 1"
     assert found["about"]["dwtir"] == dwtir.__version__
     assert [(row["network"], row["batch"]) for row in found["rows"]] == [("timm/small", 1), ("timm/small", 2)]
     assert printed.count("timm/small") == 2
     assert printed.startswith("device cpu")
-    assert main([*command, "--train", "--steps", "3", "--batch", "4"]) == 0
+    run(*words, "--train", "--steps", 3, "--batch", 4)
     rows = json.loads(path.read_text())["rows"]
     assert [(row["run"], row["dtype"]) for row in rows] == [("training", precision) for precision in PRECISIONS]
     assert all(len(losses) == 3 for row in rows for losses in row["losses"].values())
@@ -288,22 +277,23 @@ def test_the_command(tmp_path, capsys):
 
 @pytest.mark.usefixtures("library")
 def test_networks_that_are_not_there():
-    with pytest.raises(ToolchainError, match="mobilenet_v2 needs torchvision: pip install torchv"):
-        find("mobilenet_v2")
-    with pytest.raises(InvalidShapeError, match="timm has no network 'timm/large'"):
-        find("timm/large")
-    with pytest.raises(InvalidShapeError, match=r"a network is timm/NAME.*got 'keras/small'"):
-        find("keras/small")
+    for name, error, message in (
+        ("mobilenet_v2", ToolchainError, "mobilenet_v2 needs torchvision: pip install torchv"),
+        ("timm/large", InvalidShapeError, "timm has no network 'timm/large'"),
+        ("keras/small", InvalidShapeError, r"a network is timm/NAME.*got 'keras/small'"),
+    ):
+        with pytest.raises(error, match=message):
+            find(name)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["suite"], "ArgumentError: --end-to-end is of network NAME ..., got suite"),
-        (["network", "small", "--rounds", "0"], "ArgumentError: --rounds must be >= 1, got 0"),
-        (["network", "small", "--target", "opencl"], InvalidTargetError.__name__),
-    ],
-)
+REFUSED = [
+    (["suite"], "ArgumentError: --end-to-end is of network NAME ..., got suite"),
+    (["network", "small", "--rounds", "0"], "ArgumentError: --rounds must be >= 1, got 0"),
+    (["network", "small", "--target", "opencl"], InvalidTargetError.__name__),
+]
+
+
+@parametrize(("arguments", "message"), REFUSED)
 def test_what_the_command_refuses(arguments, message, capsys):
     assert main([*arguments, "--end-to-end"]) == 1
     assert message in capsys.readouterr().err

@@ -26,6 +26,11 @@ H200 = KNOWN_GPUS["nvidia-h200"]
 PICTURE_BYTES = 80_000
 
 
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 def timing(microseconds):
     return Timing(*(microseconds * part / 1e6 for part in (1, 0.99, 1.02)), 7)
 
@@ -51,33 +56,33 @@ def results(*, articles=True, networks=True):
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.json.xz"])
-def test_results_come_back_as_they_were(tmp_path, name):
-    written = results()
-    written.write(tmp_path / name)
-    read = Results.read(tmp_path / name)
+def test_results_come_back_as_they_were(name):
+    written, path, again = results(), Path(name), Path(f"again-{name}")
+    written.write(path)
+    read = Results.read(path)
     assert (text(read), markdown(read)) == (text(written), markdown(written))
     assert [row.networks for row in read.rows] == [row.networks for row in written.rows]
-    read.write(tmp_path / f"again-{name}")
-    assert (tmp_path / f"again-{name}").read_bytes() == (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-20])
+    read.write(again)
+    assert again.read_bytes() == path.read_bytes()
+    path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(RecordError, match="not readable"):
-        Results.read(tmp_path / name)
+        Results.read(path)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('"format": 2', '"format": 3', "its format must be 2, got 3"),
-        ('"us":[[3.5,3.465,3.57,7]', '"us":[null', "no time of dwtir for 1x32x112x112"),
-        ('"us":[[3.5,', '"us":[[-3.5,', "times must be positive, p20 <= median <= p80"),
-        ("_k3_", "_k0_", "kernel must be an integer >= 1"),
-        ('"networks":[0', '"networks":[7', "not a benchmark's results"),
-        ('"way":"v1"', '"way":"v9"', "no article has Case"),
-        ('"rows"', '"lines"', "not a benchmark's results: KeyError"),
-    ],
-)
-def test_damaged_results_are_refused(tmp_path, old, new, message):
-    path = tmp_path / "rows.json"
+DAMAGES = [
+    ('"format": 2', '"format": 3', "its format must be 2, got 3"),
+    ('"us":[[3.5,3.465,3.57,7]', '"us":[null', "no time of dwtir for 1x32x112x112"),
+    ('"us":[[3.5,', '"us":[[-3.5,', "times must be positive, p20 <= median <= p80"),
+    ("_k3_", "_k0_", "kernel must be an integer >= 1"),
+    ('"networks":[0', '"networks":[7', "not a benchmark's results"),
+    ('"way":"v1"', '"way":"v9"', "no article has Case"),
+    ('"rows"', '"lines"', "not a benchmark's results: KeyError"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), DAMAGES)
+def test_damaged_results_are_refused(old, new, message):
+    path = Path("rows.json").absolute()
     results().write(path)
     content = path.read_text()
     assert old in content
@@ -90,82 +95,76 @@ def test_damaged_results_are_refused(tmp_path, old, new, message):
 def png_size(path):
     head = path.read_bytes()[:24]
     assert head.startswith(b"\x89PNG")
-    width, height = struct.unpack(">II", head[16:])
-    return width, height
+    return struct.unpack(">II", head[16:])
 
 
-def test_pictures_in_a_folder_and_in_a_file(tmp_path):
+def test_pictures_in_a_folder_and_in_a_file():
     found = results()
-    lines = plot(found, tmp_path / "plots", prefix="h200-", source="made from this")
-    names = [f"h200-{name}.png" for name in ("speedup", "roofline", "ladder")]
-    assert lines == [f"wrote {tmp_path / 'plots' / name}" for name in names]
-    for path in (tmp_path / "plots" / name for name in names):
+    paths = [Path(f"plots/h200-{name}.png") for name in ("speedup", "roofline", "ladder")]
+    lines = plot(found, Path("plots"), prefix="h200-", source="made from this")
+    assert lines == [f"wrote {path}" for path in paths]
+    for path in paths:
         assert min(png_size(path)) > 300
         assert b"made from this" in path.read_bytes()
-    assert plot(found, tmp_path / "all.png") == [f"wrote {tmp_path / 'all.png'}"]
-    assert png_size(tmp_path / "all.png")[0] > png_size(tmp_path / "plots" / names[0])[0]
-    plot(results(networks=False), tmp_path / "all.svg")
-    assert "<svg" in (tmp_path / "all.svg").read_text()
+    assert plot(found, Path("all.png")) == ["wrote all.png"]
+    assert png_size(Path("all.png"))[0] > png_size(paths[0])[0]
+    plot(results(networks=False), Path("all.svg"))
+    assert "<svg" in Path("all.svg").read_text()
 
 
-def test_pictures_that_cannot_be_drawn_say_why(tmp_path):
+def test_pictures_that_cannot_be_drawn_say_why():
     found = results(articles=False)
     found = replace(found, rows=[replace(row, timings={"dwtir": timing(3)}) for row in found.rows])
     assert panels(found) == ["roofline"]
-    assert plot(found, tmp_path / "all.png") == [
-        f"wrote {tmp_path / 'all.png'}",
-        "no plot of speed-ups: no row has a time of PyTorch",
+    assert plot(found, Path("all.png")) == [
+        *("wrote all.png", "no plot of speed-ups: no row has a time of PyTorch"),
         "no ladder: its steps have no times (not asked for)",
     ]
     needs_gpu = replace(found, rows=[], cases=dict.fromkeys(PUBLISHED_US, "needs a GPU"))
-    assert "no ladder: its steps have no times (needs a GPU)" in plot(needs_gpu, tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()
+    assert "no ladder: its steps have no times (needs a GPU)" in plot(needs_gpu, Path("none.png"))
+    assert not Path("none.png").exists()
     with pytest.raises(ArgumentError, match=r"a folder or a file that ends in .png, .svg, .pdf"):
-        plot(found, tmp_path / "all.txt")
+        plot(found, Path("all.txt"))
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """The command, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
+def run(capsys):
     return command(main, capsys)
 
 
-def test_plots_without_matplotlib_are_an_error_before_any_work(tmp_path):
+def test_plots_without_matplotlib_are_an_error_before_any_work():
     code = (
         "import sys; sys.modules['matplotlib'] = None;"
         "from dwtir.bench.__main__ import main;"
         "sys.exit(main(['1x8x9x9_k3', '--target', 'cpu', '--plot', 'all.png']))"
     )
-    child = processes.run("-c", code, cwd=tmp_path, status=1)
+    child = processes.run("-c", code, status=1)
     assert child.stderr.startswith("ToolchainError: plots need matplotlib; pip install")
     assert child.stdout == ""
 
 
-def test_the_report(tmp_path, run):
-    results().write(tmp_path / "rows.json")
+def test_the_report(run):
+    found = results()
+    found.write(Path("rows.json"))
     out, _ = run("report", "rows.json", "--markdown", "page.md", "--csv", "rows.csv", "--plot", "plots")
-    assert out.splitlines() == text(results())
-    assert (tmp_path / "page.md").read_text().splitlines() == markdown(results())
-    with (tmp_path / "rows.csv").open(newline="") as stream:
-        assert [line["shape"] for line in csv.DictReader(stream)] == [str(row.shape) for row in results().rows]
+    assert out.splitlines() == text(found)
+    assert Path("page.md").read_text().splitlines() == markdown(found)
+    with open("rows.csv", newline="") as stream:
+        assert [line["shape"] for line in csv.DictReader(stream)] == [str(row.shape) for row in found.rows]
     names = {f"rows-{name}.png" for name in ("ladder", "roofline", "speedup")}
-    assert {path.name for path in (tmp_path / "plots").iterdir()} == names
-    shutil.copy(tmp_path / "rows.json", tmp_path / "other.json")
+    assert {path.name for path in Path("plots").iterdir()} == names
+    shutil.copy("rows.json", "other.json")
     _, errors = run("report", "rows.json", "other.json", "--plot", "all.png", status=1)
     assert "plots of 2 results go to a folder, got all.png" in errors
-    _, errors = run("report", "missing.json", status=1)
-    assert "RecordError: missing.json: not a file" in errors
+    assert "RecordError: missing.json: not a file" in run("report", "missing.json", status=1)[1]
 
 
-def test_the_readme_command(tmp_path, run):
-    folder = tmp_path / "bench" / "results"
-    folder.mkdir(parents=True)
-    page = tmp_path / "README.md"
+def test_the_readme_command(run):
+    file, page = Path("bench/results/bench-h200.json.xz"), Path("README.md")
+    file.parent.mkdir(parents=True)
     page.write_text(f"before\n\n{readme.BEGIN}\nformer text\n{readme.END}\n\nafter\n")
-    _, errors = run("readme", status=1)
-    assert "no results" in errors
-    results().write(folder / "bench-h200.json.xz")
+    assert "no results" in run("readme", status=1)[1]
+    results().write(file)
     run("readme")
     content = page.read_text()
     assert content == readme.pages(page)[page]
@@ -173,7 +172,7 @@ def test_the_readme_command(tmp_path, run):
     assert "former text" not in content
     assert "|nvidia-h200|NCHW float32, cold|2|2.57x|0|" in content
     assert_current(page)
-    results(articles=False).write(folder / "bench-h200.json.xz")
+    results(articles=False).write(file)
     with pytest.raises(AssertionError):
         assert_current(page)
     page.write_text("no marks\n")
@@ -188,9 +187,8 @@ def assert_current(page):
     for picture, source in readme.pictures(page).items():
         assert readme.digest(source).encode() in picture.read_bytes(), picture
         assert picture.stat().st_size < PICTURE_BYTES, picture
-    generated = {*readme.pages(page), *readme.pictures(page)}
-    made = set((page.parent / "bench" / "results").glob("bench-*")) - set(readme.sources(page))
-    assert made <= generated
+    made = {*(page.parent / "bench/results").glob("bench-*")} - {*readme.sources(page)}
+    assert made <= {*readme.pages(page), *readme.pictures(page)}
 
 
 def test_what_is_generated_from_the_committed_results_is_current():
@@ -232,5 +230,4 @@ def test_clocks_that_cannot_be_read_say_why(monkeypatch):
 def test_the_clocks_of_a_gpu():
     clocks = machine.Clocks(resolve("cuda"))
     clocks.sample()
-    found = clocks.about()
-    assert found.keys() in ({"driver", "SM clock", "memory clock"}, {"clocks"})
+    assert clocks.about().keys() in ({"driver", "SM clock", "memory clock"}, {"clocks"})

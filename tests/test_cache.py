@@ -17,6 +17,10 @@ def cache_dir(tmp_path, monkeypatch):
     return folder
 
 
+def build(schedule="manual"):
+    return dwtir.build(SHAPE, schedule, target="cpu")
+
+
 BUILD = """
 import sys, numpy as np, dwtir
 kernel = dwtir.build("1x8x16x16_k3_psame", target="cpu")
@@ -32,8 +36,7 @@ def test_a_kernel_of_an_earlier_process_is_there_at_once(cache_dir):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     before = file.stat()
     assert python(BUILD, PYTHONWARNINGS="error") == "found"
-    after = file.stat()
-    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_what_is_built_decides_the_file(cache_dir):
@@ -48,34 +51,32 @@ def test_what_is_built_decides_the_file(cache_dir):
 
 
 def test_a_cached_kernel_is_told_how_it_was_asked_for(cache_dir):
-    manual = dwtir.build(SHAPE, target="cpu")
-    named = dwtir.build(SHAPE, "cpu", target="cpu")
+    manual, named = build(), build("cpu")
     assert len(list(cache_dir.iterdir())) == 1
-    assert manual.provenance["chosen"] == "manual"
-    assert named.provenance["chosen"] == "step"
+    assert [kernel.provenance["chosen"] for kernel in (manual, named)] == ["manual", "step"]
     assert named.script() == manual.script()
     check(named)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: bytes([content[0] ^ 1]) + content[1:],
-        lambda content: content[:-1],
-        lambda content: content[: content.index(b"PK\x03\x04")],
-    ],
-)
+DAMAGES = [
+    lambda content: bytes([content[0] ^ 1]) + content[1:],
+    lambda content: content[:-1],
+    lambda content: content[: content.index(b"PK\x03\x04")],
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_built_again(damage, cache_dir, caplog):
-    dwtir.build(SHAPE, target="cpu")
+    build()
     (file,) = cache_dir.iterdir()
     content = file.read_bytes()
     file.unlink()
     file.write_bytes(damage(content))
     file.chmod(0o600)
-    check(dwtir.build(SHAPE, target="cpu"))
+    check(build())
     assert [str(file) in message for message in caplog.messages] == [True]
     caplog.clear()
-    check(dwtir.build(SHAPE, target="cpu"))
+    check(build())
     assert caplog.messages == []
 
 
@@ -83,18 +84,18 @@ def test_a_damaged_file_is_built_again(damage, cache_dir, caplog):
 def test_a_folder_that_others_can_write_is_not_used(mode, cache_dir, caplog):
     cache_dir.mkdir(parents=True)
     cache_dir.chmod(mode)
-    check(dwtir.build(SHAPE, target="cpu"))
+    check(build())
     assert list(cache_dir.iterdir()) == []
     assert f"{cache_dir} is not used" in caplog.text
     assert "writable by nobody else" in caplog.text
 
 
 def test_a_file_that_others_can_write_is_not_loaded(cache_dir, caplog):
-    dwtir.build(SHAPE, target="cpu")
+    build()
     (file,) = cache_dir.iterdir()
     file.chmod(0o622)
     before = file.stat().st_ino
-    check(dwtir.build(SHAPE, target="cpu"))
+    check(build())
     assert f"{file} is not used" in caplog.text
     assert file.stat().st_ino != before
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -102,5 +103,5 @@ def test_a_file_that_others_can_write_is_not_loaded(cache_dir, caplog):
 
 def test_a_folder_that_cannot_be_made_costs_only_the_cache(cache_dir, caplog):
     cache_dir.parent.write_text("a file where the folder should be")
-    check(dwtir.build(SHAPE, target="cpu"))
+    check(build())
     assert "kernels are not cached" in caplog.text

@@ -12,6 +12,8 @@ import dwtir
 from dwtir import ArgumentError, Kernel, entry, reference
 from kernels import EPILOGUE, SHAPE, expected_of, tensors_of
 
+parametrize = pytest.mark.parametrize
+
 
 @pytest.fixture(params=["kernel", "opencl_kernel"])
 def either(request):
@@ -28,11 +30,8 @@ def aligned(shape, dtype, offset=0):
     return memory[skip : skip + size].view(dtype).reshape(shape)
 
 
-# Calling
-
-
-@pytest.mark.parametrize("target", ["cpu", "opencl"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@parametrize("target", ["cpu", "opencl"])
+@parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_numpy_arrays_in_and_out(target, dtype):
     kernel = dwtir.build(replace(SHAPE, dtype=dtype), epilogue=EPILOGUE, target=target)
     got = kernel(*tensors_of(kernel))
@@ -83,20 +82,19 @@ class Wrapped:
 
 
 def test_tensors_of_unknown_libraries(kernel):
+    def refused(message, place, wrong, **out):
+        with pytest.raises(ArgumentError, match=message):
+            kernel(*tensors[:place], Wrapped(wrong), *tensors[place + 1 :], **out)
+
     tensors = [Wrapped(array) for array in tensors_of(kernel)]
     np.testing.assert_array_equal(kernel(*tensors).numpy(), expected_of(kernel))
-    with pytest.raises(ArgumentError, match=r"data must have shape \(2, 6, 9, 11\), got \(1,"):
-        kernel(Wrapped(np.ones((1, 6, 9, 11), np.float32)), *tensors[1:])
-    with pytest.raises(ArgumentError, match="weight must be float32, got float64"):
-        kernel(tensors[0], Wrapped(np.ones(SHAPE.weight_shape)), tensors[2])
-    with pytest.raises(ArgumentError, match="data must be contiguous"):
-        kernel(Wrapped(np.ones((2, 6, 9, 22), np.float32)[..., ::2]), *tensors[1:])
-    with pytest.raises(ArgumentError, match="data must start at a multiple of 16 bytes, got one 4"):
-        kernel(Wrapped(aligned(SHAPE.data_shape, np.float32, 4)), *tensors[1:])
-    memory = aligned((2 * 12 * 5 * 11,), np.float32)
-    data, out = memory[: 2 * 6 * 9 * 11].reshape(SHAPE.data_shape), memory.reshape(SHAPE.out_shape)
-    with pytest.raises(ArgumentError, match="out must not overlap data"):
-        kernel(Wrapped(data), *tensors[1:], out=Wrapped(out))
+    refused(r"data must have shape \(2, 6, 9, 11\), got \(1,", 0, np.ones((1, 6, 9, 11), np.float32))
+    refused("weight must be float32, got float64", 1, np.ones(SHAPE.weight_shape))
+    refused("data must be contiguous", 0, np.ones((2, 6, 9, 22), np.float32)[..., ::2])
+    refused("data must start at a multiple of 16 bytes, got one 4", 0, aligned(SHAPE.data_shape, np.float32, 4))
+    out = aligned(SHAPE.out_shape, np.float32)
+    data = out.ravel()[: 2 * 6 * 9 * 11].reshape(SHAPE.data_shape)
+    refused("out must not overlap data", 0, data, out=Wrapped(out))
 
 
 def copied_past(array, offset):
@@ -106,77 +104,57 @@ def copied_past(array, offset):
 
 
 WRONG_CALLS = {
-    "no operand": (lambda d, w, b: (d, w), r"takes 3 tensors \(data, weight, bias\) and out=, got 2"),
-    "a list": (lambda d, w, b: (d, w.tolist(), b), "weight must be a NumPy array like data, got list"),
-    "data of no library": (
-        lambda d, w, b: (d.tolist(), w, b),
-        "data must be a NumPy array, a torch tensor or anything with __dlpack__, got list"
-        "|OpenCL kernels take NumPy arrays, got list",
-    ),
-    "torch's weight in NumPy": (
-        lambda d, w, b: (d, w.reshape(12, 1, 3, 3), b),
-        r"weight must have shape \(6, 2, 3, 3\), got \(12, 1, 3, 3\)",
-    ),
-    "float64": (lambda d, w, b: (d.astype(np.float64), w, b), "data must be float32, got float64"),
-    "bytes swapped": (lambda d, w, b: (d, w.astype(">f4"), b), "weight must be float32, got >f4"),
-    "transposed": (lambda d, w, b: (np.asfortranarray(d), w, b), "data must be contiguous; make a contiguous copy"),
-    "misaligned": (
-        lambda d, w, b: (copied_past(d, 8), w, b),
-        "data must start at a multiple of 16 bytes, got one 8 bytes past it",
-    ),
+    r"takes 3 tensors \(data, weight, bias\) and out=, got 2": lambda d, w, b: (d, w),
+    "weight must be a NumPy array like data, got list": lambda d, w, b: (d, w.tolist(), b),
+    "data must be a NumPy array, a torch tensor or anything with __dlpack__, got list"
+    "|OpenCL kernels take NumPy arrays, got list": lambda d, w, b: (d.tolist(), w, b),
+    # as torch has it
+    r"weight must have shape \(6, 2, 3, 3\), got \(12, 1, 3, 3\)": lambda d, w, b: (d, w.reshape(12, 1, 3, 3), b),
+    "data must be float32, got float64": lambda d, w, b: (d.astype(np.float64), w, b),
+    "weight must be float32, got >f4": lambda d, w, b: (d, w.astype(">f4"), b),
+    "data must be contiguous; make a contiguous copy": lambda d, w, b: (np.asfortranarray(d), w, b),
+    "data must start at a multiple of 16 bytes, got one 8 bytes past it": lambda d, w, b: (copied_past(d, 8), w, b),
 }
 
 
-@pytest.mark.parametrize("case", WRONG_CALLS)
-def test_wrong_tensors_are_refused(case, either):
-    change, message = WRONG_CALLS[case]
+@parametrize("message", WRONG_CALLS)
+def test_wrong_tensors_are_refused(message, either):
     with pytest.raises(ArgumentError, match=message) as error:
-        either(*change(*tensors_of(either)))
+        either(*WRONG_CALLS[message](*tensors_of(either)))
     assert isinstance(error.value, ValueError)
     assert isinstance(error.value, TypeError)
 
 
 WRONG_OUTPUTS = {
-    "shape": (np.empty((2, 12, 5, 12), np.float32), r"out must have shape \(2, 12, 5, 11\), got \(2, 12, 5, 12\)"),
-    "dtype": (np.empty(SHAPE.out_shape), "out must be float32, got float64"),
-    "read-only": (
-        np.frombuffer(bytes(4 * 2 * 12 * 5 * 11), np.float32).reshape(SHAPE.out_shape),
-        "out must be writeable, got a read-only array",
-    ),
-    "kind": (tvm.runtime.empty(SHAPE.out_shape, "float32"), "out must be a NumPy array like data, got tvm"),
+    r"out must have shape \(2, 12, 5, 11\), got \(2, 12, 5, 12\)": np.empty((2, 12, 5, 12), np.float32),
+    "out must be float32, got float64": np.empty(SHAPE.out_shape),
+    "out must be writeable, got a read-only array": np.frombuffer(bytes(5280), "f4").reshape(SHAPE.out_shape),
+    "out must be a NumPy array like data, got tvm": tvm.runtime.empty(SHAPE.out_shape, "float32"),
 }
 
 
-@pytest.mark.parametrize("case", WRONG_OUTPUTS)
-def test_wrong_outputs_are_refused(case, either):
-    out, message = WRONG_OUTPUTS[case]
+@parametrize("message", WRONG_OUTPUTS)
+def test_wrong_outputs_are_refused(message, either):
     with pytest.raises(ArgumentError, match=message):
-        either(*tensors_of(either), out=out)
+        either(*tensors_of(either), out=WRONG_OUTPUTS[message])
 
 
-@pytest.mark.parametrize("index", [0, 1, 2])
+@parametrize("index", [0, 1, 2])
 def test_out_must_not_overlap_an_input(kernel, index):
     tensors = tensors_of(kernel)
-    name = ("data", "weight", "bias")[index]
-    size = int(np.prod(SHAPE.out_shape))
-    memory = aligned((size + 4096,), np.float32)
-    out = memory[2048 : 2048 + size].reshape(SHAPE.out_shape)
-    length = tensors[index].size
-    for first, overlaps in (
-        (2048 - length, False),
-        (2048 - length + 4, True),
-        (2048, True),
-        (2048 + size - 4, True),
-        (2048 + size, False),
-    ):
-        place = memory[first : first + length].reshape(tensors[index].shape)
-        place[...] = tensors[index]
-        given = [*tensors[:index], place, *tensors[index + 1 :]]
-        if overlaps:
-            with pytest.raises(ArgumentError, match=f"out must not overlap {name} in memory"):
-                kernel(*given, out=out)
+    name, array = ("data", "weight", "bias")[index], tensors[index]
+    begin, end = 2048, 2048 + int(np.prod(SHAPE.out_shape))
+    memory = aligned((end + 2048,), np.float32)
+    out = memory[begin:end].reshape(SHAPE.out_shape)
+    apart = begin - array.size, end
+    for first in (*apart, apart[0] + 4, begin, end - 4):
+        tensors[index] = memory[first : first + array.size].reshape(array.shape)
+        tensors[index][...] = array
+        if first in apart:
+            np.testing.assert_array_equal(kernel(*tensors, out=out), expected_of(kernel))
         else:
-            np.testing.assert_array_equal(kernel(*given, out=out), expected_of(kernel))
+            with pytest.raises(ArgumentError, match=f"out must not overlap {name} in memory"):
+                kernel(*tensors, out=out)
 
 
 def test_a_refused_call_writes_nothing(kernel):
@@ -188,11 +166,9 @@ def test_a_refused_call_writes_nothing(kernel):
 
 
 def test_threads_may_share_a_kernel(either):
-    def right(seed):
-        return np.array_equal(either(*tensors_of(either, seed)), expected_of(either, seed))
-
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(right, range(40)))
+        for seed, got in enumerate(pool.map(lambda seed: either(*tensors_of(either, seed)), range(40))):
+            np.testing.assert_array_equal(got, expected_of(either, seed))
 
 
 def test_torch_tensors_on_the_cpu(kernel):
@@ -203,7 +179,7 @@ def test_torch_tensors_on_the_cpu(kernel):
         np.testing.assert_array_equal(got.numpy(), expected_of(kernel))
 
 
-@pytest.mark.parametrize("end", ["bfloat16_nhwc", "m2_bfloat16_nhwc_dgrad", "nhwc_wgrad", "m2"])
+@parametrize("end", ["bfloat16_nhwc", "m2_bfloat16_nhwc_dgrad", "nhwc_wgrad", "m2"])
 def test_what_takes_tensors_as_torch_has_them_compares_sizes_and_strides(end):
     kernel = dwtir.build(f"2x6x5x4_k3x2_p1_{end}", target="cpu")
     dtype, launch = getattr(torch, kernel.shape.dtype), kernel.launcher()
@@ -224,7 +200,7 @@ def cuda_kernel():
     return dwtir.build(SHAPE, epilogue=EPILOGUE, target="cuda")
 
 
-@pytest.mark.parametrize("home", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@parametrize("home", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_wrong_torch_tensors_are_refused(request, home):
     kernel: Kernel = request.getfixturevalue("cuda_kernel" if home == "cuda" else "kernel")
     data, weight, bias = (torch.from_numpy(array).to(home) for array in tensors_of(kernel))
@@ -244,12 +220,12 @@ def test_wrong_torch_tensors_are_refused(request, home):
             kernel(*wrong)
     memory = torch.empty(4096, device=home)
     overlapping = memory[: data.numel()].view(data.shape)
+    size = np.prod(SHAPE.out_shape)
     with pytest.raises(ArgumentError, match="out must not overlap data"):
-        kernel(overlapping, weight, bias, out=memory[: np.prod(SHAPE.out_shape)].view(SHAPE.out_shape))
+        kernel(overlapping, weight, bias, out=memory[:size].view(SHAPE.out_shape))
     with torch.no_grad():
         kernel(data, weight.clone().requires_grad_(), bias)
 
     # Too small, and out begins where it ends: by the kernel's sizes the two would overlap.
-    small, after = memory[:64], memory[64 : 64 + np.prod(SHAPE.out_shape)]
     with pytest.raises(ArgumentError, match=r"data must have shape .*, got \(64,\)"):
-        kernel(small, weight, bias, out=after.view(SHAPE.out_shape))
+        kernel(memory[:64], weight, bias, out=memory[64:][:size].view(SHAPE.out_shape))

@@ -7,60 +7,42 @@ from hypothesis import given
 
 from backends import H200, on_h200
 from dwtir import Epilogue, Shape, compute, nvrtc
-from dwtir.schedules import BandedMatrix, ChannelVector, RegisterWindow, RowStream, WholeImage, choose
+from dwtir.schedules import BandedMatrix, ChannelVector, RegisterWindow, RowStream, SplitImage, WholeImage, choose
 from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touched
 from dwtir.schedules.tiles import MAX_SIDE
 from strategies import shapes
 
+parametrize = pytest.mark.parametrize
+
 SILU, RESIDUAL = "scale_shift+silu", "scale_shift+residual+relu"
 SHAPE = Shape.parse("64x256x56x56_k3_p1")
 MODEL = Model(SHAPE, H200)
-_AMOUNTS = {
-    "threads": 128,
-    "blocks": 10_000,
-    "steps": 1,
-    "rows": 4,
-    "sums": 32,
-    "multiply_adds": 288,
-    "loads": 30,
-    "weights": 9,
-    "stores": 8,
-    "conversions": 0,
-    "in_use": 20,
-    "values": 60,
-    "weight_values": 9,
-    "halo": 1.2,
-    "ragged": False,
-    "lines": 4,
-}
-WORK = Work(**_AMOUNTS)
+_FEW = {"threads": 128, "blocks": 10_000, "steps": 1, "rows": 4, "sums": 32, "multiply_adds": 288, "loads": 30}
+_FEW |= {"weights": 9, "stores": 8, "conversions": 0, "in_use": 20, "values": 60, "weight_values": 9}
+WORK = Work(**_FEW, halo=1.2, ragged=False, lines=4)
+MORE = {"multiply_adds": 9000, "loads": 900, "conversions": 9000, "blocks": 40_000, "halo": 9.0, "steps": 9}
+MORE |= {"lines": 32, "ragged": True, "store_lines": 32, "weight_lines": 32, "scattered": 1.0, "shared": 0.2}
+MORE |= {"in_use": 200}
 
 
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        *[("multiply_adds", 9000), ("loads", 900), ("conversions", 9000), ("blocks", 40_000), ("halo", 9.0)],
-        *[("steps", 9), ("lines", 32), ("ragged", True), ("store_lines", 32), ("weight_lines", 32)],
-        *[("scattered", 1.0), ("shared", 0.2), ("in_use", 200)],
-    ],
-)
+@parametrize(("name", "more"), MORE.items())
 def test_more_work_takes_longer(name, more):
     assert MODEL.seconds(WORK._replace(**{name: more}), 4) > MODEL.seconds(WORK, 4)
 
 
-@pytest.mark.parametrize(
-    ("threads", "lines"),
-    [
-        (((32, 4),), 1),  # 128 bytes from a multiple of 128
-        (((32, 4), (1, 4000)), 1 + 96 / 128),  # and from any multiple of 32
-        (((32, 16), (1, 4096)), 4),
-        (((32, 784),), 32),  # a line each
-        (((14, 4), (2, 784)), 2 * (1 + 48 / 128)),  # 56 bytes from any multiple of eight
-        (((30, 4),), 1 + 112 / 128),  # 120 bytes from any multiple of eight
-        (((24, 4), (1.5, 1024)), 1.5 * 1.5),  # 96 bytes from any multiple of 32
-        (((32, 0),), 1),
-    ],
-)
+LINES = {
+    ((32, 4),): 1,  # 128 bytes from a multiple of 128
+    ((32, 4), (1, 4000)): 1 + 96 / 128,  # and from any multiple of 32
+    ((32, 16), (1, 4096)): 4,
+    ((32, 784),): 32,  # a line each
+    ((14, 4), (2, 784)): 2 * (1 + 48 / 128),  # 56 bytes from any multiple of eight
+    ((30, 4),): 1 + 112 / 128,  # 120 bytes from any multiple of eight
+    ((24, 4), (1.5, 1024)): 1.5 * 1.5,  # 96 bytes from any multiple of 32
+    ((32, 0),): 1,
+}
+
+
+@parametrize(("threads", "lines"), LINES.items())
 def test_lines_touched(threads, lines):
     assert touched(128, 4, threads) == lines
 
@@ -74,12 +56,11 @@ def test_blocks_share_sectors_where_their_channels_are_not_whole_ones():
 
 def test_stores_of_rows_of_seven_are_scattered():
     whole, part = (
-        RegisterWindow(7, cols, 7, 1, 8, 1, cols).work(Shape.parse(text))
-        for cols, text in ((8, "8x64x56x56_k3_p1"), (1, "8x64x7x7_k3_p1"))
+        RegisterWindow(7, cols, 7, 1, 8, 1, cols).work(Shape.parse(f"8x64x{size}x{size}_k3_p1"))
+        for cols, size in ((8, 56), (1, 7))
     )
     assert part.scattered > whole.scattered
-    assert not part.ragged
-    assert not whole.ragged
+    assert not any((part.ragged, whole.ragged))
 
 
 def test_a_kernel_compiled_anew_takes_longer():
@@ -97,7 +78,7 @@ def test_memory_is_the_least():
     assert MODEL.seconds(idle, 1) > SHAPE.least_bytes / 5e12
 
 
-@pytest.mark.parametrize("threads", [1, 32, 33, 128, 196, 256, 1024])
+@parametrize("threads", [1, 32, 33, 128, 196, 256, 1024])
 def test_blocks_at_a_time_fit(threads):
     counts = block_counts(threads)
     assert counts == tuple(sorted(set(counts)))
@@ -122,7 +103,7 @@ def test_channels_are_divided_where_they_can_be():
     assert 336 % (tile.thread_x * tile.vector) == 0
 
 
-@pytest.mark.parametrize("images", ["64x251x56x56_k5_p2_float16", "128x90x56x56_k5_p2"])
+@parametrize("images", ["64x251x56x56_k5_p2_float16", "128x90x56x56_k5_p2"])
 def test_blocks_share_no_sectors_of_odd_pixels(images):
     shape = Shape.parse(f"{images}_nhwc")
     tile = RowStream.choose(shape, H200)
@@ -130,31 +111,23 @@ def test_blocks_share_no_sectors_of_odd_pixels(images):
 
 
 CHOICES = {
-    "row_stream": """
-        128x96x56x56_k5_p2_float16_nhwc_dgrad 128x96x56x56_k7_p6_d2_float16_nhwc
-        128x96x56x56_k7_p3 128x96x56x56_k7_p6_d2
-    """,
-    "channel_vector": "1x96x56x56_k5_p2_float16_nhwc 64x256x56x56_k3_p1_nhwc",
-    "whole_image": "128x816x7x7_k7_p3_float16_nhwc 128x768x7x7_k7_p3",
-    "split_image": """
-        128x384x14x14_k7_p3_dgrad 128x512x14x14_k3_p1 128x192x28x28_k7_p3 128x512x14x14_k3_p1_float16
-        128x672x14x14_k5_s2_p2_dgrad 128x240x28x28_k5_s2_p2_float16_dgrad 128x144x56x56_k3_s2_p1_float16_dgrad
-    """,
-    "register_window": """
-        128x672x14x14_k5_s2_p2 128x64x112x112_k3_s2_p1_dgrad 1x240x28x28_k5_s2_p2_float16_dgrad
-        1x96x56x56_k7_p3 128x95x57x57_k7_p3_float16
-    """,
+    RowStream: """128x96x56x56_k5_p2_float16_nhwc_dgrad 128x96x56x56_k7_p6_d2_float16_nhwc
+        128x96x56x56_k7_p3 128x96x56x56_k7_p6_d2""",
+    ChannelVector: "1x96x56x56_k5_p2_float16_nhwc 64x256x56x56_k3_p1_nhwc",
+    WholeImage: "128x816x7x7_k7_p3_float16_nhwc 128x768x7x7_k7_p3",
+    SplitImage: """128x384x14x14_k7_p3_dgrad 128x512x14x14_k3_p1 128x192x28x28_k7_p3 128x512x14x14_k3_p1_float16
+        128x672x14x14_k5_s2_p2_dgrad 128x240x28x28_k5_s2_p2_float16_dgrad 128x144x56x56_k3_s2_p1_float16_dgrad""",
+    RegisterWindow: """128x672x14x14_k5_s2_p2 128x64x112x112_k3_s2_p1_dgrad 1x240x28x28_k5_s2_p2_float16_dgrad
+        1x96x56x56_k7_p3 128x95x57x57_k7_p3_float16""",
 }
 
 
-@pytest.mark.parametrize(
-    ("text", "strategy"), [(text, name) for name, texts in CHOICES.items() for text in texts.split()]
-)
+@parametrize(("text", "strategy"), [(text, kind) for kind, texts in CHOICES.items() for text in texts.split()])
 def test_rows_are_streamed_where_there_is_much_arithmetic(text, strategy):
-    assert choose(Shape.parse(text), H200).name == strategy
+    assert type(choose(Shape.parse(text), H200)) is strategy
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@parametrize("layout", ["nchw", "nhwc"])
 def test_small_images_take_turns_where_blocks_come_one_after_the_other(layout):
     """Measured on 128 of them: 6 and 14 % faster. On 32 all blocks are there at once."""
     for batch, turns in ((1, 1), (32, 1), (128, 2)):
@@ -163,23 +136,23 @@ def test_small_images_take_turns_where_blocks_come_one_after_the_other(layout):
         assert (tile.bands > 1) == (batch == 1 and layout == "nhwc")
 
 
-@pytest.mark.parametrize(
-    ("text", "tile"),
-    [
-        ("128x96x56x56_k5_p4_d2", RowStream(28, 4, 4, 14, 9, 1, 5, 4)),
-        ("128x96x53x53_k7_p3", RowStream(53, 3, 1, 18, 7, 1, 4, 4)),
-        ("128x48x56x56_k7_p3_m2", RowStream(56, 4, 4, 14, 9, 1, 4, 4)),
-        ("128x48x56x56_k7_p3_m2_nhwc", RowStream(56, 7, 1, 32, 1, 1, 12, 4)),
-        ("128x96x56x56_k7_p6_d2_float16", BandedMatrix(14, 7, 4, 1)),
-        ("64x256x55x55_k3_p1_float16", BandedMatrix(12, 3, 4, 4)),
-        ("128x96x57x57_k5_p2_float16_nhwc", RowStream(57, 15, 1, 32, 1, 1, 12, 2)),
-        ("64x251x56x56_k3_p1_float16_nhwc", ChannelVector(8, 8, 1, 251, 1, 1, 1)),
-        ("128x90x56x56_k5_p2_nhwc", ChannelVector(7, 8, 1, 90, 1, 1, 5)),
-        ("32x728x37x37_k3_p1_float16_nhwc", ChannelVector(8, 3, 4, 182, 1, 1, 1)),
-        ("64x256x56x56_k3_p2_d2_nhwc", ChannelVector(8, 7, 1, 32, 4, 1, 2)),
-        ("64x256x56x56_k3_p2_d2_float16_nhwc", RowStream(28, 7, 2, 32, 1, 1, 16, 3)),
-    ],
-)
+FASTEST = {
+    "128x96x56x56_k5_p4_d2": RowStream(28, 4, 4, 14, 9, 1, 5, 4),
+    "128x96x53x53_k7_p3": RowStream(53, 3, 1, 18, 7, 1, 4, 4),
+    "128x48x56x56_k7_p3_m2": RowStream(56, 4, 4, 14, 9, 1, 4, 4),
+    "128x48x56x56_k7_p3_m2_nhwc": RowStream(56, 7, 1, 32, 1, 1, 12, 4),
+    "128x96x56x56_k7_p6_d2_float16": BandedMatrix(14, 7, 4, 1),
+    "64x256x55x55_k3_p1_float16": BandedMatrix(12, 3, 4, 4),
+    "128x96x57x57_k5_p2_float16_nhwc": RowStream(57, 15, 1, 32, 1, 1, 12, 2),
+    "64x251x56x56_k3_p1_float16_nhwc": ChannelVector(8, 8, 1, 251, 1, 1, 1),
+    "128x90x56x56_k5_p2_nhwc": ChannelVector(7, 8, 1, 90, 1, 1, 5),
+    "32x728x37x37_k3_p1_float16_nhwc": ChannelVector(8, 3, 4, 182, 1, 1, 1),
+    "64x256x56x56_k3_p2_d2_nhwc": ChannelVector(8, 7, 1, 32, 4, 1, 2),
+    "64x256x56x56_k3_p2_d2_float16_nhwc": RowStream(28, 7, 2, 32, 1, 1, 16, 3),
+}
+
+
+@parametrize(("text", "tile"), FASTEST.items())
 def test_the_choice_is_the_fastest_measured(text, tile):
     """Of parted images, multipliers, and what no vector divides, on an H200, or near."""
     assert choose(Shape.parse(text), H200) == tile
@@ -190,28 +163,21 @@ def test_warps_have_the_registers_of_their_scheduler():
     assert not RowStream(57, 10, 2, 48, 2, 1, 3, 3).is_promising(Shape.parse("128x96x57x57_k5_p2_float16_nhwc"))
 
 
-@pytest.mark.parametrize(
-    ("images", "tile"), [("float16_nhwc", (7, 1, 32, 4, 1, 3, 2)), ("nchw", (8, 4, 7, 18, 1, 3, 2))]
-)
+@parametrize(("images", "tile"), [("float16_nhwc", (7, 1, 32, 4, 1, 3, 2)), ("nchw", (8, 4, 7, 18, 1, 3, 2))])
 def test_no_row_has_code_of_its_own(images, tile):
     """The instruction cache keeps a loop over rows, and not all of them in straight line."""
-    shape = f"8x96x56x56_k7_p3_{images}"
-    tiles = [RowStream(rows, *tile) for rows in (14, 56)]
-    short, long = (on_h200(shape, tile) for tile in tiles)
+    short, long = (on_h200(f"8x96x56x56_k7_p3_{images}", RowStream(rows, *tile)) for rows in (14, 56))
     assert len(long.source()) == pytest.approx(len(short.source()), rel=0.05)
     assert long.resources().spill_bytes == long.resources().stack_bytes == 0
 
 
-@pytest.mark.parametrize(
-    ("layer", "epilogue"),
-    [
-        ("64x256x56x56_k3_p1_float16_nhwc", SILU),
-        ("128x96x56x56_k5_p2", RESIDUAL),
-        ("128x96x56x56_k5_p2_float16", RESIDUAL),
-        ("128x96x56x56_k5_p2_float16_nhwc", SILU),
-        ("128x96x56x56_k5_p2_float16_nhwc", RESIDUAL),
-    ],
-)
+BESIDE = [
+    *(("64x256x56x56_k3_p1_float16_nhwc", SILU), ("128x96x56x56_k5_p2_float16_nhwc", SILU)),
+    *((f"128x96x56x56_k5_p2{form}", RESIDUAL) for form in ("", "_float16", "_float16_nhwc")),
+]
+
+
+@parametrize(("layer", "epilogue"), BESIDE)
 def test_an_epilogue_fits_beside_the_tile(layer, epilogue):
     """No fewer blocks run at a time than the tile was chosen for."""
     kernel = on_h200(layer, epilogue=epilogue)
@@ -222,22 +188,21 @@ def test_an_epilogue_fits_beside_the_tile(layer, epilogue):
     assert resources.registers <= registers_for(resources.threads, beside["min_blocks"])
 
 
-@pytest.mark.parametrize(
-    ("layer", "epilogue", "changed"),
-    [
-        ("128x96x56x56_k7_p3", "bias+relu", {}),
-        ("128x96x56x56_k7_p3", SILU, {"min_blocks": 3}),
-        ("128x96x56x56_k7_p3", RESIDUAL, {"min_blocks": 3}),
-        ("128x96x56x56_k5_p2_nhwc", SILU, {}),
-        ("128x768x7x7_k7_p3", SILU, {}),
-        ("128x768x7x7_k7_p3", RESIDUAL, {"turns": 1}),
-        ("128x768x7x7_k7_p3_float16", RESIDUAL, {}),
-    ],
-)
+CHANGED = [
+    ("128x96x56x56_k7_p3", "bias+relu", {}),
+    ("128x96x56x56_k7_p3", SILU, {"min_blocks": 3}),
+    ("128x96x56x56_k7_p3", RESIDUAL, {"min_blocks": 3}),
+    ("128x96x56x56_k5_p2_nhwc", SILU, {}),
+    ("128x768x7x7_k7_p3", SILU, {}),
+    ("128x768x7x7_k7_p3", RESIDUAL, {"turns": 1}),
+    ("128x768x7x7_k7_p3_float16", RESIDUAL, {}),
+]
+
+
+@parametrize(("layer", "epilogue", "changed"), CHANGED)
 def test_a_tile_makes_room_for_what_waits(layer, epilogue, changed):
-    shape = Shape.parse(layer)
-    beside = choose(shape, H200, Epilogue.of(epilogue)).parameters
-    assert beside == choose(shape, H200).parameters | changed
+    alone, beside = (choose(Shape.parse(layer), H200, Epilogue.of(steps)).parameters for steps in ("", epilogue))
+    assert beside == alone | changed
 
 
 def test_columns_come_and_leave_as_vectors():
@@ -250,7 +215,7 @@ def test_a_tile_stays_within_the_slack():
     assert compute.SLACK == MAX_SIDE - 1
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@parametrize("layout", ["nchw", "nhwc"])
 def test_loads_are_vectors_from_one_address(layout):
     """Each load is a vector, and none computes the thread's address anew."""
     source = on_h200(f"8x64x56x56_k3_p1_{layout}").source()
@@ -264,24 +229,19 @@ def test_loads_are_vectors_from_one_address(layout):
 
 def test_four_halves_are_copied_as_words():
     """TVM's struct of them is still the one that `nvrtc` gives a copy of its own."""
-    tile = ChannelVector(4, 2, 4, 16, 1, 1)
-    source = on_h200("8x64x56x56_k3_p1_float16_nhwc", tile).source()
+    source = on_h200("8x64x56x56_k3_p1_float16_nhwc", ChannelVector(4, 2, 4, 16, 1, 1)).source()
     assert source.count(nvrtc._FOUR_HALVES) == 1
     assert "half4 condval" in source
 
 
-@pytest.mark.parametrize(("rows", "thread_y", "thread_z"), [(14, 1, 4), (7, 4, 2), (14, 1, 8)])
-def test_results_stay_in_registers(rows, thread_y, thread_z):
+@parametrize(("rows", "y", "z"), [(14, 1, 4), (7, 4, 2), (14, 1, 8)])
+def test_results_stay_in_registers(rows, y, z):
     """Also where as many planes share a block as blocks share a plane."""
-    tile = RegisterWindow(rows, 4, 14, thread_y, thread_z, 4, 4)
-    assert on_h200("8x64x56x56_k3_p1", tile).resources().stack_bytes == 0
+    assert on_h200("8x64x56x56_k3_p1", RegisterWindow(rows, 4, 14, y, z, 4, 4)).resources().stack_bytes == 0
 
 
 def test_few_blocks_have_more_loads_under_way():
     source = on_h200("1x384x14x14_k7_p3_nhwc", ChannelVector(2, 2, 1, 32, 2, 1)).source()
-    left_alone, one, many = (
-        nvrtc.compile_cubin(source, "sm_90", count).kernels[0].registers for count in (None, 1, 16)
-    )
+    left_alone, one, many = (nvrtc.compile_cubin(source, "sm_90", n).kernels[0].registers for n in (None, 1, 16))
     assert many <= registers_for(64, 16)
-    assert left_alone < one
-    assert many < one
+    assert max(left_alone, many) < one

@@ -25,81 +25,79 @@ from dwtir.search_limits import Limit, SlowCompileError, SpillError, for_search
 from dwtir.target import resolve
 from processes import run
 
+parametrize = pytest.mark.parametrize
+
 H200 = resolve("nvidia-h200")
 SITE = Path(sysconfig.get_path("purelib"))
 
 
 def run_python(code, *, path=None, **environment):
-    """Run code in a child process; `path`, dwtir and NumPy replace the site-packages folder."""
+    """Run code, which has `cuda`, in a child process; `path`, dwtir and NumPy replace the site-packages folder."""
     if path:
-        if not (path / "dwtir").exists():
-            path.mkdir(exist_ok=True)
-            (path / "dwtir").symlink_to(Path(cuda.__file__).parent)
-            site_with(path, *(entry.name for entry in SITE.glob("numpy*")))
+        site_with(path, "numpy*")
+        (path / "dwtir").symlink_to(Path(cuda.__file__).parent)
         environment["PYTHONPATH"] = str(path)
+    code = f"from dwtir import cuda\n{code}"
     return run(*(["-S"] if path else []), "-c", code, **environment).stdout
 
 
-def site_with(folder, *links):
-    """Make a site-packages folder that has only these packages (or parts of them) of ours."""
-    for link in links:
-        (folder / link).parent.mkdir(parents=True, exist_ok=True)
-        (folder / link).symlink_to(SITE / link)
+def site_with(folder, packages):
+    """Make a site-packages folder that has only these packages of ours."""
+    folder.mkdir(exist_ok=True)
+    for entry in SITE.glob(packages):
+        (folder / entry.name).symlink_to(entry)
     return folder
 
 
-def bindings():
-    return [entry.name for entry in SITE.iterdir() if entry.name.startswith("cuda")]
+def with_bindings(folder):
+    return site_with(folder, "cuda*")
 
 
 # Discovery
 
 
 def toolkit_at(root, lib="lib64", include="include"):
-    (root / lib).mkdir(parents=True)
-    (root / include).mkdir(parents=True)
-    (root / lib / "libcudart.so.13").touch()
-    (root / lib / "libnvrtc.so.13").touch()
-    (root / include / "cuda_fp16.h").touch()
+    for file in (f"{lib}/libcudart.so.13", f"{lib}/libnvrtc.so.13", f"{include}/cuda_fp16.h"):
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).touch()
     return root
 
 
-PRINT_TOOLKIT = "from dwtir.cuda import find_toolkit; t = find_toolkit(); print(t.cudart, t.nvrtc, t.include)"
+PRINT_TOOLKIT = "t = cuda.find_toolkit(); print(t.cudart, t.nvrtc, t.include)"
 
 
 def test_finds_the_pip_packages_before_a_toolkit(tmp_path):
     toolkit_at(tmp_path)
     cudart, nvrtc, include = map(Path, run_python(PRINT_TOOLKIT, CUDA_PATH=str(tmp_path)).split())
-    root = SITE / "nvidia" / "cu13"
-    assert (cudart, nvrtc.parent, include) == (root / "lib" / "libcudart.so.13", root / "lib", root / "include")
+    lib = SITE / "nvidia/cu13/lib"
+    assert (cudart, nvrtc.parent, include) == (lib / "libcudart.so.13", lib, lib.parent / "include")
 
 
-@pytest.mark.parametrize("variable", ["CUDA_PATH", "CUDA_HOME"])
-@pytest.mark.parametrize("base", ["", f"targets/{os.uname().machine}-linux/"])
+@parametrize("variable", ["CUDA_PATH", "CUDA_HOME"])
+@parametrize("base", ["", f"targets/{os.uname().machine}-linux/"])
 def test_finds_a_toolkit_by_variable(tmp_path, variable, base):
     root = toolkit_at(tmp_path / "toolkit", f"{base}lib", f"{base}include")
     others = {"CUDA_PATH": "", "CUDA_HOME": ""} | {variable: str(root)}
     found = run_python(PRINT_TOOLKIT, path=tmp_path / "site", **others).split()
-    lib, include = root / base / "lib", root / base / "include"
-    assert found == [str(lib / "libcudart.so.13"), str(lib / "libnvrtc.so.13"), str(include)]
+    assert found == [str(root / base / end) for end in ("lib/libcudart.so.13", "lib/libnvrtc.so.13", "include")]
 
 
 def test_finds_a_toolkit_by_its_compiler(tmp_path):
     root = toolkit_at(tmp_path / "toolkit")
-    compiler = root / "bin" / "nvcc"
-    for folder in (root, tmp_path):
-        (folder / "bin").mkdir()
+    compiler, link = root / "bin/nvcc", tmp_path / "bin/nvcc"
+    for file in (compiler, link):
+        file.parent.mkdir()
     compiler.write_text("#!/bin/sh\n")
     compiler.chmod(0o755)
-    (tmp_path / "bin" / "nvcc").symlink_to(compiler)
-    found = run_python(PRINT_TOOLKIT, path=tmp_path / "site", PATH=str(tmp_path / "bin"), CUDA_PATH="", CUDA_HOME="")
+    link.symlink_to(compiler)
+    found = run_python(PRINT_TOOLKIT, path=tmp_path / "site", PATH=str(link.parent), CUDA_PATH="", CUDA_HOME="")
     assert found.split()[2] == str(root / "include")
 
 
 # The driver and TVM's CUDA runtime
 
 STATUS = """
-from dwtir import cuda, nvrtc
+from dwtir import nvrtc
 from dwtir.errors import ToolchainError
 status = cuda.load_runtime()
 assert cuda.load_runtime() is status
@@ -117,21 +115,20 @@ for step in (status.require, cuda.device_properties):
 def test_a_missing_driver_is_reported_with_the_loaders_words(tmp_path):
     # An unusable file hides whatever driver there is.
     (tmp_path / "libcuda.so.1").touch()
-    out = run_python(STATUS, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
-    usable, reason, remedy = out[0].split("|")
+    status, *others = run_python(STATUS, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
+    usable, reason, remedy = status.split("|")
     assert (usable, remedy) == ("False", cuda.INSTALL_DRIVER)
     assert reason.startswith("no NVIDIA driver library: ")
     assert "file too short" in reason
-    assert out[1:] == ["0", "raised", "raised"]
+    assert others == ["0", "raised", "raised"]
 
 
-@pytest.mark.parametrize("broken", [False, True])
+@parametrize("broken", [False, True])
 def test_a_missing_cuda_runtime_is_reported_with_the_loaders_words(tmp_path, broken):
     toolkit = toolkit_at(tmp_path / "toolkit") if broken else tmp_path / "nowhere"
     (tmp_path / "libcudart.so.13").touch()
     out = run_python(
-        "from dwtir import cuda; status = cuda.cudart_status();"
-        "print(status.usable, status.reason, status.remedy, sep='|')",
+        "status = cuda.cudart_status();print(status.usable, status.reason, status.remedy, sep='|')",
         path=tmp_path / "site",
         LD_LIBRARY_PATH=str(tmp_path),
         CUDA_PATH=str(toolkit),
@@ -145,11 +142,8 @@ def test_a_missing_cuda_runtime_is_reported_with_the_loaders_words(tmp_path, bro
 
 
 def test_loads_the_cuda_runtime_of_the_pip_package():
-    out = run_python(
-        "from dwtir import cuda; import ctypes; assert cuda.cudart_status().usable;"
-        "print(ctypes.CDLL('libcudart.so.13')._name)",
-        LD_LIBRARY_PATH="",
-    )
+    code = "import ctypes; assert cuda.cudart_status().usable;"
+    out = run_python(f"{code}print(ctypes.CDLL('libcudart.so.13')._name)", LD_LIBRARY_PATH="")
     assert out.strip() == "libcudart.so.13"
 
 
@@ -177,38 +171,36 @@ def build_driver(folder, *, init=0, version=13000, count=2):
     compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     assert compiler, "these tests need a C compiler"
     (folder / "driver.c").write_text(DRIVER)
-    defines = [f"-D{name}={value}" for name, value in {"INIT": init, "VERSION": version, "COUNT": count}.items()]
-    library = folder / "libcuda.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", *defines, "-o", str(library), str(folder / "driver.c")], check=True)
+    options = ["-shared", "-fPIC", f"-DINIT={init}", f"-DVERSION={version}", f"-DCOUNT={count}"]
+    subprocess.run([compiler, *options, "-o", "libcuda.so.1", "driver.c"], cwd=folder, check=True)
     return str(folder)
 
 
-@pytest.mark.parametrize(
-    ("answers", "reason", "count"),
-    [
-        ({"init": 100}, "cuInit failed: CUDA_ERROR_NO_DEVICE: no device here", "0"),
-        ({"version": 12080}, "the NVIDIA driver supports only CUDA 12.8", "2"),
-        ({"count": 0}, "the NVIDIA driver shows no device", "0"),
-    ],
-)
-def test_an_unsuitable_driver_is_reported(tmp_path, answers, reason, count):
+UNSUITABLE = [
+    ("init", 100, "cuInit failed: CUDA_ERROR_NO_DEVICE: no device here", "0"),
+    ("version", 12080, "the NVIDIA driver supports only CUDA 12.8", "2"),
+    ("count", 0, "the NVIDIA driver shows no device", "0"),
+]
+
+
+@parametrize(("name", "answer", "reason", "count"), UNSUITABLE)
+def test_an_unsuitable_driver_is_reported(tmp_path, name, answer, reason, count):
     code = STATUS.replace("for step in", "for step in () and")
-    out = run_python(code, LD_LIBRARY_PATH=build_driver(tmp_path, **answers))
+    out = run_python(code, LD_LIBRARY_PATH=build_driver(tmp_path, **{name: answer}))
     assert out.splitlines() == [f"False|{reason}|{cuda.INSTALL_DRIVER}", count]
 
 
 def test_a_cuda_runtime_that_tvm_cannot_load_is_reported(tmp_path):
     # This driver lacks nearly every symbol: the loader names one of them.
-    out = run_python(
-        "from dwtir import cuda; print(cuda.load_runtime().reason)", LD_LIBRARY_PATH=build_driver(tmp_path)
-    )
+    code = "print(cuda.load_runtime().reason)"
+    out = run_python(code, LD_LIBRARY_PATH=build_driver(tmp_path))
     assert out.startswith("TVM's CUDA runtime does not load: ")
     assert "undefined symbol: cu" in out
 
 
 def test_device_properties_come_from_the_driver(tmp_path):
     out = run_python(
-        "from dwtir import cuda; p = cuda.device_properties(1); print(p.folder_name, p.arch,"
+        "p = cuda.device_properties(1); print(p.folder_name, p.arch,"
         "p.driver_version, p.multiprocessors, p.shared_bytes_per_block_optin, sep='|')\n"
         "try: cuda.device_properties(2)\n"
         "except cuda.ToolchainError as error: print(error)",
@@ -230,10 +222,10 @@ def test_attribute_numbers_are_those_of_the_cuda_headers():
     assert int(capability) == cuda._COMPUTE_CAPABILITY_MAJOR
 
 
-@pytest.mark.parametrize(
-    ("name", "folder"),
-    [("NVIDIA A100-SXM4-80GB", "nvidia-a100-sxm4-80gb"), ("../../etc/passwd", "etc-passwd"), ("", "unknown")],
-)
+FOLDERS = {"NVIDIA A100-SXM4-80GB": "nvidia-a100-sxm4-80gb", "../../etc/passwd": "etc-passwd", "": "unknown"}
+
+
+@parametrize(("name", "folder"), FOLDERS.items())
 def test_folder_name(name, folder):
     assert cuda.folder_name(name) == folder
 
@@ -241,7 +233,8 @@ def test_folder_name(name, folder):
 # NVRTC
 
 
-dtypes = pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+DTYPES = "float32", "float16", "bfloat16"
+dtypes = parametrize("dtype", DTYPES)
 
 
 def generate(dtype, vector=4):
@@ -251,12 +244,16 @@ def generate(dtype, vector=4):
     return compile_kernel(shape, Epilogue(("silu", "gelu")), H200, tile).source()
 
 
+def on_sm_90(source):
+    return compile_cubin(source, "sm_90")
+
+
 @pytest.fixture(scope="module")
 def sources():
-    return {dtype: generate(dtype) for dtype in ("float32", "float16", "bfloat16")}
+    return {dtype: generate(dtype) for dtype in DTYPES}
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_90a", "sm_100"])
+@parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_90a", "sm_100"])
 @dtypes
 def test_compiles_what_tvm_generates(sources, dtype, arch):
     cubin = compile_cubin(sources[dtype], arch)
@@ -276,11 +273,11 @@ def test_only_halves_take_the_factor_of_a_sigmoid_with_them(sources, dtype):
     assert all(float(one) == factor for one in found)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@parametrize("dtype", DTYPES[1:])
 def test_eight_lanes_are_one_16_byte_access(dtype):
     source = generate(dtype, vector=8)
     assert "uint4" in source
-    assert compile_cubin(source, "sm_90").kernels[0].stack_frame_bytes == 0
+    assert on_sm_90(source).kernels[0].stack_frame_bytes == 0
 
 
 def test_reports_the_resources_of_each_kernel():
@@ -298,12 +295,10 @@ def test_reports_the_resources_of_each_kernel():
       p[0] = q[i];
     }
     """
-    kernels = {kernel.name: kernel for kernel in compile_cubin(source, "sm_90").kernels}
-    assert kernels.keys() == {"tile", "frame"}
-    assert kernels["tile"] == KernelResources("tile", kernels["tile"].registers, 0, 0, 0, 1200)
-    assert kernels["frame"].stack_frame_bytes == 800
-    assert kernels["frame"].shared_bytes == 0
-    assert kernels["frame"].registers > kernels["tile"].registers > 0
+    tile, frame = sorted(on_sm_90(source).kernels, key=lambda kernel: kernel.name, reverse=True)
+    assert tile == KernelResources("tile", tile.registers, 0, 0, 0, 1200)
+    assert (frame.name, frame.stack_frame_bytes, frame.shared_bytes) == ("frame", 800, 0)
+    assert frame.registers > tile.registers > 0
 
 
 # 16 blocks leave a thread 40 registers, fewer than its sums and inputs are.
@@ -334,18 +329,18 @@ def test_a_search_takes_no_kernel_that_was_compiled_anew(spilling, monkeypatch):
 
 def test_a_search_stops_the_compiler(spilling):
     with pytest.raises(SlowCompileError, match=r"NVRTC was stopped, after 0.001 s"), for_search(Limit(1e-3)):
-        compile_cubin(spilling, "sm_90")
+        on_sm_90(spilling)
     limit = Limit(60)
     limit.stop()  # as a thread does that no longer waits
     with pytest.raises(SlowCompileError, match="NVRTC was stopped"), for_search(limit):
-        compile_cubin(spilling, "sm_90")
-    assert compile_cubin(spilling, "sm_90").kernels[0].spill_store_bytes == 0
+        on_sm_90(spilling)
+    assert on_sm_90(spilling).kernels[0].spill_store_bytes == 0
 
 
 def test_arithmetic_is_not_fast_math():
     # Contraction is allowed; flushing subnormals and approximate division are not.
     def listing(expression):
-        return compile_cubin(f'extern "C" __global__ void k(float *p) {{ p[0] = {expression}; }}', "sm_90").code
+        return on_sm_90(f'extern "C" __global__ void k(float *p) {{ p[0] = {expression}; }}').code
 
     assert listing("p[1] / p[2]") == listing("__fdiv_rn(p[1], p[2])")
     assert listing("sqrtf(p[1])") == listing("__fsqrt_rn(p[1])")
@@ -353,18 +348,18 @@ def test_arithmetic_is_not_fast_math():
     assert listing("p[1] * p[2] + p[3]") == listing("__fmaf_rn(p[1], p[2], p[3])")
 
 
-@pytest.mark.parametrize("machine", ["any", pytest.param("GPU", marks=pytest.mark.gpu)])
+@parametrize("machine", ["any", pytest.param("GPU", marks=pytest.mark.gpu)])
 def test_a_second_compilation_reports_the_same(machine):
     # With a driver NVRTC would take the second from its cache, without the log.
     source = 'extern "C" __global__ void again(float *p) { p[threadIdx.x] *= 3; }'
-    first, second = compile_cubin(source, "sm_90"), compile_cubin(source, "sm_90")
+    first, second = on_sm_90(source), on_sm_90(source)
     assert [kernel.name for kernel in first.kernels] == ["again"]
     assert second.kernels == first.kernels
 
 
 def test_source_without_a_kernel_raises():
     with pytest.raises(CompileError, match="no kernel"):
-        compile_cubin("__device__ int unused;", "sm_90")
+        on_sm_90("__device__ int unused;")
 
 
 def test_rejected_source_raises_with_the_log():
@@ -373,18 +368,17 @@ def test_rejected_source_raises_with_the_log():
         compile_cubin(source, "sm_75")
 
 
-@pytest.mark.parametrize("arch", ["sm_999", "compute_90", "sm_90 -G", ""])
+@parametrize("arch", ["sm_999", "compute_90", "sm_90 -G", ""])
 def test_unknown_arch_raises(arch):
     with pytest.raises(InvalidTargetError, match=r"sm_90"):
         compile_cubin("", arch)
 
 
 def test_threads_compile_independently(sources):
-    def compile_named(index):
-        return compile_cubin(sources["float16"].replace("main_kernel", f"kernel_{index}"), "sm_90").kernels[0].name
-
+    names = [f"kernel_{index}" for index in range(8)]
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(compile_named, range(8))) == [f"kernel_{index}" for index in range(8)]
+        cubins = pool.map(on_sm_90, (sources["float16"].replace("main_kernel", name) for name in names))
+        assert [cubin.kernels[0].name for cubin in cubins] == names
 
 
 def test_every_header_of_libcudacxx_has_a_stand_in(sources):
@@ -422,17 +416,16 @@ def test_missing_bindings_raise_with_the_remedy(tmp_path):
 
 
 def test_missing_nvrtc_raises_with_the_remedy(tmp_path):
-    site = site_with(tmp_path / "site", *bindings())
     for name in ("libnvrtc.so.13", "libnvrtc.so.12"):  # hide those on the loader's path
         (tmp_path / name).touch()
+    site = with_bindings(tmp_path / "site")
     check_remedy(site, 0, "the NVRTC library is not usable", LD_LIBRARY_PATH=str(tmp_path))
 
 
 def test_missing_headers_raise_with_the_remedy_where_they_are_needed(tmp_path):
-    site = site_with(tmp_path, *bindings())
     # The bindings look for pip packages where -S hides them, and then on the loader's path.
-    lib = SITE / "nvidia" / "cu13" / "lib"
-    check_remedy(site, 1, "the CUDA headers are missing", LD_LIBRARY_PATH=str(lib))
+    lib = SITE / "nvidia/cu13/lib"
+    check_remedy(with_bindings(tmp_path), 1, "the CUDA headers are missing", LD_LIBRARY_PATH=str(lib))
 
 
 # With a GPU
@@ -449,10 +442,10 @@ ORDERS = {
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("order", ORDERS)
+@parametrize("order", ORDERS)
 def test_runtime_loads_in_any_order(order):
     out = run_python(
-        f"from dwtir import cuda\n{ORDERS[order]}\ncuda.load_runtime().require()\n"
+        f"{ORDERS[order]}\ncuda.load_runtime().require()\n"
         "import tvm\nassert tvm.cuda(0).exist\n"
         "a = tvm.runtime.tensor([1.0, 2.0], device=tvm.cuda(0)); print(a.numpy().tolist())"
     )
@@ -463,13 +456,13 @@ def test_runtime_loads_in_any_order(order):
 def test_properties_agree_with_tvm():
     cuda.load_runtime().require()
     assert cuda.device_count() >= 1
-    properties = cuda.device_properties()
+    found = cuda.device_properties()
     device = tvm.cuda(0)
-    assert properties.name == device.device_name
-    assert properties.arch == "sm_" + device.compute_version.replace(".", "")
-    assert properties.warp_size == device.warp_size
-    assert properties.multiprocessors == device.multi_processor_count
-    assert properties.max_threads_per_block == device.max_threads_per_block
-    assert properties.shared_bytes_per_block == device.max_shared_memory_per_block
-    assert properties.l2_bytes == device.l2_cache_size_bytes
-    assert properties.shared_bytes_per_block_optin >= properties.shared_bytes_per_block
+    assert found.name == device.device_name
+    assert found.arch == "sm_" + device.compute_version.replace(".", "")
+    assert found.warp_size == device.warp_size
+    assert found.multiprocessors == device.multi_processor_count
+    assert found.max_threads_per_block == device.max_threads_per_block
+    assert found.shared_bytes_per_block == device.max_shared_memory_per_block
+    assert found.l2_bytes == device.l2_cache_size_bytes
+    assert found.shared_bytes_per_block_optin >= found.shared_bytes_per_block

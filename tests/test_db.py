@@ -31,8 +31,8 @@ def module(shape=SHAPE, *steps):
     return tvm.IRModule({"main": compute.depthwise_conv2d(shape, Epilogue(steps))})
 
 
-def script(shape, tile, *steps):
-    return str(schedule_for(shape, Epilogue(steps), tile).mod.script())
+def script(*steps):
+    return str(schedule_for(SHAPE, Epilogue(steps), TILE).mod.script())
 
 
 @pytest.fixture
@@ -50,15 +50,14 @@ def folder(tmp_path):
 
 def test_metaschedule_compiles_with_our_records(folder):
     with TuneDB(folder, "cpu"):
-        found = ms.tir_integration.compile_tir(
-            ms.database.Database.current(), compute.depthwise_conv2d(SHAPE, Epilogue()), CPU.tvm()
-        )
-    assert found.mod.script() == script(SHAPE, TILE)
+        current = ms.database.Database.current()
+        found = ms.tir_integration.compile_tir(current, compute.depthwise_conv2d(SHAPE, Epilogue()), CPU.tvm())
+    assert found.mod.script() == script()
     function = tvm.compile(found.mod, target=CPU.tvm())["main"]
-    data, weight = np.ones(SHAPE.data_shape, "float32"), np.ones(SHAPE.weight_shape, "float32")
-    out = tvm.runtime.tensor(np.zeros(SHAPE.out_shape, "float32"))
-    function(tvm.runtime.tensor(data), tvm.runtime.tensor(weight), out)
-    np.testing.assert_array_equal(out.numpy(), dwtir.reference.depthwise_conv2d(SHAPE, data, weight))
+    arrays = [np.ones(extents, "float32") for extents in (SHAPE.data_shape, SHAPE.weight_shape, SHAPE.out_shape)]
+    data, weight, out = map(tvm.runtime.tensor, arrays)
+    function(data, weight, out)
+    np.testing.assert_array_equal(out.numpy(), dwtir.reference.depthwise_conv2d(SHAPE, *arrays[:2]))
 
 
 def test_it_answers_as_a_database(folder):
@@ -75,15 +74,14 @@ def test_it_answers_as_a_database(folder):
     record = db.query_tuning_record(module(), CPU.tvm(), "main")
     replayed = Schedule(module())
     record.trace.apply_to_schedule(replayed, remove_postproc=False)
-    assert replayed.mod.script() == script(SHAPE, TILE)
-    assert db.query_ir_module(module(), CPU.tvm(), "main").script() == script(SHAPE, TILE)
-    assert db.query(module(), CPU.tvm(), kind="schedule").mod.script() == script(SHAPE, TILE)
+    assert replayed.mod.script() == script()
+    assert db.query_ir_module(module(), CPU.tvm(), "main").script() == script()
+    assert db.query(module(), CPU.tvm(), kind="schedule").mod.script() == script()
 
 
 def test_another_epilogue_takes_the_record_without_one(folder):
-    db = TuneDB(folder, "cpu")
-    steps = ("bias", "relu")
-    assert db.query_schedule(module(SHAPE, *steps), CPU.tvm(), "main").mod.script() == script(SHAPE, TILE, *steps)
+    found = TuneDB(folder, "cpu").query_schedule(module(SHAPE, "bias", "relu"), CPU.tvm(), "main")
+    assert found.mod.script() == script("bias", "relu")
 
 
 def test_another_device_is_a_miss(folder):
@@ -101,15 +99,10 @@ def test_what_only_says_that_it_is_ours_is_unknown(folder):
     db = TuneDB(folder, "cpu")
     ours = compute.depthwise_conv2d(SHAPE, Epilogue())
     liar = compute.depthwise_conv2d(NHWC, Epilogue()).with_attr("dwtir.shape", str(SHAPE))
-    scheduled = schedule_for(SHAPE, Epilogue(), TILE).mod
     garbled = ours.with_attr("dwtir.shape", "../../etc/passwd")
-    nameless = ours.without_attr("dwtir.shape")
-    for other in (
-        *(tvm.IRModule({"main": func}) for func in (liar, garbled, nameless)),
-        tvm.IRModule({"f": ours}),
-        tvm.IRModule({}),
-        scheduled,
-    ):
+    wrong = [{"main": func} for func in (liar, garbled, ours.without_attr("dwtir.shape"))]
+    scheduled = schedule_for(SHAPE, Epilogue(), TILE).mod
+    for other in (*map(tvm.IRModule, (*wrong, {"f": ours}, {})), scheduled):
         assert not db.has_workload(other)
         assert db.query_schedule(other, CPU.tvm(), "main") is None
         workload = db.commit_workload(other)
@@ -125,22 +118,25 @@ def test_what_is_committed_is_a_record_if_it_is_better(tmp_path):
     def commit(sch, *times):
         db.commit_tuning_record(ms.database.TuningRecord(sch.trace, work, list(times), CPU.tvm()))
 
+    def committed():
+        return Record.read(tmp_path / CPU.name / NAME)
+
     drawn, _ = traces.space_trace(TILE, SHAPE, CPU)
     commit(drawn, 2e-6, 3e-6)
-    path = tmp_path / CPU.name / NAME
-    assert Record.read(path).strategy == TILE
-    better, _ = traces.space_trace(Cpu(2, 1, 2), SHAPE, CPU)
+    assert committed().strategy == TILE
+    tile = Cpu(2, 1, 2)
+    better, _ = traces.space_trace(tile, SHAPE, CPU)
     better.enter_postproc()
     commit(better, 1e-6)
-    assert Record.read(path).strategy == Cpu(2, 1, 2)
+    assert committed().strategy == tile
     commit(drawn, 4e-6)
     commit(drawn, 1e10)
-    assert (Record.read(path).strategy, Record.read(path).trials) == (Cpu(2, 1, 2), 2)
+    assert (committed().strategy, committed().trials) == (tile, 2)
     foreign = Schedule(module())
     foreign.parallel(foreign.get_loops("epilogue")[0])
     with pytest.warns(database.RecordWarning, match="one of dwtir's strategies"):
         commit(foreign, 1e-9)
-    assert Record.read(path).strategy == Cpu(2, 1, 2)
+    assert committed().strategy == tile
 
 
 # As a command
@@ -157,25 +153,19 @@ def test_list_and_show(folder, run):
     head, *rows = out.splitlines()
     assert head.split()[:4] == ["device", "shape", "epilogue", "strategy"]
     assert len(rows) == 3
-    assert rows[1].split() == [
-        *(CPU.name, str(SHAPE), "none", "cpu", "2.00", "3.00", "1.50x"),
-        str(folder / CPU.name / NAME),
-    ]
-    (folder / CPU.name / "bad.json").write_text("{")
+    path = folder / CPU.name / NAME
+    assert rows[1].split() == [CPU.name, str(SHAPE), "none", "cpu", "2.00", "3.00", "1.50x", str(path)]
+    path.with_name("bad.json").write_text("{")
     out, errors = run("list", "--db", folder, "--json")
     assert {row["device"] for row in json.loads(out)} == {CPU.name, "nvidia-h200"}
     assert "bad.json: not readable as JSON" in errors
-    out, _ = run("show", folder / CPU.name / NAME)
+    out, _ = run("show", path)
     assert "rows=3, cols=1, lanes=2" in out
     assert '["SampleCategorical", []' not in out
-    out, _ = run("show", folder / CPU.name / NAME, "--trace")
-    assert '["SampleCategorical", []' in out
-    out, _ = run("show", "--db", folder, "2x6x9x11_k3_s2x1_psame_m2")
-    assert out.count(NAME) == 2
-    _, errors = run("show", "--db", folder, "1x1x1x1_k1", status=1)
-    assert "no record of 1x1x1x1" in errors
-    _, errors = run("list", "--db", folder / "none", status=1)
-    assert "--db must be a folder" in errors
+    assert '["SampleCategorical", []' in run("show", path, "--trace")[0]
+    assert run("show", "--db", folder, "2x6x9x11_k3_s2x1_psame_m2")[0].count(NAME) == 2
+    assert "no record of 1x1x1x1" in run("show", "--db", folder, "1x1x1x1_k1", status=1)[1]
+    assert "--db must be a folder" in run("list", "--db", folder / "none", status=1)[1]
     run("list", "--what", status=2)
 
 
@@ -188,11 +178,9 @@ def test_verify_and_prune(folder, run):
     out, _ = run("verify", "--db", folder, status=1)
     assert "2 good, 1 bad" in out
     assert f"BAD:  {path}: ladder" in out
-    out, _ = run("prune", "--db", folder, status=1)
-    assert "would be removed" in out
+    assert "would be removed" in run("prune", "--db", folder, status=1)[0]
     assert path.exists()
-    out, _ = run("prune", "--db", folder, "--yes")
-    assert str(path) in out
+    assert str(path) in run("prune", "--db", folder, "--yes")[0]
     assert not path.exists()
     assert len(database.record_paths(folder)) == 2
     assert run("prune", "--db", folder)[0] == "nothing to remove\n"
@@ -212,14 +200,11 @@ def importing(path):
 
 
 def test_metaschedule_exchange(folder, tmp_path, run):
-    out, _ = run("export", "--db", folder, "--device", CPU.name, tmp_path / "ms")
-    assert out.startswith("2 records")
+    assert run("export", "--db", folder, "--device", CPU.name, tmp_path / "ms")[0].startswith("2 records")
     theirs = ms.database.JSONDatabase(work_dir=str(tmp_path / "ms"))
-    assert theirs.query_schedule(module(), CPU.tvm(), "main").mod.script() == script(SHAPE, TILE)
-    _, errors = run("export", "--db", folder, tmp_path / "ms", status=1)
-    assert "is there already" in errors
-    out, _ = run(*importing(tmp_path))
-    assert out.startswith("2 records written")
+    assert theirs.query_schedule(module(), CPU.tvm(), "main").mod.script() == script()
+    assert "is there already" in run("export", "--db", folder, tmp_path / "ms", status=1)[1]
+    assert run(*importing(tmp_path))[0].startswith("2 records written")
     assert Record.read(tmp_path / "new" / CPU.name / NAME).strategy == TILE
     out, _ = run(*importing(tmp_path))
     assert out.startswith("0 records written")
@@ -233,8 +218,7 @@ def test_an_index_map_survives_the_exchange(tmp_path, run):
     assert any(instruction[0] == "TransformLayout" for instruction in record.trace[0])
     record.write(tmp_path / "db")
     run("export", "--db", tmp_path / "db", tmp_path / "ms")
-    out, _ = run("import", "--db", tmp_path / "new", "--target", "cpu", tmp_path / "ms")
-    assert out.startswith("1 records written")
+    assert run(*importing(tmp_path))[0].startswith("1 records written")
     assert Record.read(record.path_in(tmp_path / "new")).strategy == record.strategy
 
 
@@ -242,19 +226,13 @@ def test_damaged_exports_are_refused_line_by_line(folder, tmp_path, run):
     run("export", "--db", folder, "--device", CPU.name, tmp_path / "ms")
     path = tmp_path / "ms" / "database_tuning_record.json"
     first, second = path.read_text().splitlines()
-    lines = [
-        *("", "{", "[]", "null", '[0,[[],[1.0],{"kind":"llvm"},[]]]', second[:-40], "[" * 5000),
-        first.replace("SampleCategorical", "Tensorize"),
-        first.replace("[[0,", "[[-1,"),
-        first.replace("[0,[", "[9,[", 1),
-        first.replace('"mcpu"', '"cpu"'),
-        second,
-    ]
+    lines = ["", "{", "[]", "null", '[0,[[],[1.0],{"kind":"llvm"},[]]]', second[:-40], "[" * 5000]
+    lines += [first.replace("SampleCategorical", "Tensorize"), first.replace("[[0,", "[[-1,")]
+    lines += [first.replace("[0,[", "[9,[", 1), first.replace('"mcpu"', '"cpu"'), second]
     path.write_text("\n".join(lines))
-    works = tmp_path / "ms" / "database_workload.json"
+    works = path.with_name("database_workload.json")
     works.write_text(works.read_text() + '["1", "AAAA"]\n["1"]\n\n["1", "AAAAAAAAAAB7fQ=="]\n')
     out, errors = run(*importing(tmp_path), status=1)
     assert out.startswith("1 records written")
     assert errors.count("not imported: ") == len(lines) - 1 + 4
-    _, errors = run("import", "--db", tmp_path / "new", tmp_path / "nowhere", status=1)
-    assert "No such file" in errors
+    assert "No such file" in run("import", "--db", tmp_path / "new", tmp_path / "nowhere", status=1)[1]

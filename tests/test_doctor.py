@@ -18,7 +18,7 @@ def run_doctor(*argv, status, path=None, **environment):
 
 def finding(report, name):
     (found,) = [entry for entry in report["findings"] if entry["name"] == name]
-    return dict(found)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,7 @@ def test_a_healthy_machine(healthy):
 
 
 def test_what_is_missing_has_a_remedy_and_what_works_has_none(healthy):
-    missing = [entry for entry in healthy["findings"] if entry["status"] != "ok"]
-    assert "GPU" in [entry["name"] for entry in missing]
+    assert finding(healthy, "GPU")["status"] != "ok"
     for entry in healthy["findings"]:
         assert bool(entry["remedy"]) == (entry["status"] != "ok"), entry
 
@@ -49,9 +48,8 @@ def test_without_a_gpu_cuda_does_not_work(tmp_path):
     report = run_doctor("--target", "cuda", status=1, LD_LIBRARY_PATH=str(tmp_path))
     assert not report["works"]
     gpu = finding(report, "GPU")
-    assert (gpu["status"], gpu["required"]) == ("missing", True)
+    assert (gpu["status"], gpu["required"], gpu["remedy"]) == ("missing", True, cuda.INSTALL_DRIVER)
     assert "libcuda.so.1" in gpu["detail"]
-    assert gpu["remedy"] == cuda.INSTALL_DRIVER
 
 
 def test_without_a_gpu_the_cpu_is_chosen_and_has_to_work(tmp_path):
@@ -102,12 +100,13 @@ def test_a_linker_that_does_not_work_is_optional(monkeypatch):
 
 def test_the_cache_folder_is_where_the_cache_is(tmp_path, monkeypatch):
     # It is made on first use: a folder that can be made is as good as one that is there.
-    monkeypatch.setenv("DWTIR_CACHE_DIR", str(tmp_path / "parent" / "kernels"))
+    folder = tmp_path / "parent/kernels"
+    monkeypatch.setenv("DWTIR_CACHE_DIR", str(folder))
     found = checks._check_cache("cpu")
-    assert (found.status, found.required, found.detail) == ("ok", False, str(cache.cache_dir()))
-    assert cache.cache_dir() == tmp_path / "parent" / "kernels"
-    assert not (tmp_path / "parent").exists()
-    cache.cache_dir().mkdir(parents=True, mode=0o700)
+    assert (found.status, found.required, found.detail) == ("ok", False, str(folder))
+    assert cache.cache_dir() == folder
+    assert not folder.parent.exists()
+    folder.mkdir(parents=True, mode=0o700)
     assert checks._check_cache("cpu").status == "ok"
 
 
@@ -124,21 +123,19 @@ def test_a_cache_folder_below_a_file_or_open_to_others_is_broken(tmp_path, monke
 
 
 def test_the_table_says_what_is_needed(capsys):
-    doctor._print_table(
-        [
-            doctor.Finding("here", "ok", "1.0"),
-            doctor.Finding("wanted", "missing", "not installed", "pip install wanted", True),
-            doctor.Finding("spare", "broken", "line one\nline two", "pip install spare"),
-        ]
-    )
-    assert capsys.readouterr().out.splitlines() == [
-        "here    ok       1.0",
-        "wanted  missing  not installed",
-        "                 needed: pip install wanted",
-        "spare   broken   line one",
-        "                 line two",
-        "                 optional: pip install spare",
-    ]
+    here = doctor.Finding("here", "ok", "1.0")
+    wanted = doctor.Finding("wanted", "missing", "not installed", "pip install wanted", True)
+    spare = doctor.Finding("spare", "broken", "line one\nline two", "pip install spare")
+    doctor._print_table([here, wanted, spare])
+    expected = """\
+here    ok       1.0
+wanted  missing  not installed
+                 needed: pip install wanted
+spare   broken   line one
+                 line two
+                 optional: pip install spare
+"""
+    assert capsys.readouterr().out == expected
 
 
 def test_an_unknown_target_is_a_usage_error():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 import dwtir
 from dwtir import Shape, reference
@@ -15,22 +16,15 @@ SHAPE = Shape.parse("2x24x19x23_k3_psame")
 
 def tensors(shape=SHAPE, device="cuda"):
     """Make integer data and weight on the GPU, and the exact output."""
-    import torch
-
     rng = np.random.default_rng(0)
-    data = rng.integers(-3, 4, shape.data_shape).astype(np.float32)
-    weight = rng.integers(-3, 4, shape.weight_shape).astype(np.float32)
-    expected = reference.depthwise_conv2d(shape, data, weight).astype(np.float32)
-    dtype = getattr(torch, shape.dtype)
-    on_device = (torch.from_numpy(array).to(device, dtype) for array in (data, weight))
-    return (*on_device, torch.from_numpy(expected).to(device, dtype))
+    data, weight = (rng.integers(-3, 4, extents) for extents in (shape.data_shape, shape.weight_shape))
+    arrays = data, weight, reference.depthwise_conv2d(shape, data, weight)
+    return [torch.from_numpy(array).to(device, getattr(torch, shape.dtype)) for array in arrays]
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_torch_tensors_in_and_out(dtype, layout):
-    import torch
-
     shape = Shape.parse(f"{SHAPE}".replace("float32_nchw", f"{dtype}_{layout}"))
     kernel = dwtir.build(shape)
     data, weight, expected = tensors(shape)
@@ -45,8 +39,6 @@ def test_torch_tensors_in_and_out(dtype, layout):
 
 def test_runs_on_torchs_current_stream():
     """On another stream the kernel must wait for that stream's work and for no other's."""
-    import torch
-
     kernel = dwtir.build(SHAPE)
     data, weight, expected = tensors()
     kernel(data, weight)  # loads the module, which synchronises
@@ -64,8 +56,6 @@ def test_runs_on_torchs_current_stream():
 
 
 def test_replays_in_a_cuda_graph():
-    import torch
-
     kernel = dwtir.build(SHAPE, epilogue="bias+relu")
     data, weight, expected = tensors()
     bias = torch.arange(24, device="cuda", dtype=torch.float32) - 12
@@ -84,7 +74,6 @@ def test_replays_in_a_cuda_graph():
 def test_other_libraries_arrays():
     import cupy
     import jax
-    import torch
 
     data, weight, expected = tensors()
     kernel = dwtir.build(SHAPE)
@@ -98,8 +87,6 @@ def test_other_libraries_arrays():
 
 def test_the_last_device_while_the_first_is_current():
     """With several GPUs the launch goes to the tensors' and leaves the current one alone."""
-    import torch
-
     last = torch.device("cuda", torch.cuda.device_count() - 1)
     data, weight, expected = tensors(device=str(last))
     out = dwtir.build(SHAPE)(data, weight)
@@ -117,12 +104,21 @@ def test_resources_and_time_are_the_devices():
     assert 0 < timing.p20 <= timing.median <= timing.p80 < 1
 
 
-_BUILD_AGAIN = """
-import sys, torch, dwtir
-kernel = dwtir.build("2x24x19x23_k3_psame")
+_CALL = """
 data = torch.ones(2, 24, 19, 23, device="cuda")
 print(kernel(data, torch.ones(24, 1, 3, 3, device="cuda")).sum().item())
+"""
+_BUILD_AGAIN = f"""
+import sys, torch, dwtir
+kernel = dwtir.build("2x24x19x23_k3_psame")
+{_CALL}
 print(kernel.resources().registers, "dwtir.compiler" in sys.modules)
+"""
+_RUN_SAVED = f"""
+import sys, torch, dwtir
+kernel = dwtir.load(sys.argv[1])
+{_CALL}
+assert "libtvm_compiler" not in open("/proc/self/maps").read()
 """
 
 
@@ -140,20 +136,9 @@ def test_a_second_process_takes_the_code_from_the_cache(tmp_path):
     assert len(list(tmp_path.glob("*.so"))) == 1
 
 
-_RUN_SAVED = """
-import sys, torch, dwtir
-kernel = dwtir.load(sys.argv[1])
-data = torch.ones(2, 24, 19, 23, device="cuda")
-print(kernel(data, torch.ones(24, 1, 3, 3, device="cuda")).sum().item())
-assert "libtvm_compiler" not in open("/proc/self/maps").read()
-"""
-
-
 def test_an_exported_kernel_runs_without_the_compiler(tmp_path):
-    import torch
-
     kernel = dwtir.build(SHAPE)
     kernel.export(tmp_path / "kernel.so")
-    data, weight = torch.ones(SHAPE.data_shape).cuda(), torch.ones(SHAPE.weight_shape).cuda()
+    data, weight = (torch.ones(extents, device="cuda") for extents in (SHAPE.data_shape, SHAPE.weight_shape))
     child = run("-c", _RUN_SAVED, tmp_path / "kernel.so", TVM_USE_RUNTIME_LIB="1")
     assert float(child.stdout) == kernel(data, weight).sum().item()

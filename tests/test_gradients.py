@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 
 import dwtir
@@ -11,6 +12,8 @@ from backends import CPU, CUDA, OPENCL
 from dwtir import Epilogue, InvalidEpilogueError, Shape, reference, schedules
 from dwtir.notation import OPERATIONS
 from strategies import integer_tensors, named_shapes, real_tensors, seeds, shapes
+
+parametrize = pytest.mark.parametrize
 
 GRADIENTS = [operation for operation in OPERATIONS if operation != "forward"]
 
@@ -29,49 +32,42 @@ def test_the_oracle_is_its_own_adjoint(shape, seed):
     As dx does not know x, nor dw w, this makes them the derivatives.
     """
     tensors = {name: array.astype(np.float64) for name, array in all_tensors(shape, seed).items()}
-    results = {
-        one.operation: reference.depthwise_conv2d(one, *(tensors[name] for name in one.input_shapes))
-        for one in (replace(shape, operation=operation) for operation in OPERATIONS)
-    }
-    products = [
-        np.vdot(tensors["grad_out"], results["forward"]),
-        np.vdot(tensors["data"], results["grad_data"]),
-        np.vdot(tensors["weight"], results["grad_weight"]),
-    ]
+    results = {}
+    for operation in OPERATIONS:
+        one = replace(shape, operation=operation)
+        results[operation] = reference.depthwise_conv2d(one, *(tensors[name] for name in one.input_shapes))
+    pairs = {"forward": "grad_out", "grad_data": "data", "grad_weight": "weight"}
+    products = [np.vdot(tensors[name], results[operation]) for operation, name in pairs.items()]
     size = np.linalg.norm(tensors["grad_out"]) * np.linalg.norm(results["forward"])
     np.testing.assert_allclose(products, products[0], rtol=0, atol=1e-12 * max(size, 1))
 
 
-@pytest.mark.parametrize("backend", [CPU, OPENCL, pytest.param(CUDA, marks=pytest.mark.gpu)], ids=lambda one: one.name)
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("backend", [CPU, OPENCL, pytest.param(CUDA, marks=pytest.mark.gpu)], ids=lambda one: one.name)
+@parametrize("layout", ["NCHW", "NHWC"])
 def test_the_weights_gradient_is_the_same_bits_every_time(backend, layout):
     shape = replace(Shape.parse("3x40x29x31_k3_s2_p1_wgrad"), layout=layout)
     tile = schedules.choose(shape, backend.target())
     first, *others = backend.run(tile, shape, Epilogue(), *[real_tensors(shape, Epilogue(), 0)] * 4)
-    for other in others:
-        assert other.tobytes() == first.tobytes()
+    assert {other.tobytes() for other in others} == {first.tobytes()}
 
 
-@pytest.mark.parametrize("operation", GRADIENTS)
+@parametrize("operation", GRADIENTS)
 def test_a_gradient_has_no_epilogue(operation):
     shape = replace(Shape.parse("1x4x9x9_k3_p1"), operation=operation)
     with pytest.raises(InvalidEpilogueError, match=f"got bias.* for {operation}"):
         dwtir.build(shape, epilogue="bias", target="cpu")
 
 
-@pytest.mark.parametrize("target", ["cpu", "opencl", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("ending", ["dgrad", "wgrad"])
+@parametrize("target", ["cpu", "opencl", pytest.param("cuda", marks=pytest.mark.gpu)])
+@parametrize("layout", ["nchw", "nhwc"])
+@parametrize("ending", ["dgrad", "wgrad"])
 def test_a_gradient_is_built_and_called_like_a_convolution(target, layout, ending):
     shape = Shape.parse(f"2x24x17x15_k5_s2x1_p2_m2_{layout}_{ending}")
     kernel = dwtir.build(shape, target=target)
-    arrays = list(integer_tensors(shape, Epilogue(), 0).values())
-    expected = reference.depthwise_conv2d(shape, *arrays)
-    tensors = [*arrays]
+    tensors = list(integer_tensors(shape, Epilogue(), 0).values())
+    expected = reference.depthwise_conv2d(shape, *tensors)
     if target == "cuda":
-        import torch
-
-        tensors = [torch.from_numpy(array).cuda() for array in arrays]
+        tensors = [torch.from_numpy(array).cuda() for array in tensors]
     out = kernel(*tensors)
     np.testing.assert_array_equal(out.cpu().numpy() if target == "cuda" else out, expected)
     assert (kernel.info.workspace != ()) == (ending == "wgrad" and target != "cpu")
@@ -82,24 +78,21 @@ def test_a_gradient_is_built_and_called_like_a_convolution(target, layout, endin
         kernel(tensors[0])
 
 
-@pytest.mark.parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_saved_gradient_is_loaded(target, tmp_path):
-    kernel = dwtir.build("2x24x17x15_k3_p1_nhwc_wgrad", target=target)
-    kernel.export(tmp_path / "kernel.so")
-    again = dwtir.load(tmp_path / "kernel.so")
+    kernel, file = dwtir.build("2x24x17x15_k3_p1_nhwc_wgrad", target=target), tmp_path / "kernel.so"
+    kernel.export(file)
+    again = dwtir.load(file)
     assert again.info == replace(kernel.info, resources=again.info.resources)
 
 
 @pytest.mark.gpu
 def test_a_workspace_lives_as_long_as_a_graph():
     """torch's tensors and TVM's, captured in a CUDA graph and replayed on other values."""
-    import torch
-
     shape = Shape.parse("4x64x30x30_k3_p1_wgrad")
     kernel = dwtir.build(shape, target="cuda")
-    data = torch.randn(shape.data_shape, device="cuda")
-    grad = torch.randn(shape.out_shape, device="cuda")
-    out = torch.empty(shape.weight_shape, device="cuda")
+    extents = shape.data_shape, shape.out_shape, shape.weight_shape
+    data, grad, out = (torch.randn(one, device="cuda") for one in extents)
     kernel(data, grad, out=out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

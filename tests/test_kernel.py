@@ -40,9 +40,8 @@ def test_a_kernel_for_an_absent_gpu_can_be_looked_at_but_not_run(foreign_kernel,
     assert resources.registers > 0
     assert resources.spill_bytes == 0
     assert "__global__" in foreign_kernel.source()
-    tensors = tensors_of(foreign_kernel)
     with pytest.raises(ArgumentError, match="data must be on cuda, got cpu"):
-        foreign_kernel(*tensors)
+        foreign_kernel(*tensors_of(foreign_kernel))
     for use in (foreign_kernel.time, lambda: foreign_kernel.export(tmp_path / "kernel.so")):
         with pytest.raises(ToolchainError, match=r"sm_87.*not in this machine.*dwtir doctor"):
             use()
@@ -74,46 +73,44 @@ def test_the_description_survives_json(name, request):
 def test_schedules_by_name_and_as_objects():
     text = "1x8x33x35_k3_psame"
     manual = RegisterWindow.choose(Shape.parse(text), resolve("opencl"))
+    steps, tile = SharedTile(thread_y=8, thread_x=32), SharedTile(block_h=16)
     for schedule, strategy, chosen in (
-        ("manual", manual, "manual"),
-        ("register_window", manual, "step"),
-        ("threads_8x32", SharedTile(thread_y=8, thread_x=32), "step"),
-        (SharedTile(block_h=16), SharedTile(block_h=16), "object"),
+        *(("manual", manual, "manual"), ("register_window", manual, "step")),
+        *(("threads_8x32", steps, "step"), (tile, tile, "object")),
     ):
         kernel = dwtir.build(text, schedule, target="opencl")
-        assert kernel.strategy == strategy
-        assert kernel.provenance["chosen"] == chosen
-        assert kernel.provenance["schedule"] == str(schedule)
+        found = kernel.provenance
+        assert (kernel.strategy, found["chosen"], found["schedule"]) == (strategy, chosen, str(schedule))
         check(kernel)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "target", "message"),
-    [
-        ("fast", "cpu", r"unknown schedule 'fast'; allowed are 'manual', 'tuned', .*naive.*cpu"),
-        (None, "cpu", "a schedule is a name or a Strategy, got NoneType"),
-        ("v4", "cpu", "must be forward in NCHW on a GPU, got"),
-        ("cpu", "opencl", "must be forward or grad_data in NCHW or NHWC on a CPU, got"),
-        (Cpu(1, 1, 5), "cpu", "lanes must be one of"),
-        (SharedTile(thread_y=64, thread_x=32), "opencl", "threads per block must be at most 1024"),
-        (SharedTile(vthread_y=16), "opencl", "virtual threads must be at most 8"),
-        (SharedTile(padding="none"), "opencl", "padding must be 'staged' or 'inline', got none"),
-    ],
-)
+UNFIT = [
+    ("fast", "cpu", r"unknown schedule 'fast'; allowed are 'manual', 'tuned', .*naive.*cpu"),
+    (None, "cpu", "a schedule is a name or a Strategy, got NoneType"),
+    ("v4", "cpu", "must be forward in NCHW on a GPU, got"),
+    ("cpu", "opencl", "must be forward or grad_data in NCHW or NHWC on a CPU, got"),
+    (Cpu(1, 1, 5), "cpu", "lanes must be one of"),
+    (SharedTile(thread_y=64, thread_x=32), "opencl", "threads per block must be at most 1024"),
+    (SharedTile(vthread_y=16), "opencl", "virtual threads must be at most 8"),
+    (SharedTile(padding="none"), "opencl", "padding must be 'staged' or 'inline', got none"),
+]
+
+
+@pytest.mark.parametrize(("schedule", "target", "message"), UNFIT)
 def test_schedules_that_do_not_fit(schedule, target, message):
     with pytest.raises(InvalidScheduleError, match=message):
         dwtir.build(SHAPE, schedule, target=target)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"shape": "1x2x3x4"}, dwtir.InvalidShapeError),
-        ({"epilogue": "tanh"}, dwtir.InvalidEpilogueError),
-        ({"target": "tpu"}, dwtir.InvalidTargetError),
-        ({"on_miss": "ignore"}, InvalidScheduleError),
-    ],
-)
+WRONG = [
+    ({"shape": "1x2x3x4"}, dwtir.InvalidShapeError),
+    ({"epilogue": "tanh"}, dwtir.InvalidEpilogueError),
+    ({"target": "tpu"}, dwtir.InvalidTargetError),
+    ({"on_miss": "ignore"}, InvalidScheduleError),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error"), WRONG)
 def test_build_refuses_wrong_arguments(arguments, error):
     with pytest.raises(error):
         dwtir.build(**({"shape": "1x4x9x9_k3", "target": "cpu"} | arguments))

@@ -4,40 +4,33 @@ import re
 from dataclasses import replace
 
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 from hypothesis import given
 
-import dwtir
-from backends import H200, REPLAY
-from dwtir import Epilogue, InvalidScheduleError, Shape, reference, schedules
+from backends import H200, REPLAY, on_h200
+from dwtir import InvalidScheduleError, Shape, schedules
 from dwtir.bands import COLUMNS, TILES
 from dwtir.diagonals import INPUTS, Diagonals
 from dwtir.schedules import BandedSums, TapSums, UnitSums
 from dwtir.target import resolve
 from dwtir.units import LANES, Units
-from strategies import integer_tensors, shapes
+from strategies import shapes
 
-NCHW = Shape.parse("32x32x28x28_k7_p3_float16_wgrad")
-NHWC = replace(NCHW, layout="NHWC")
-TILES_OF = {NCHW: BandedSums(14, 4, 2, 2, 3), NHWC: UnitSums(16, 1, 4, 4, 6, 3, 1, 2)}
+parametrize = pytest.mark.parametrize
+
+TILES_OF = {"NCHW": BandedSums(14, 4, 2, 2, 3), "NHWC": UnitSums(16, 1, 4, 4, 6, 3, 1, 2)}
 OF_LAYOUT = {"NCHW": BandedSums, "NHWC": UnitSums}
+LAYERS = """
+    32x96x56x56_k5_p2_nchw 32x96x56x56_k7_p3_nchw 32x96x28x28_k9_p4_nchw 128x192x28x28_k5_p2_nhwc
+    128x384x14x14_k9_p4_nhwc
+"""
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(
-    "about",
-    [
-        "32x96x56x56_k5_p2_nchw",
-        "32x96x56x56_k7_p3_nchw",
-        "32x96x28x28_k9_p4_nchw",
-        "128x192x28x28_k5_p2_nhwc",
-        "128x384x14x14_k9_p4_nhwc",
-    ],
-)
+@parametrize("dtype", ["float16", "bfloat16"])
+@parametrize("about", LAYERS.split())
 def test_each_product_is_one_instruction(about, dtype):
     shape = replace(Shape.parse(f"{about}_wgrad"), dtype=dtype)
-    kernel = dwtir.build(shape, target="nvidia-h200")
+    kernel = on_h200(shape)
     tile, source, resources = kernel.strategy, kernel.source(), kernel.resources()
     assert isinstance(tile, OF_LAYOUT[shape.layout])
     sizes = tile.sizes(shape)
@@ -58,11 +51,11 @@ def test_each_product_is_one_instruction(about, dtype):
     assert tile.min_blocks * resources.threads * resources.registers <= 65536
 
 
-@pytest.mark.parametrize("about", ["2x8x13x17_k3_p1", "32x96x28x28_k7_p3"])
+@parametrize("about", ["2x8x13x17_k3_p1", "32x96x28x28_k7_p3"])
 def test_barriers_stand_between_zeros_copies_products_and_sums(about):
     shape = Shape.parse(f"{about}_float16_nhwc_wgrad")
     tile = replace(UnitSums.choose(shape, H200), ahead=2)
-    source = dwtir.build(shape, tile, target="nvidia-h200").source()
+    source = on_h200(shape, tile).source()
     source = source[source.rindex("main_kernel(") :]
     zeros, first, step, *steps = source.split("__syncthreads();")
     assert "(staged_ptr" in zeros
@@ -75,94 +68,91 @@ def test_barriers_stand_between_zeros_copies_products_and_sums(about):
     assert "float2*)(((float*)staged_ptr" in sums
 
 
-@pytest.mark.parametrize(
-    ("about", "target", "is_for_them"),
-    [
-        ("128x96x56x56_k7_p3_float16", "nvidia-h200", True),
-        ("128x96x56x56_k5_p2_bfloat16", "nvidia-a100-sxm4-80gb", True),
-        ("128x96x56x56_k7_p3_float16", "tesla-t4", False),
-        ("128x96x56x56_k7_p3", "nvidia-h200", False),
-        ("32x128x56x56_k31_p15_float16", "nvidia-h200", False),  # no registers for its sums
-        ("1x24x14x14_k5_p2_float16", "nvidia-h200", False),  # few outputs
-    ],
-)
-@pytest.mark.parametrize("layout", OF_LAYOUT)
+CHOICES = [
+    ("128x96x56x56_k7_p3_float16", H200, True),
+    ("128x96x56x56_k5_p2_bfloat16", "nvidia-a100-sxm4-80gb", True),
+    ("128x96x56x56_k7_p3_float16", "tesla-t4", False),
+    ("128x96x56x56_k7_p3", H200, False),
+    ("32x128x56x56_k31_p15_float16", H200, False),  # no registers for its sums
+    ("1x24x14x14_k5_p2_float16", H200, False),  # few outputs
+]
+
+
+@parametrize(("about", "target", "is_for_them"), CHOICES)
+@parametrize("layout", OF_LAYOUT)
 def test_who_gets_tensor_cores(about, target, is_for_them, layout):
     chosen = schedules.choose(replace(Shape.parse(f"{about}_wgrad"), layout=layout), resolve(target))
     assert type(chosen) is (OF_LAYOUT[layout] if is_for_them else TapSums)
 
 
-@pytest.mark.parametrize(
-    "about",
-    [
-        "64x256x56x56_k3_p1_float16_nchw",
-        "128x96x57x57_k7_p3_float16_nchw",  # no pairs
-        "1x384x14x14_k5_p2_float16_nchw",
-        "128x100x56x56_k7_p3_float16_nhwc",  # no whole vectors
-        "128x96x56x56_k7_p3_m2_float16_nhwc",
-    ],
-)
+# Two of them have no pairs or no whole vectors.
+OTHERS = """
+    64x256x56x56_k3_p1_float16_nchw 128x96x57x57_k7_p3_float16_nchw 1x384x14x14_k5_p2_float16_nchw
+    128x100x56x56_k7_p3_float16_nhwc 128x96x56x56_k7_p3_m2_float16_nhwc
+"""
+
+
+@parametrize("about", OTHERS.split())
 def test_who_does_not(about):
     assert type(schedules.choose(Shape.parse(f"{about}_wgrad"), H200)) is TapSums
 
 
-@pytest.mark.parametrize(
-    ("shape", "others", "change", "complaint"),
-    [
-        (NCHW, {}, {"rows": 29}, "rows must be at most 28, got 29"),
-        (NCHW, {}, {"warps": 17}, "warps must be at most 16, got 17"),
-        (NCHW, {}, {"parts": 6}, "parts must be at most 4, got 6"),
-        (NCHW, {}, {"parts": 1}, "part_threads must be a divisor of the parts, 1, got 2"),
-        (NCHW, {}, {"min_blocks": 17}, "min_blocks must be at most 32, of at most 2048 threads"),
-        (*(NCHW, {"kernel": 33, "padding": 16}, {"rows": 7}), "sums of a thread must be at most 128"),
-        (NCHW, {"kernel": 13, "padding": 6}, {"rows": 7}, "shared bytes per block must be"),
-        (NCHW, {"dilation": 9, "padding": 27}, {}, "unrolled loads must be at most 1024"),
-        (NCHW, {"dtype": "float32"}, {}, "of float16 or bfloat16 in NCHW"),
-        (NHWC, {}, {"together": 3}, "together must be in (1, 2, 4, 8), got 3"),
-        (NHWC, {}, {"channels": 12}, "channels must be a multiple of 8, got 12"),
-        (NHWC, {}, {"warps": 5}, "channels must be a multiple of 40, got 16"),
-        (NHWC, {}, {"channels": 24, "warps": 1}, "channels must be a divisor of 32, got 24"),
-        (NHWC, {}, {"images": 3}, "images must be a multiple of 2, got 3"),
-        (NHWC, {}, {"parts": 300}, "parts must be at most 248, got 300"),
-        (NHWC, {}, {"parts": 4}, "part_threads must be a divisor of the parts, 4, got 3"),
-        (NHWC, {}, {"parts": 128, "part_threads": 128}, "threads per block must be at most 1024"),
-        (NHWC, {}, {"min_blocks": 17}, "min_blocks must be at most 32, of at most 2048 threads"),
-        (NHWC, {}, {"warps": 2}, "sums of a thread must be at most 128"),
-        (NHWC, {}, {"ahead": 40}, "shared bytes per block must be at most 232448"),
-        (NHWC, {}, {"images": 64}, "unrolled products must be at most 1024"),
-        (NHWC, {"width": 1200}, {}, "unrolled loads must be at most 1024"),
-        (NHWC, {"dtype": "float32"}, {}, "of float16 or bfloat16 in NHWC"),
-        (NHWC, {"in_channels": 20}, {}, "of whole vectors of channels"),
-    ],
-)
-def test_what_does_not_fit_is_refused(shape, others, change, complaint):
-    tile = TILES_OF[shape]
+REFUSED = """
+    NCHW rows=29: rows must be at most 28, got 29
+    NCHW warps=17: warps must be at most 16, got 17
+    NCHW parts=6: parts must be at most 4, got 6
+    NCHW parts=1: part_threads must be a divisor of the parts, 1, got 2
+    NCHW min_blocks=17: min_blocks must be at most 32, of at most 2048 threads
+    NCHW kernel=33 padding=16 rows=7: sums of a thread must be at most 128
+    NCHW kernel=13 padding=6 rows=7: shared bytes per block must be
+    NCHW dilation=9 padding=27: unrolled loads must be at most 1024
+    NCHW dtype=float32: of float16 or bfloat16 in NCHW
+    NHWC together=3: together must be in (1, 2, 4, 8), got 3
+    NHWC channels=12: channels must be a multiple of 8, got 12
+    NHWC warps=5: channels must be a multiple of 40, got 16
+    NHWC channels=24 warps=1: channels must be a divisor of 32, got 24
+    NHWC images=3: images must be a multiple of 2, got 3
+    NHWC parts=300: parts must be at most 248, got 300
+    NHWC parts=4: part_threads must be a divisor of the parts, 4, got 3
+    NHWC parts=128 part_threads=128: threads per block must be at most 1024
+    NHWC min_blocks=17: min_blocks must be at most 32, of at most 2048 threads
+    NHWC warps=2: sums of a thread must be at most 128
+    NHWC ahead=40: shared bytes per block must be at most 232448
+    NHWC images=64: unrolled products must be at most 1024
+    NHWC width=1200: unrolled loads must be at most 1024
+    NHWC dtype=float32: of float16 or bfloat16 in NHWC
+    NHWC in_channels=20: of whole vectors of channels
+"""
+
+
+@parametrize("line", REFUSED.strip().splitlines())
+def test_what_does_not_fit_is_refused(line):
+    changes, complaint = line.split(": ")
+    layout, *changes = changes.split()
+    shape, tile = Shape.parse(f"32x32x28x28_k7_p3_float16_{layout.lower()}_wgrad"), TILES_OF[layout]
     tile.check_use(shape, H200)
+    values = {name: int(value) if value.isdecimal() else value for name, value in (one.split("=") for one in changes)}
+    others = {name: values.pop(name) for name in [*values] if name in Shape.__dataclass_fields__}
     with pytest.raises(InvalidScheduleError, match=re.escape(complaint)):
-        replace(tile, **change).check_use(replace(shape, **others), H200)
+        replace(tile, **values).check_use(replace(shape, **others), H200)
 
 
-@pytest.mark.parametrize(
-    ("about", "tile"),
-    [
-        ("2x2x14x16_k5_p2_float16", BandedSums(2, 2, 1, 1)),
-        ("3x3x13x24_k7_p3_bfloat16", BandedSums(3, 2, 2, 2)),
-        ("6x3x14x14_k5_s2_p2_float16", BandedSums(2, 1, 2, 1)),
-        ("5x2x11x12_k3x4_p1x2x0x1_d2_m2_float16", BandedSums(2, 2, 1, 1)),
-        ("3x2x9x13_k5_p1x3x2x0_bfloat16", BandedSums(3, 2, 1, 1)),  # odd width: one by one
-        ("3x16x9x11_k3_p1_float16_nhwc", UnitSums(16, 2, 2, 2, 3, 3)),
-        ("2x8x7x7_k3_p2_bfloat16_nhwc", UnitSums(8, 1, 4, 1, 1, 1)),
-        ("3x8x11x13_k5_s2_p2_float16_nhwc", UnitSums(8, 4, 4, 2, 2, 1, 2)),
-        ("2x16x10x12_k3x4_p1x2x0x1_d2_float16_nhwc", UnitSums(16, 8, 2, 1, 2, 2, 2)),
-    ],
-)
+ANY_TILE = {
+    "2x2x14x16_k5_p2_float16": BandedSums(2, 2, 1, 1),
+    "3x3x13x24_k7_p3_bfloat16": BandedSums(3, 2, 2, 2),
+    "6x3x14x14_k5_s2_p2_float16": BandedSums(2, 1, 2, 1),
+    "5x2x11x12_k3x4_p1x2x0x1_d2_m2_float16": BandedSums(2, 2, 1, 1),
+    "3x2x9x13_k5_p1x3x2x0_bfloat16": BandedSums(3, 2, 1, 1),  # odd width: one by one
+    "3x16x9x11_k3_p1_float16_nhwc": UnitSums(16, 2, 2, 2, 3, 3),
+    "2x8x7x7_k3_p2_bfloat16_nhwc": UnitSums(8, 1, 4, 1, 1, 1),
+    "3x8x11x13_k5_s2_p2_float16_nhwc": UnitSums(8, 4, 4, 2, 2, 1, 2),
+    "2x16x10x12_k3x4_p1x2x0x1_d2_float16_nhwc": UnitSums(16, 8, 2, 1, 2, 2, 2),
+}
+
+
+@parametrize(("about", "tile"), ANY_TILE.items())
 def test_any_tile_is_right(about, tile):
-    shape = Shape.parse(f"{about}_wgrad")
-    tile.check_use(shape, H200)
-    tensors = integer_tensors(shape, Epilogue(), 0)
-    expected = reference.depthwise_conv2d(shape, *tensors.values())
-    (got,) = REPLAY.run(tile, shape, Epilogue(), tensors)
-    np.testing.assert_array_equal(got, expected)
+    REPLAY.check(tile, Shape.parse(f"{about}_wgrad"))
 
 
 @given(shape=shapes(layouts=("NCHW",), dtypes=("float16",)), rows=st.integers(1, 20))
@@ -217,7 +207,7 @@ def test_the_windows_see_all_inputs_of_their_gradients(shape, channels, together
     assert replace(sizes, parts=even).turns == sizes.turns
 
 
-@pytest.mark.parametrize("layout", OF_LAYOUT)
+@parametrize("layout", OF_LAYOUT)
 @given(shape=shapes(dtypes=("bfloat16",), channels=900, batch=130, flop=2**26))
 def test_the_chosen_tile_is_one_of_those_worth_trying(layout, shape):
     shape, kind = replace(shape, operation="grad_weight", layout=layout), OF_LAYOUT[layout]
