@@ -167,7 +167,7 @@ def test_the_readme_command(run):
     results().write(file)
     run("readme")
     content = page.read_text()
-    assert content == readme.pages(page)[page]
+    assert content == readme.current(page)
     assert (content.partition("\n")[0], content[-7:]) == ("before", "\nafter\n")
     assert "former text" not in content
     assert "|nvidia-h200|NCHW float32, cold|2|2.57x|0|" in content
@@ -177,18 +177,17 @@ def test_the_readme_command(run):
         assert_current(page)
     page.write_text("no marks\n")
     with pytest.raises(RecordError, match="lacks the lines"):
-        readme.pages(page)
+        readme.current(page)
 
 
 def assert_current(page):
     """Fail where a generated file is not what the results beside it make."""
-    for path, content in readme.pages(page).items():
-        assert path.read_text(encoding="utf-8") == content, path
+    assert page.read_text(encoding="utf-8") == readme.current(page)
     for picture, source in readme.pictures(page).items():
         assert readme.digest(source).encode() in picture.read_bytes(), picture
         assert picture.stat().st_size < PICTURE_BYTES, picture
     made = {*(page.parent / "bench/results").glob("bench-*")} - {*readme.sources(page)}
-    assert made <= {*readme.pages(page), *readme.pictures(page)}
+    assert made <= {*readme.pictures(page)}
 
 
 def test_what_is_generated_from_the_committed_results_is_current():

@@ -1,4 +1,4 @@
-"""What is generated from committed results: a GPU's page and picture, and README's block."""
+"""What is generated from committed results: README's block, and a GPU's picture."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from statistics import geometric_mean
 
 from ..errors import RecordError
 from .plots import panels, plot
-from .report import markdown, piped, times
+from .report import piped, times
 from .results import Results
 from .row import Row
 
@@ -33,19 +33,14 @@ def _stem(source: Path) -> str:
     return source.name.removesuffix(_SUFFIX)
 
 
-def pages(readme: Path) -> dict[Path, str]:
-    """Return what README and the results' pages should contain."""
-    found = {source: Results.read(source) for source in sources(readme)}
+def current(readme: Path) -> str:
+    """Return what README should contain."""
     before, begin, rest = readme.read_text(encoding="utf-8").partition(f"{BEGIN}\n")
     _, end, after = rest.partition(f"{END}\n")
     if not begin or not end:
         raise RecordError(f"{readme} lacks the lines {BEGIN} and {END}")
-    block = "\n".join(_block(found))
-    return {readme: f"{before}{BEGIN}\n\n{block}\n\n{END}\n{after}"} | {
-        source.with_name(f"{_stem(source)}.md"): "\n".join(markdown(results)) + "\n"
-        for source, results in found.items()
-        if results.target.is_gpu
-    }
+    block = "\n".join(_block({source: Results.read(source) for source in sources(readme)}))
+    return f"{before}{BEGIN}\n\n{block}\n\n{END}\n{after}"
 
 
 def pictures(readme: Path) -> dict[Path, Path]:
@@ -63,11 +58,9 @@ def digest(source: Path) -> str:
 
 
 def rewrite(readme: Path) -> list[str]:
-    """Write README's block, and the page and picture of each GPU's results; return what was."""
-    lines = []
-    for path, text in pages(readme).items():
-        path.write_text(text, encoding="utf-8")
-        lines.append(f"wrote {path}")
+    """Write README's block, and the picture of each GPU's results; return what was."""
+    readme.write_text(current(readme), encoding="utf-8")
+    lines = [f"wrote {readme}"]
     for source in sources(readme):
         found = Results.read(source)
         stem, made_from, only = f"{_stem(source)}-", digest(source), _panels(found)
@@ -100,10 +93,8 @@ def _block(found: dict[Path, Results]) -> list[str]:
         doubtful = sum(row.doubtful for row in results.rows)
         about.append(f"{doubtful} of {len(results.rows)} rows with times that are flagged")
         name = _stem(source).removeprefix("bench-")
-        link = f"`python -m dwtir.bench report {path}{_SUFFIX}` prints all rows of {name}"
-        if results.target.is_gpu:
-            link = f"[All rows of {name}]({path}.md)"
-        lines += ["", f"{link}: {', '.join(about)}."]
+        all_rows = f"`python -m dwtir.bench report {path}{_SUFFIX}` prints all rows of {name}"
+        lines += ["", f"{all_rows}: {', '.join(about)}."]
         for panel in _panels(results):
             lines += ["", f"![{panel} on {name}]({path}-{panel}.png)"]
     return lines
