@@ -13,6 +13,7 @@ from backends import CPU, CUDA, H200, REPLAY, llvm, run_guarded
 from dwtir import ARTICLE_STEPS, STRATEGIES, Epilogue, Shape, reference, schedules
 from dwtir import compute as tir
 from dwtir.notation import OPERATIONS
+from dwtir.schedules import ChannelPairs
 from strategies import EXACT_STEPS, adapted, epilogues, integer_tensors, named_shapes, passes, seeds, shapes
 
 EXAMPLES = settings.default.max_examples if settings.default else 100
@@ -137,10 +138,10 @@ def test_padding_is_zeros_around_the_input(backend, strategy, shape, seed):
     np.testing.assert_array_equal(got, expected)
 
 
-def near(shape, bad):
+def near(shape, bad, strategy):
     """Tell which results see a bad input, or one beside it that tensor cores multiply along.
 
-    They multiply what lies beside an output's inputs by zero.
+    They multiply what lies beside an output's inputs by zero, of `ChannelPairs` also the other channel of a pair.
     """
     sizes = (shape.out_height, shape.out_width)
     first = [
@@ -152,7 +153,10 @@ def near(shape, bad):
     y, x = np.arange(shape.height), np.arange(shape.width)
     rows = (first[0] <= y) & (y <= last[0])
     columns = (first[1] - beside <= x) & (x <= last[1] + beside)
-    seen = rows.astype(int) @ as_nchw(shape, bad) @ columns.T.astype(int) > 0
+    bad = as_nchw(shape, bad)
+    if strategy is ChannelPairs:
+        bad = bad | bad[:, np.arange(shape.in_channels) ^ 1]
+    seen = rows.astype(int) @ bad @ columns.T.astype(int) > 0
     seen = seen.repeat(shape.channel_multiplier, axis=1)
     return seen if shape.layout == "NCHW" else seen.transpose(0, 2, 3, 1)
 
@@ -181,7 +185,7 @@ def test_a_nan_stays_where_it_is_seen(backend, strategy, shape, seed, data):
         for case, got in zip(cases, results, strict=True):
             inputs = tensors | case
             expected = reference.depthwise_conv2d(shape, inputs["data"], inputs["weight"])
-            spread = np.isnan(got) & near(shape, ~np.isfinite(inputs["data"])) & strategy.needs_mma
+            spread = np.isnan(got) & near(shape, ~np.isfinite(inputs["data"]), strategy) & strategy.needs_mma
             held = sees_input & ~spread
             np.testing.assert_array_equal(got[held], expected[held])
             in_padding = np.asarray(got)[~sees_input & ~spread]

@@ -58,10 +58,10 @@ _REGISTERS, _PER_ROW = 46, 6
 """Registers of a thread beside its sums and weights."""
 
 # Time, fitted on an H200: of a launch; cycles of a quarter of an SM for a product of a depth, and for a word of
-# a window; of an SM for 128 bytes of shared memory and for a step; what narrow pixels, few warps and few rows
-# under way add; how memory and products overlap.
+# a window; of an SM for 128 bytes of shared memory and for a step; what narrow pixels, few warps, few rows
+# under way and a last round that is not full add; how memory and products overlap.
 _LAUNCH, _DEEP, _SINGLE, _WORD, _WAVE, _STEP = 2.6e-6, 5.6, 3.0, 0.47, 0.34, 80
-_NARROW, _FEW_LOADS, _FEW_PRODUCTS, _FEW_ROWS, _OVERLAP = 1.25, 3.2, 3.9, 0.3, 2.1
+_NARROW, _FEW_LOADS, _FEW_PRODUCTS, _FEW_ROWS, _LAST_ROUND, _OVERLAP = 1.25, 3.2, 3.9, 0.3, 0.25, 2.1
 _CLOCK, _BANDWIDTH = 1.98e9, 5.0e12
 
 
@@ -196,14 +196,17 @@ class ChannelPairs(Strategy):
         pairs = self.pairs(shape)
         blocks, products = prod(pairs.blocks), pairs.products // sum(count for _, count in pairs.depths)
         warps = pairs.warps * min(self.min_blocks, ceil(blocks / target.units))
-        read = blocks * pairs.images * pairs.input_rows * min(pairs.width, pairs.source[1]) * pairs.channels
+        rows, columns = (min(sizes) for sizes in zip((pairs.input_rows, pairs.width), pairs.source, strict=True))
+        read = blocks * pairs.images * rows * columns * pairs.channels
         moved = shape.itemsize * (read + prod(shape.result_shape)) * (_NARROW if self.channels < 32 else 1)
         deep, single = divmod(pairs.quads, 2)
         loads = 2 * pairs.quads * pairs.stage_rows
         step = products * (_DEEP * deep + _SINGLE * single) / 4 + _WORD * WORDS * loads / 4
         step = _STEP + pairs.warps * (step + _WAVE * 4 * (loads + 4 * self.rows))
         under_way = self.ahead * pairs.stage_rows if self.steps > 1 else pairs.input_rows
+        rounds = max(1.0, blocks / (target.units * self.min_blocks))
         memory = moved / _BANDWIDTH * (1 + _FEW_LOADS / warps) * (1 + _FEW_ROWS / under_way)
+        memory *= 1 + _LAST_ROUND * (ceil(rounds) / rounds - 1)
         busy = ceil(blocks / target.units) * self.steps * step / _CLOCK * (1 + _FEW_PRODUCTS / warps)
         return float(_LAUNCH + (memory**_OVERLAP + busy**_OVERLAP) ** (1 / _OVERLAP))
 
