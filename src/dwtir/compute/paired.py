@@ -235,11 +235,6 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 at = (*place, channel + e)
                 T.buffer_store(loaded[name], operands[name][at], [e])
 
-        if C % pairs.channels:
-            channel = T.min(channel, C - VECTOR)
-        for name in operands:
-            if name != "residual":
-                load(name)
         for turn in range(STORES[1] * STORES[2]):
             line, column, vector = share(turn, STORES, thread)
             image, down = n * IMAGES + line // R, step * R + line % R - DELAY
@@ -250,8 +245,8 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     place = pairs.result_at(line, column, vector * (VECTOR // SIZE) + part, SIZE)
                     with T.vectorized(SIZE) as e:
                         T.buffer_store(sums, results[place + e], [part * SIZE + e])
-                if "residual" in operands:
-                    load("residual", image, row, right)
+                for name in operands:
+                    load(name, *((image, row, right) if name == "residual" else ()))
                 for e in range(VECTOR):
                     T.buffer_store(own, finish(sums[e], loaded, e, (e,)), [e])
                 with T.vectorized(VECTOR) as e:
