@@ -55,6 +55,21 @@ def test_who_gets_them(about, is_chosen):
 
 
 @pytest.mark.parametrize(
+    ("image", "epilogue", "is_chosen"),
+    [
+        ("96x56x56", "scale_shift+silu", True),
+        ("96x56x56", "bias+residual", False),
+        ("384x14x14", "bias+relu", True),
+        ("384x14x14", "bias+silu", False),
+    ],
+)
+def test_with_which_epilogue(image, epilogue, is_chosen):
+    shape = Shape.parse(f"128x{image}_k5_p2_float16_nhwc")
+    chosen = schedules.choose(shape, H200, dwtir.Epilogue.of(epilogue))
+    assert isinstance(chosen, ChannelPairs) == is_chosen
+
+
+@pytest.mark.parametrize(
     "tile",
     [
         ChannelPairs(16, 1, 3, 1, 9, 1),  # the least of a step, one stage ahead

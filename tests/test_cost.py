@@ -7,7 +7,16 @@ from hypothesis import given
 
 from backends import H200, on_h200
 from dwtir import Epilogue, Shape, compute, nvrtc
-from dwtir.schedules import BandedMatrix, ChannelVector, RegisterWindow, RowStream, SplitImage, WholeImage, choose
+from dwtir.schedules import (
+    BandedMatrix,
+    ChannelPairs,
+    ChannelVector,
+    RegisterWindow,
+    RowStream,
+    SplitImage,
+    WholeImage,
+    choose,
+)
 from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touched
 from dwtir.schedules.tiles import MAX_SIDE
 from strategies import shapes
@@ -111,7 +120,8 @@ def test_blocks_share_no_sectors_of_odd_pixels(images):
 
 
 CHOICES = {
-    RowStream: """128x96x56x56_k5_p2_float16_nhwc_dgrad 128x96x56x56_k7_p6_d2_float16_nhwc
+    ChannelPairs: "128x96x56x56_k5_p2_float16_nhwc_dgrad 128x672x14x14_k5_p2_bfloat16_nhwc",
+    RowStream: """128x90x56x56_k5_p2_float16_nhwc_dgrad 128x96x56x56_k7_p6_d2_float16_nhwc
         128x96x56x56_k7_p3 128x96x56x56_k7_p6_d2""",
     ChannelVector: "1x96x56x56_k5_p2_float16_nhwc 64x256x56x56_k3_p1_nhwc",
     WholeImage: "128x816x7x7_k7_p3_float16_nhwc 128x768x7x7_k7_p3",
@@ -143,7 +153,8 @@ FASTEST = {
     "128x48x56x56_k7_p3_m2_nhwc": RowStream(56, 7, 1, 32, 1, 1, 12, 4),
     "128x96x56x56_k7_p6_d2_float16": BandedMatrix(14, 7, 4, 1),
     "64x256x55x55_k3_p1_float16": BandedMatrix(12, 3, 4, 4),
-    "128x96x57x57_k5_p2_float16_nhwc": RowStream(57, 15, 1, 32, 1, 1, 12, 2),
+    "128x96x57x57_k5_p2_float16_nhwc": ChannelPairs(32, 1, 15, 2, 31, 2, 3),
+    "128x240x28x28_k5_p2_float16_nhwc": ChannelPairs(32, 2, 7, 7, 5, 2, 2),
     "64x251x56x56_k3_p1_float16_nhwc": ChannelVector(8, 8, 1, 251, 1, 1, 1),
     "128x90x56x56_k5_p2_nhwc": ChannelVector(7, 8, 1, 90, 1, 1, 5),
     "32x728x37x37_k3_p1_float16_nhwc": ChannelVector(8, 3, 4, 182, 1, 1, 1),

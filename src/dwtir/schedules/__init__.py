@@ -102,7 +102,8 @@ ARTICLE_STEPS: dict[str, dict[str, _Step]] = {
 def choose(shape: Shape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Strategy:
     """Pick strategy and tile for ``schedule="manual"``."""
     for tile in paying(STRATEGIES.values(), shape, target):
-        return tile.with_room_for(shape, epilogue)
+        if tile.suits(epilogue):
+            return tile.with_room_for(shape, epilogue)
     raise InvalidScheduleError(f"no strategy for {shape} on {target.name}")
 
 

@@ -109,6 +109,10 @@ class Strategy(ABC):
         """Count the shared memory of a block that only a launch tells."""
         return 0
 
+    def suits(self, epilogue: Epilogue) -> bool:
+        """Tell whether "manual" takes the tile with an epilogue too, and not a later strategy."""
+        return True
+
     def with_room_for(self, shape: Shape, epilogue: Epilogue) -> Self:
         """Return the tile with the registers that an epilogue needs, if it was chosen without."""
         return self

@@ -184,6 +184,11 @@ class ChannelPairs(Strategy):
         self._require_most("shared bytes per block", pairs.shared_bytes(4), target.most_shared_bytes)
         self._require_launch(target, threads=32 * pairs.warps)
 
+    def suits(self, epilogue: Epilogue) -> bool:
+        """Refuse what all warps wait for at a step's end: a residual, and much arithmetic for small images."""
+        steps = set(epilogue.steps)
+        return "residual" not in steps and (self.images < 4 or steps.isdisjoint(("silu", "gelu", "hardswish")))
+
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
         return self.pairs(shape).shared_bytes(4 if epilogue.steps else shape.itemsize)
 
