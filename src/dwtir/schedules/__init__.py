@@ -102,7 +102,7 @@ ARTICLE_STEPS: dict[str, dict[str, _Step]] = {
 def choose(shape: Shape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Strategy:
     """Pick strategy and tile for ``schedule="manual"``."""
     for tile in paying(STRATEGIES.values(), shape, target):
-        if tile.suits(epilogue):
+        if tile.suits(shape, epilogue):
             return tile.with_room_for(shape, epilogue)
     raise InvalidScheduleError(f"no strategy for {shape} on {target.name}")
 

@@ -170,6 +170,10 @@ class BandedChannels(Strategy):
         self._require_most("shared bytes per block", panels.shared_bytes(shape.operation == "forward"), _SHARED)
         self._require_launch(target, threads=32 * self.warps)
 
+    def suits(self, shape: Shape, epilogue: Epilogue) -> bool:
+        """Refuse much arithmetic behind the sums of small images, for which all warps wait."""
+        return self.panels(shape).images < 4 or not epilogue.waits
+
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
         return self.panels(shape).shared_bytes("residual" in epilogue.operands(shape))
 

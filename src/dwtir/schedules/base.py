@@ -109,7 +109,7 @@ class Strategy(ABC):
         """Count the shared memory of a block that only a launch tells."""
         return 0
 
-    def suits(self, epilogue: Epilogue) -> bool:
+    def suits(self, shape: Shape, epilogue: Epilogue) -> bool:
         """Tell whether "manual" takes the tile with an epilogue too, and not a later strategy."""
         return True
 

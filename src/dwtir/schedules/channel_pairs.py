@@ -16,11 +16,9 @@ Loop nest, for strips of 4 columns of results, of some images and channels::
         threads:  out = epilogue(results)
 
 What lies in memory side by side, two channels of a pixel, is one register of an operand: nothing is turned
-round on the way, each input is copied once and read twice. Of a product's multiplications half are with the
-zeros between the two channels, and of the rest those count that the kernel has taps for: 5 of 8 in 5x5.
-A block that goes down an image by several steps keeps KH rows of sums for all its columns, else as many as
-it computes. Inputs wait in shared memory in whole vectors of channels, results on their way out, so that
-global memory is read and written in lines.
+round, each input is copied once and read twice. Half of a product's multiplications are with the zeros between
+the two channels, and of the rest those count that the kernel has taps for: 5 of 8 in 5x5. With several steps a
+block keeps KH rows of sums. Results pass through shared memory, so that whole lines are written.
 
 An input that is not finite may make results NaN that do not see it, up to a window away and in the channel
 beside its own.
@@ -184,10 +182,9 @@ class ChannelPairs(Strategy):
         self._require_most("shared bytes per block", pairs.shared_bytes(4), target.most_shared_bytes)
         self._require_launch(target, threads=32 * pairs.warps)
 
-    def suits(self, epilogue: Epilogue) -> bool:
+    def suits(self, shape: Shape, epilogue: Epilogue) -> bool:
         """Refuse what all warps wait for at a step's end: a residual, and much arithmetic for small images."""
-        steps = set(epilogue.steps)
-        return "residual" not in steps and (self.images < 4 or steps.isdisjoint(("silu", "gelu", "hardswish")))
+        return "residual" not in epilogue.steps and (self.images < 4 or not epilogue.waits)
 
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
         return self.pairs(shape).shared_bytes(4 if epilogue.steps else shape.itemsize)
