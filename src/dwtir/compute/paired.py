@@ -79,10 +79,6 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         here = tirx.all(n < N, 0 <= row, row < H, 0 <= column, column < W, channel < C, down < pairs.input_rows)
         return here, image[n, row, column, channel + lane]
 
-    def input_to(stage, task) -> Any:
-        line, column, vector = task
-        return pairs.input_at(stage % STAGES, 0, line, column, vector)
-
     def strip(warp, half, lane) -> tuple[Any, Any, Any]:
         """Find a strip of a product: whether it is one, its image and its place there."""
         number = warp // VECTORS * STRIPS + half * (STRIPS // 2) + lane // 4
@@ -105,7 +101,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                         vk, vv = T.axis.remap("SS", [k, v])
                         own = T.meta_var(share(vk, LOADS, w * 32 + lane))
                         _, value = T.meta_var(input_of(image, block, stage, own, vv))
-                        at = T.meta_var(input_to(stage, own))
+                        at = T.meta_var(pairs.input_at(stage % STAGES, 0, *own))
                         T.reads(size[0], value)
                         T.writes(staged[at + vv])
                         staged[at + vv] = T.if_then_else(size[0] == BYTES, value, T.cast(0, dtype))
@@ -172,8 +168,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 window(row, staged, held, acc, step, vw)
                 for (depth, count), part, band in zip(DEPTHS, held, bands, strict=True):
                     multiply(f"products{depth}_{row}", met, depth, count, part, band, acc, vw)
-                ended = [result for result, tap in met if tap == KH - 1 and result < R]
-                for result in ended:
+                for result in [result for result, tap in met if tap == KH - 1 and result < R]:
                     with T.serial(32) as lane, T.sblock(f"leave{result}"):
                         vl = T.axis.spatial(32, lane)
                         T.reads()
