@@ -52,8 +52,8 @@ def impatient(monkeypatch):
     monkeypatch.setattr(devices, "_MAX_DEATHS", 2)
 
 
-def until(get, otherwise):
-    deadline = time.monotonic() + 40
+def until(get, otherwise, seconds=40):
+    deadline = time.monotonic() + seconds
     while not (found := get()):
         assert time.monotonic() < deadline, otherwise
         time.sleep(0.05)
@@ -91,7 +91,7 @@ def end(started):
 
 def session_of(server):
     """Find the process of a server's session: there is one as soon as somebody is connected."""
-    return until(psutil.Process(server.pid).children, "no session")[0]
+    return until(psutil.Process(server.pid).children, "no session", 20)[0]
 
 
 def run(device, fleet, trials, folder, display, layer=LAYER):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
 _GPU_ONLY = {"Bind", "Tensorize", "Unroll"}
+_EXTERN = "tirx.call_pure_extern"
 _BARRIERS = {"tirx.tvm_storage_sync", "tirx.ptx.cp_async_commit_group", "tirx.ptx.cp_async_wait_group"}
 
 
@@ -53,7 +54,7 @@ def _without_barriers(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     def skip(call: ir.Call) -> tirx.PrimExpr:
         if not isinstance(call.op, ir.Op):
             return call
-        if call.op.name == "tirx.reinterpret" and isinstance(call.args[0], ir.Call):
+        if call.op.name == "tirx.reinterpret" and getattr(getattr(call.args[0], "op", None), "name", "") == _EXTERN:
             name, word, *others = call.args[0].args
             return _PLAIN[str(name.value)](word.args[0], *others)
         return tirx.const(0, "int32") if call.op.name in _BARRIERS else call

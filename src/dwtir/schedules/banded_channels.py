@@ -36,7 +36,7 @@ from ..epilogue import Epilogue
 from ..panels import Panels
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, bind_threads
+from .base import Strategy, bind_threads, expected
 from .channel_vector import ChannelVector
 from .cost import registers_for
 from .row_stream import RowStream
@@ -108,8 +108,7 @@ class BandedChannels(Strategy):
     def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than the float32 units, which have to be for it."""
         others = [kind for kind in (RowStream, ChannelVector) if kind.claims(shape, target)]
-        tiles = (kind.choose(shape, target) for kind in (cls, *others))
-        own, *times = (tile.expected_seconds(shape, target) for tile in tiles)
+        own, *times = (expected(kind, shape, target) for kind in (cls, *others))
         return RowStream in others and own < min(times)
 
     @classmethod

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from ..epilogue import Epilogue
@@ -261,9 +261,21 @@ def _kinds(strategy: type[Strategy]) -> dict[str, object]:
     return {field.name: field.type for field in fields(strategy)}  # type: ignore[arg-type]  # subclasses are dataclasses
 
 
+@lru_cache(maxsize=256)
+def _chosen(kind: type[Strategy], shape: Shape, target: Target) -> Strategy:
+    return kind.choose(shape, target)
+
+
+def expected(kind: type[Strategy], shape: Shape, target: Target) -> float:
+    """Estimate the time of what a strategy with a model chooses, for others to compare themselves with."""
+    seconds = _chosen(kind, shape, target).expected_seconds(shape, target)
+    assert seconds is not None
+    return seconds
+
+
 def paying(kinds: Iterable[type[Strategy]], shape: Shape, target: Target) -> Iterator[Strategy]:
     """Choose the tile of each strategy that claims the shape and pays, in their order."""
-    return (kind.choose(shape, target) for kind in kinds if kind.claims(shape, target) and kind.pays(shape, target))
+    return (_chosen(kind, shape, target) for kind in kinds if kind.claims(shape, target) and kind.pays(shape, target))
 
 
 def varied(tiles: Iterable[_Tile], likeness: Callable[[_Tile], object]) -> tuple[_Tile, ...]:

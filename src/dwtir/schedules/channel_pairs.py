@@ -37,7 +37,7 @@ from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Pairs
 from ..shape import Shape
 from ..target import Target
 from .banded_channels import BandedChannels
-from .base import Strategy, bind_threads, varied, with_guesses
+from .base import Strategy, bind_threads, expected, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
 from .row_stream import RowStream
@@ -114,8 +114,8 @@ class ChannelPairs(Strategy):
     def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than what else there is for these layers."""
         others = [kind for kind in (BandedChannels, RowStream, ChannelVector) if kind.claims(shape, target)]
-        own, *times = (kind.choose(shape, target).expected_seconds(shape, target) for kind in (cls, *others))
-        return bool(own < min(times))
+        own, *times = (expected(kind, shape, target) for kind in (cls, *others))
+        return own < min(times)
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[ChannelPairs, ...]:
