@@ -47,14 +47,6 @@ class Bands:
         return self.shape.operation == "grad_data"
 
     @property
-    def source(self) -> tuple[int, int]:
-        """Height and width of the images that are read."""
-        shape = self.shape
-        if self.is_turned:
-            return shape.out_height, shape.out_width
-        return shape.height, shape.width
-
-    @property
     def has_pairs(self) -> bool:
         """Whether inputs are loaded in pairs, aligned to 4 bytes."""
         return self.is_copied or not self.is_odd or self.alternates
@@ -62,7 +54,7 @@ class Bands:
     @property
     def is_odd(self) -> bool:
         """Whether rows of inputs are of an odd width."""
-        return self.source[1] % 2 == 1
+        return self.shape.source[1] % 2 == 1
 
     @property
     def alternates(self) -> bool:
@@ -71,7 +63,7 @@ class Bands:
         The pairs of half of the rows then begin a column earlier, and meet a band that does so
         too. All tiles have to begin with a row of the same kind, and so do steps.
         """
-        shape, (height, _) = self.shape, self.source
+        shape, (height, _) = self.shape, self.shape.source
         return (
             not self.is_copied
             and self.is_odd
@@ -87,7 +79,7 @@ class Bands:
         if self.is_copied or self.is_odd or shape.stride != (1, 1):
             return 1, 1
         down, right = shape.dilation
-        return down, 1 + (right % 2 == 0 and self._padding(1) % 2 == 0)
+        return down, 1 + (right % 2 == 0 and self.shape.before[1] % 2 == 0)
 
     @property
     def dilation(self) -> tuple[int, int]:
@@ -103,24 +95,24 @@ class Bands:
     @property
     def top(self) -> int:
         """Rows of padding."""
-        return self._padding(0)
+        return self.shape.before[0]
 
     @property
     def left(self) -> int:
         """Columns of padding, and `shift`."""
-        return self._padding(1) + self.shift
+        return self.shape.before[1] + self.shift
 
     @property
     def shift(self) -> int:
         """Columns added on the left, so that inputs begin with a pair, at the most."""
         if self.alternates:
             return 1
-        return -self._padding(1) % 2 if self.has_pairs else 0
+        return -self.shape.before[1] % 2 if self.has_pairs else 0
 
     @property
     def depth_steps(self) -> int:
         """Products that a row of the kernel takes: of 16 inputs each, to the image's last."""
-        shape, (_, width) = self.shape, self.source
+        shape, (_, width) = self.shape, self.shape.source
         span = (COLUMNS - 1) * shape.stride[1] + (shape.kernel[1] - 1) * self.dilation[1]
         return -(-min(self.shift + span + 1, (self.left + width) // self.parts[1]) // DEPTH)
 
@@ -130,7 +122,7 @@ class Bands:
 
         So they do in tiles of the whole height, if every result sees every row.
         """
-        shape, (height, _) = self.shape, self.source
+        shape, (height, _) = self.shape, self.shape.source
         return (
             self.down == 1
             and shape.dilation[0] == 1
@@ -141,7 +133,7 @@ class Bands:
     @property
     def product_rows(self) -> int:
         """Rows of the kernel, or of the image, that the products go by."""
-        return self.source[0] if self.goes_by_image else self.shape.kernel[0]
+        return self.shape.source[0] if self.goes_by_image else self.shape.kernel[0]
 
     @property
     def kernel_steps(self) -> int:
@@ -184,10 +176,3 @@ class Bands:
     def place(self, tile: Any) -> tuple[Any, Any, Any]:
         """Find a tile: its image, and its place in a column and in a row of tiles."""
         return place_of(tile, self.down, self.across)
-
-    def _padding(self, axis: int) -> int:
-        shape = self.shape
-        padding = shape.padding[axis]
-        if self.is_turned:
-            return (shape.kernel[axis] - 1) * shape.dilation[axis] - padding
-        return padding

@@ -33,10 +33,7 @@ class Images:
     @property
     def source(self) -> tuple[int, int]:
         """Rows and columns of the image that is read."""
-        shape = self.shape
-        if shape.operation == "forward":
-            return shape.height, shape.width
-        return shape.out_height, shape.out_width
+        return self.shape.source
 
     @property
     def result(self) -> tuple[int, int]:

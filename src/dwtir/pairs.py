@@ -57,28 +57,6 @@ class Pairs:
     ahead: int
 
     @property
-    def is_turned(self) -> bool:
-        """Whether the kernel is turned round."""
-        return self.shape.operation == "grad_data"
-
-    @property
-    def source(self) -> tuple[int, int]:
-        """Height and width of the images that are read."""
-        shape = self.shape
-        return (shape.out_height, shape.out_width) if self.is_turned else (shape.height, shape.width)
-
-    @property
-    def before(self) -> tuple[int, int]:
-        """Rows and columns of padding before these."""
-        return self._before(0), self._before(1)
-
-    def _before(self, axis: int) -> int:
-        shape = self.shape
-        if self.is_turned:
-            return (shape.kernel[axis] - 1) * shape.dilation[axis] - shape.padding[axis]
-        return shape.padding[axis]
-
-    @property
     def vectors(self) -> int:
         """Vectors of a pixel."""
         return self.channels // VECTOR

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .bands import COLUMNS, DEPTH, TILES, Bands
+from .bands import COLUMNS, DEPTH, TILES
 from .shape import Shape
 
 QUAD = 4
@@ -44,17 +44,6 @@ class Panels:
     across: int
     warps: int
     channels: int
-
-    @property
-    def bands(self) -> Bands:
-        """The sizes that do not depend on the panel."""
-        return Bands(self.shape, self.rows, self.shape.kernel[0], is_copied=True)
-
-    @property
-    def before(self) -> tuple[int, int]:
-        """Rows and columns of padding before the image that is read."""
-        bands = self.bands
-        return bands.top, bands.left - bands.shift
 
     @property
     def input_rows(self) -> int:

@@ -25,13 +25,13 @@ class Planes:
     @property
     def pitch(self) -> int:
         """Positions from one row to the next."""
-        _, width = self.bands.source
+        _, width = self.bands.shape.source
         return width + width % 2
 
     @property
     def images(self) -> int:
         """Positions of all images."""
-        height, _ = self.bands.source
+        height, _ = self.bands.shape.source
         return self.bands.shape.batch * height * self.pitch
 
     @property
@@ -64,7 +64,7 @@ class Planes:
 
     def place(self, position: Any) -> tuple[Any, Any, Any]:
         """Find the image, the row and the column of a position; a column may be beyond the last."""
-        row, (height, _) = position // self.pitch, self.bands.source
+        row, (height, _) = position // self.pitch, self.bands.shape.source
         return row // height, row % height, position % self.pitch
 
 

@@ -230,6 +230,20 @@ class DepthwiseConv2dShape:
         return self.out_width if self.operation == "forward" else self.width
 
     @property
+    def source(self) -> tuple[int, int]:
+        """Rows and columns of the images that are read: the output's, for the data's gradient."""
+        return (self.out_height, self.out_width) if self.operation == "grad_data" else (self.height, self.width)
+
+    @property
+    def before(self) -> tuple[int, int]:
+        """Rows and columns of zeros before these, for the data's gradient with stride 1, a convolution too."""
+        top, left = self.padding[:2]
+        if self.operation != "grad_data":
+            return top, left
+        (kernel_h, kernel_w), (down, right) = self.kernel, self.dilation
+        return (kernel_h - 1) * down - top, (kernel_w - 1) * right - left
+
+    @property
     def itemsize(self) -> int:
         """Bytes of one element."""
         return DTYPES[self.dtype]

@@ -46,7 +46,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient."""
     shape = bands.shape
     images, weights = shape.input_shapes.values()
-    (H, W), (N, M) = bands.source, (shape.batch, shape.channel_multiplier)
+    (H, W), (N, M) = shape.source, (shape.batch, shape.channel_multiplier)
     SC, RC = bands.source_channels, shape.result_channels
     OH, OW = shape.result_height, shape.result_width
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, bands.dilation

@@ -47,9 +47,9 @@ which it takes a third more registers."""
 
 def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient."""
-    shape, bands = panels.shape, panels.bands
+    shape = panels.shape
     (image_name, images), (_, weights) = shape.input_shapes.items()
-    (H, W), (TOP, LEFT) = bands.source, panels.before
+    (H, W), (TOP, LEFT) = shape.source, shape.before
     N, C, OH, OW = shape.batch, shape.result_channels, shape.result_height, shape.result_width
     KH, KW = shape.kernel
     R, DOWN, ACROSS, IMAGES = panels.rows, panels.down, panels.across, panels.images
@@ -138,7 +138,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
         with T.unroll(KH) as row, T.unroll(STEPS) as step, T.unroll(2) as further:
             for one in range(2):
                 column = step * DEPTH + further * 8 + one * QUAD + vl % 4 - vl // 4
-                tap = (KH - 1 - row) * KW + KW - 1 - column if bands.is_turned else row * KW + column
+                tap = (KH - 1 - row) * KW + KW - 1 - column if shape.operation == "grad_data" else row * KW + column
                 seen = tirx.all(0 <= column, column < KW)
                 with T.vectorized(E) as e:
                     value = filters[tap * TAP + vw * E + e]

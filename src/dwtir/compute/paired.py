@@ -39,7 +39,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient."""
     shape = pairs.shape
     (image_name, images), (_, weights) = shape.input_shapes.items()
-    (H, W), (TOP, LEFT) = pairs.source, pairs.before
+    (H, W), (TOP, LEFT) = shape.source, shape.before
     N, C, OH, OW = shape.batch, shape.result_channels, shape.result_height, shape.result_width
     (KH, KW), (SH, SW), DW = shape.kernel, shape.stride, shape.dilation[1]
     R, IMAGES, ACROSS, STEPS = pairs.rows, pairs.images, pairs.across, pairs.steps
@@ -116,7 +116,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 apart = quad * COLUMNS + vl % 4 - vl // 8 * SW
                 column = apart // DW if DW > 1 else apart
                 seen = [0 <= apart, column < KW] + ([apart % DW == 0] if DW > 1 else [])
-                tap = (KH - 1 - row, KW - 1 - column) if pairs.is_turned else (row, column)
+                tap = (KH - 1 - row, KW - 1 - column) if shape.operation == "grad_data" else (row, column)
                 with T.vectorized(VECTOR) as e:
                     at = (*tap, channel + e, 0)
                     value = T.if_then_else(tirx.all(*seen), weight[at], T.cast(0, dtype))

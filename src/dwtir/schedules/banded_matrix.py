@@ -346,5 +346,5 @@ def _heights(shape: Shape) -> list[int]:
 
 def _kernel_rows(shape: Shape) -> list[int]:
     """List the kernel's rows of a step that are worth trying: so many steps of equal size."""
-    heights = {shape.kernel[0], min(shape.kernel[0], Bands(shape, 1, 1).source[0])}
+    heights = {shape.kernel[0], min(shape.kernel[0], shape.source[0])}
     return sorted({even_split(n, most) for n in heights for most in (1, 2, 4, 8, 16, 32)})

@@ -198,7 +198,7 @@ class ChannelPairs(Strategy):
         pairs = self.pairs(shape)
         blocks, products = prod(pairs.blocks), pairs.products // sum(count for _, count in pairs.depths)
         warps = pairs.warps * min(self.min_blocks, ceil(blocks / target.units))
-        rows, columns = (min(sizes) for sizes in zip((pairs.input_rows, pairs.width), pairs.source, strict=True))
+        rows, columns = (min(sizes) for sizes in zip((pairs.input_rows, pairs.width), shape.source, strict=True))
         read = blocks * pairs.images * rows * columns * pairs.channels
         moved = shape.itemsize * (read + prod(shape.result_shape)) * (_NARROW if self.channels < 32 else 1)
         deep, single = divmod(pairs.quads, 2)
