@@ -53,6 +53,11 @@ def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterat
     if whole.claims(shape, device) and shape.batch > 1:
         tile = whole.choose(shape, device).parameters
         yield whole(**tile | {"turns": 2, "rows": shape.result_height, "bands": 1})
+    pairs = dwtir.STRATEGIES["channel_pairs"]
+    if pairs.claims(shape, device):
+        tile = pairs.choose(shape, device).parameters | {"rows": 2, "steps": 2, "ahead": 2}
+        steps = -(-(shape.result_height + pairs(**tile).pairs(shape).delay) // 2)  # down the image, by a ring of stages
+        yield pairs(**tile | {"steps": steps, "min_blocks": 1})
     claiming = [name for name, kind in dwtir.STRATEGIES.items() if kind.claims(shape, device)]
     yield from claiming
     for steps in dwtir.ARTICLE_STEPS.values():
