@@ -5,7 +5,6 @@ Loop nest::
     NCHW                                     NHWC
     parallel n * c                           parallel n * (oh / rows)
       padded[...] = one channel or 0           padded[...] = the input rows or 0
-      phases[..., w % SW, w / SW] = padded    (strided only)
       for oh / rows, ow / (cols*lanes)         for ow / cols, c / lanes
         for kh: for kw:                          for kh: for kw:
           rows x cols sums of `lanes` columns      rows x cols sums of `lanes` channels
@@ -14,7 +13,9 @@ Loop nest::
 The sums of a tile stay in rows * cols vector registers while the taps go by;
 each tap broadcasts one weight (NCHW) or loads a vector of them (NHWC). Sixteen
 or 32 registers hold the sums, the weight and the input of the moment. The
-padded copy costs one pass through the cache and frees the taps of all tests.
+padded copy costs one pass through the cache and frees the taps of all tests. In
+NCHW with a stride it is of the rows of a tile, which stay in the first cache, and
+goes on to ``phases[..., w % SW, w / SW]``.
 """
 
 from __future__ import annotations
@@ -29,9 +30,14 @@ from .tiles import even_tile, phases, step, with_value
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 _SUMS = 12
 """Vector registers for sums, of 16; AVX-512 has 32."""
+
+STACK = 1023
+"""Bytes of sums that TVM has on the stack, where LLVM sees that nothing else is there: it stores
+larger ones after each tap."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class Cpu(Strategy):
             lanes = max(n for n in _lanes(shape, target) if n <= 4)
         rows = even_tile(shape, 0, 4)
         wide = 4 if shape.kernel[1] >= 5 or shape.result_height <= 8 else 2
-        most = _SUMS if target.vector_bytes < 64 else 16
+        most = min(_SUMS if target.vector_bytes < 64 else 16, STACK // (4 * lanes))
         return cls(rows, max(1, min(wide, most // rows, shape.result_width)), lanes)
 
     @classmethod
@@ -92,28 +98,20 @@ class Cpu(Strategy):
             bx, ow, *lane = sch.split(ow, [None, self.cols, *vector])
             core = sch.fuse(n, c)
             sch.reorder(core, by, bx, oh, ow, *lane)
-            tile = bx
+            tile, copied = bx, by if step(shape, 1) > 1 else core
         else:
             n, oh, ow, c = sch.get_loops(epilogue)
             by, oh = sch.split(oh, [None, self.rows])
             bx, ow = sch.split(ow, [None, self.cols])
             bc, lane = sch.split(c, [None, self.lanes])
             sch.reorder(n, by, bx, bc, oh, ow, lane)
-            core = sch.fuse(n, by)
+            core = copied = sch.fuse(n, by)
             tile = bc
         sch.parallel(core)
 
-        # 2. The padded input of a core, once. With a stride, the columns that neighbouring
-        #    outputs read at a tap are put side by side: a vector loads them, not a loop.
+        # 2. The padded input of a core, once, or of a row of tiles.
         compute_at(sch, conv, tile)
-        stride = step(shape, 1)
-        if shape.layout == "NCHW" and stride > 1:
-            columns = sch.cache_read(conv, 0, "global")
-            sch.transform_layout(
-                columns, ("write", 0), lambda n, c, h, w: [n, c, h, w % stride, w // stride], pad_value=0.0
-            )
-            compute_at(sch, columns, core)
-        compute_at(sch, pad, core)
+        copy_input(sch, pad, conv, copied, step(shape, 1) if shape.layout == "NCHW" else 1)
 
         # 3. The taps around the sums, the sums in registers: unrolled, they are scalars and
         #    vectors to LLVM. Columns past the edge are computed in the slack and not stored.
@@ -135,6 +133,23 @@ class Cpu(Strategy):
         sch.vectorize(zero_lane)
         if shape.layout == "NHWC":
             sch.vectorize(lane)
+
+
+def copy_input(sch: Schedule, pad: SBlockRV, conv: SBlockRV, at: LoopRV, stride: int) -> None:
+    """Copy the padded input below a loop.
+
+    With a stride of columns, those that neighbouring outputs read at a tap are put side by side: a
+    vector loads them, not a loop. LLVM makes shuffles of the copy where its columns are unrolled.
+    """
+    if stride > 1:
+        columns = sch.cache_read(conv, 0, "global")
+        sch.transform_layout(
+            columns, ("write", 0), lambda n, c, h, w: [n, c, h, w % stride, w // stride], pad_value=0.0
+        )
+        compute_at(sch, columns, at)
+        *_, across = sch.get_loops(columns)
+        sch.unroll(sch.split(across, [None, stride])[1])
+    compute_at(sch, pad, at)
 
 
 def _lanes(shape: Shape, target: Target) -> tuple[int, ...]:
