@@ -4,16 +4,16 @@ Loop nest::
 
     NCHW                                     NHWC
     parallel c * m                           parallel (c / lanes) * m
-      for n:                                   for n:
+      for n, oh / band:                        for n, oh / band:
         padded[...] = one channel or 0           padded[..., lanes] = some channels or 0
         for kh / kernel_rows, oh, ow / lanes     for kh / kernel_rows, oh, ow
           for kh: for kw:                          for kh: for kw:
             sums of `lanes` columns                  sums of `lanes` channels
       out = sum of the lanes                   out = sums
 
-The sums of some kernel rows stay in vector registers while all outputs of an
-image go by. In NCHW a vector divides the width, for the columns past the edge of
-an image have no place in a sum.
+The sums of some kernel rows stay in vector registers while the outputs of a band of
+rows go by, whose input stays in the cache. In NCHW a vector divides the width, for the
+columns past the edge of an image have no place in a sum.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, compute_at, get_blocks, unroll_all
+from .base import Strategy, get_blocks, unroll_all
+from .cpu import copy_input
 from .tiles import divisors
 
 if TYPE_CHECKING:
@@ -46,10 +47,12 @@ class CpuTapSums(Strategy):
 
     @classmethod
     def choose(cls, shape: Shape, target: Target) -> CpuTapSums:
-        """Take the widest vector, and as many kernel rows as registers hold the sums of."""
+        """Take the vector of the fewest instructions, and as many kernel rows as registers hold the sums of."""
         registers = 16 if target.vector_bytes < 64 else 32
         rows = (registers - 4) // shape.kernel[1]
-        return cls(max(n for n in divisors(shape.kernel[0]) if n <= max(1, rows)), max(_lanes(shape, target)))
+        # A vector is as many instructions as its size is powers of two.
+        lanes = min(_lanes(shape, target), key=lambda n: (n.bit_count() / n, -n))
+        return cls(max(n for n in divisors(shape.kernel[0]) if n <= max(1, rows)), lanes)
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -72,16 +75,19 @@ class CpuTapSums(Strategy):
             bc, lane = sch.split(c, [None, self.lanes])
             core = [bc, m]
         bkh, kh = sch.split(kh, [None, self.kernel_rows])
-        sch.reorder(*core, n, bkh, oh, ow, kh, kw, lane)
+        band, oh = sch.split(oh, [None, _band(shape)])
+        sch.reorder(*core, n, band, bkh, oh, ow, kh, kw, lane)
         taps = conv
         if shape.layout == "NCHW":
             taps = sch.rfactor(lane, 4)
-        *core, n, bkh, oh, ow, kh, kw, lane = sch.get_loops(taps)
+        *core, n, band, bkh, oh, ow, kh, kw, lane = sch.get_loops(taps)
         cores = sch.fuse(*core)
         sch.parallel(cores)
 
-        # 2. The padded image of a core's channels, and the results when all images are done.
-        compute_at(sch, pad, n)
+        # 2. The padded input of a band, and the results when all images are done.
+        copy_input(sch, pad, taps, band, shape.stride[1] if shape.layout == "NCHW" else 1)
+        if shape.layout == "NHWC":
+            sch.vectorize(sch.get_loops(pad)[-1])
         for result in (epilogue,) if taps is conv else (conv, epilogue):
             sch.reverse_compute_at(result, cores, preserve_unit_loops=True)
 
@@ -89,6 +95,12 @@ class CpuTapSums(Strategy):
         sch.vectorize(lane)
         unroll_all(sch, [kh, kw])
         sch.decompose_reduction(taps, n)
+
+
+def _band(shape: Shape) -> int:
+    """Count the output rows of a band: they divide the height, and not half of their input is copied twice."""
+    least = max(4, 2 * (shape.kernel[0] - 1) * shape.dilation[0] // shape.stride[0])
+    return min(rows for rows in divisors(shape.out_height) if rows >= min(least, shape.out_height))
 
 
 def _lanes(shape: Shape, target: Target) -> tuple[int, ...]:
