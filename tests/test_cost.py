@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from backends import H200, on_h200
 from dwtir import Epilogue, Shape, compute, nvrtc
@@ -19,7 +20,8 @@ from dwtir.schedules import (
 )
 from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touched
 from dwtir.schedules.tiles import MAX_SIDE
-from strategies import shapes
+from dwtir.target import KNOWN_GPUS
+from strategies import epilogues, shapes
 
 parametrize = pytest.mark.parametrize
 
@@ -98,11 +100,14 @@ def test_blocks_at_a_time_fit(threads):
         assert registers_for(threads, count) * count * threads <= 65536 or count == 1
 
 
-@given(shape=shapes(kernel=7))
-def test_the_choice_passes_its_check(shape):
-    tile = choose(shape, H200)
-    tile.check_use(shape, H200)
-    if isinstance(tile, RegisterWindow | ChannelVector):
+@given(shape=shapes(kernel=7), steps=epilogues(), target=st.sampled_from([*KNOWN_GPUS.values()]))
+@example(Shape.parse("16x8x96x96_k1_p0x1x0x1_float16_nhwc"), "bias", H200)
+@example(Shape.parse("64x160x57x57_k8_s1x2_p3_float16_nhwc"), "bias", KNOWN_GPUS["nvidia-l4"])
+def test_the_choice_passes_its_check(shape, steps, target):
+    epilogue = Epilogue.of(steps if shape.operation == "forward" else None)
+    tile = choose(shape, target, epilogue)
+    tile.check_use(shape, target)
+    if isinstance(tile, RegisterWindow | ChannelVector) and not epilogue.steps:
         assert tile.min_blocks in block_counts(tile.thread_x * tile.thread_y * tile.thread_z)
 
 

@@ -13,7 +13,7 @@ from ..epilogue import Epilogue
 from ..errors import InvalidScheduleError
 from ..shape import DTYPES, LAYOUTS, Shape
 from ..target import Target
-from .tiles import MAX_BLOCKS, MAX_THREADS, whole_phases
+from .tiles import MAX_BLOCKS, MAX_THREADS, most_blocks, whole_phases
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -244,7 +244,7 @@ class Strategy(ABC):
         """Check what every GPU kernel is limited by."""
         blocks = self.min_blocks or 1
         self._require(
-            blocks == 1 or blocks <= min(MAX_BLOCKS, MAX_THREADS // (-(-threads // 32) * 32)),
+            blocks == 1 or blocks <= most_blocks(threads),
             "min_blocks",
             blocks,
             f"at most {MAX_BLOCKS}, of at most {MAX_THREADS} threads together",

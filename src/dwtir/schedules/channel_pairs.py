@@ -138,7 +138,7 @@ class ChannelPairs(Strategy):
             if part > rows:
                 tile = replace(tile, steps=-(-(part + tile.pairs(shape).delay) // rows))
             blocks = tile._room(shape)
-            if blocks:
+            if blocks and tile.pairs(shape).shared_bytes(4) <= target.most_shared_bytes:
                 yield replace(tile, min_blocks=blocks)
 
     @classmethod

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ..shape import Shape
 from ..target import Target
-from .tiles import MAX_BLOCKS, MAX_THREADS, REGISTERS, phases, reach, step
+from .tiles import MAX_BLOCKS, MAX_THREADS, REGISTERS, most_blocks, phases, reach, step
 
 LINE, SECTOR = 128, 32
 """Bytes of a line of the L1 cache, and of the sectors that memory is written by."""
@@ -141,8 +141,7 @@ def blocks_at_a_time(work: Work, min_blocks: int) -> int:
 @cache
 def block_counts(threads: int) -> tuple[int, ...]:
     """List the blocks at a time that are worth trying, from the most registers to the least."""
-    whole = -(-threads // 32) * 32
-    most = min(MAX_BLOCKS, MAX_THREADS // whole)
+    whole, most = -(-threads // 32) * 32, most_blocks(threads)
     counts = (REGISTERS // (registers * whole) for registers in (255, 168, 128, 96, 64, 48))
     return tuple(sorted({max(1, min(most, count)) for count in counts}))
 

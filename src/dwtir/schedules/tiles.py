@@ -34,6 +34,11 @@ WINDOWS = ("tile", "row", "tap")
 or of one tap; from the most reuse to the least code."""
 
 
+def most_blocks(threads: int) -> int:
+    """Count the blocks of so many threads that an SM runs at a time, if it has the registers."""
+    return min(MAX_BLOCKS, MAX_THREADS // (-(-threads // 32) * 32))
+
+
 def step(shape: Shape, axis: int) -> int:
     """Count the inputs from one result to the next, along rows (axis 0) or columns (axis 1)."""
     return shape.stride[axis] if shape.operation == "forward" else 1

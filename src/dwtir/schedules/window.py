@@ -21,6 +21,7 @@ from .tiles import (
     MAX_UNROLLED,
     inputs_of,
     loads_of,
+    most_blocks,
     phases,
     reach,
     step,
@@ -102,7 +103,8 @@ class Window(Strategy):
             return self
         work = self.counts(shape)
         count, least = blocks_at_a_time(work, self.min_blocks), registers_needed(work)
-        more = (n for n in BLOCK_COUNTS if n >= count and registers_for(work.threads, n) >= least)
+        counts = (n for n in BLOCK_COUNTS if count <= n <= most_blocks(work.threads))
+        more = (n for n in counts if registers_for(work.threads, n) >= least)
         return replace(self, min_blocks=next(more, count))  # type: ignore[type-var]
 
     @classmethod
