@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import dwtir
+from backends import on_h200
 from dwtir import InvalidScheduleError, Shape
 from dwtir.nvrtc import _with_min_blocks
-from dwtir.schedules import TapSums
-from dwtir.schedules.tap_cost import Tiles, estimate, other_blocks, tiles_of_channel
+from dwtir.schedules import TapSums, choose
+from dwtir.schedules.tap_cost import Tiles, allocated_bytes, estimate, other_blocks, tiles_of_channel
 from dwtir.schedules.tap_tiles import ranked
 from dwtir.target import resolve
 
@@ -54,6 +55,22 @@ def test_wrong_tiles_are_refused(tile, change, message):
     tile.check(shape, GPU)
     with pytest.raises(InvalidScheduleError, match=re.escape(message)):
         replace(tile, **change).check(shape, GPU)
+
+
+@parametrize(
+    ("about", "tile"),
+    [
+        ("3x40x32x32_k21_p0x10x0x10_m3_float32_nhwc", TapSums(3, 16, 1, 21, 1, 40, 2, 6, 6, 3)),
+        ("8x960x96x96_k1_s3_p0x0x1x1_bfloat16_nhwc", TapSums(1, 1, 1, 1, 8, 8, 24, 52, 26)),
+        ("2x16x32x2_k27_s2_p26_d2_m3_float16_nhwc", TapSums(1, 1, 1, 9, 1, 16, 10, 2, 2)),
+        ("1x256x56x56_k1_float16_nchw", TapSums(4, 8, 1, 1, 1, 1, 20, 5, 5, 1, 8, 8)),
+        ("8x32x56x56_k3_p1_float32_nchw", IN_NCHW),
+    ],
+)
+def test_shared_memory_is_what_is_allocated(about, tile):
+    shape = Shape.parse(f"{about}_wgrad")
+    assert allocated_bytes(tile, shape) == on_h200(shape, tile).resources().shared_bytes
+    choose(shape, GPU).check(shape, GPU)
 
 
 def test_kernel_threads_are_bounded():

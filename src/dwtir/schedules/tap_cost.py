@@ -114,6 +114,17 @@ def shared_bytes(tiles: Any) -> Any:
     return 4 * sums * tiles.channels * tiles.threads * tiles.kernel_threads
 
 
+def allocated_bytes(tiles: Any, shape: Shape) -> Any:
+    """Count the bytes that TVM takes for that: also the places in the sums of the last, idle threads."""
+    taps, channels = tiles.kernel_rows * tiles.kernel_threads, tiles.vector * tiles.channels
+    of_tap = tiles.kernel_cols * channels
+    inner = np.where(taps > 1, of_tap, np.where(tiles.kernel_cols > 1, channels, 1))
+    most = np.where(taps > 1, shape.kernel[0], np.where(tiles.kernel_cols > 1, shape.kernel[1], shape.in_channels))
+    threads = tiles.channels * tiles.threads * tiles.kernel_threads
+    outer = np.minimum(most, np.ceil(np.ceil(taps * of_tap / threads) * threads / inner))
+    return 4 * tiles.threads * np.where(taps * of_tap > 1, outer * inner, 1)
+
+
 def is_held(tiles: Any, shape: Shape, exact: Any = None) -> Any:
     """Tell whether registers hold a tile: its sums, inputs and gradients.
 

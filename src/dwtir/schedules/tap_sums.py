@@ -30,7 +30,7 @@ from ..shape import Shape
 from ..target import Target
 from .base import compute_at, get_blocks, unroll_all, unroll_in_source
 from .part_sums import PartSums, sum_parts
-from .tap_cost import Tiles, estimate, is_held, window
+from .tap_cost import Tiles, allocated_bytes, estimate, is_held, window
 from .tap_tiles import MAX_KERNEL_THREADS, MAX_TAP_SUMS, grad_lanes_of, lanes_of, ranked, vectors_of
 from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_UNROLLED, divisors, even_split, with_value
 
@@ -139,7 +139,7 @@ class TapSums(PartSums):
         self._require_most("sums of a thread", self._sums, MAX_TAP_SUMS)
         self._require_parts(target, self.channels if shape.layout == "NHWC" else shape.kernel[1])
         threads = self.channels * self.threads * self.kernel_threads
-        self._require_launch(target, threads=threads, shared_bytes=4 * self._sums * threads)
+        self._require_launch(target, threads=threads, shared_bytes=int(allocated_bytes(self, shape)))
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of both kernels."""

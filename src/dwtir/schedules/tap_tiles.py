@@ -13,6 +13,7 @@ from .tap_cost import (
     SHARED,
     Numbers,
     Tiles,
+    allocated_bytes,
     estimate,
     is_held,
     other_blocks,
@@ -161,9 +162,9 @@ def _in_blocks(
     found = _take(tiles, origin)._replace(
         channels=table[origin, which], threads=np.minimum(all_threads, of_channel), min_blocks=all_blocks
     )
-    warps, shared = warps_of(found), shared_bytes(found)
+    warps, shared, allocated = warps_of(found), shared_bytes(found), allocated_bytes(found, shape)
     count = found.channels * found.threads * found.kernel_threads
-    room = (count <= min(_MOST_THREADS, target.max_threads_per_block)) & (shared <= target.shared_bytes_per_block)
+    room = (count <= min(_MOST_THREADS, target.max_threads_per_block)) & (allocated <= target.shared_bytes_per_block)
     alone = found.min_blocks == 1
     room &= alone | (found.min_blocks * (shared + 1024) <= SHARED)
     room &= alone | (found.min_blocks * warps * 32 <= MAX_THREADS)
