@@ -72,7 +72,7 @@ def _values(record):
         "shape": ("1x8x9x9_k3_psame", "1x8x9x10_k3x3", "0x0x0x0_k0", "../../etc/passwd", "9" * 190, large),
         "schema": (0, 1, 3, "2", 2.0, True),
         "device": ("nvidia-h200", "cpu-other", "../cpu", "CPU", "a/b"),
-        "parameters": ("1, 1", "1, 1, 1, 1", "1, 1, x", "1,1,1", "1, 1, 0", "9, 1, " + "9" * 5000, {}, more),
+        "parameters": ("1, 1", "1, 1, 1, 1", "1, 1, x", "1,,1", "1, 1, 0", "9, 1, " + "9" * 5000, {}, more),
         "strategy": ("shared_tile", "magic", "__class__"),
     }.items():
         yield from (changed(name, value=value) for value in values)

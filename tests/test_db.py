@@ -174,7 +174,7 @@ def test_verify_and_prune(folder, run):
     assert "3 good, 0 bad" in out
     assert out.count("built and right on") == 2
     path = folder / "nvidia-h200" / NAME
-    path.write_text(path.read_text().replace("v4, 16, 16", "v4, 16, 128"))
+    path.write_text(path.read_text().replace("v4,16,16", "v4,16,128"))
     out, _ = run("verify", "--db", folder, status=1)
     assert "2 good, 1 bad" in out
     assert f"BAD:  {path}: ladder" in out

@@ -83,6 +83,9 @@ def test_the_trace_is_packed_or_plain(tmp_path):
     path.write_text(json.dumps(values | {"trace": record.trace}))
     assert Record.read(path) == record
     assert Record.read(path).as_json() == record.as_json()
+    values = [str(value) for value in TILE.parameters.values()]
+    path.write_text(path.read_text().replace(",".join(values), ", ".join(values)))
+    assert Record.read(path).as_json() == record.as_json(), "spaces do not matter"
 
 
 def test_brackets_in_strings_are_no_depth():

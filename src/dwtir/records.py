@@ -246,7 +246,7 @@ class Record:
         self._check()
         path = self.path_in(folder)
         short = {"trace": packing.pack(self.trace), "versions": versions.line(self.versions)}
-        short["parameters"] = ", ".join(map(str, self.parameters.values()))
+        short["parameters"] = ",".join(map(str, self.parameters.values()))
         path.parent.mkdir(parents=True, exist_ok=True)
         values = self.as_json() | short
         left = (*_PLACE, "versions") if versions.is_common(path.parent, short["versions"]) else _PLACE
@@ -268,9 +268,9 @@ def read_strategy(kind: object, parameters: object) -> Strategy:
         raise RecordError(f"unknown strategy {brief(kind)}; allowed are {', '.join(STRATEGIES)}")
     if isinstance(parameters, str):
         names = [field.name for field in fields(STRATEGIES[kind])]  # type: ignore[arg-type]
-        values = parameters.split(", ")
+        values = parameters.replace(", ", ",").split(",")
         if len(values) != len(names) or max(map(len, values)) > 20:
-            raise RecordError(f"parameters must be {', '.join(names)} or an object, got {brief(parameters)}")
+            raise RecordError(f"parameters must be {','.join(names)} or an object, got {brief(parameters)}")
         parameters = dict(zip(names, (int(value) if value.isdecimal() else value for value in values), strict=True))
     if not isinstance(parameters, dict):
         raise RecordError(f"parameters must be an object, got {brief(parameters)}")
