@@ -7,7 +7,7 @@ from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
 from ..shape import Shape
-from . import script
+from . import padding, script
 from .sizes import aligned, image, padded_sizes
 
 
@@ -30,15 +30,7 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, C, PH, PW), dtype)
         acc = T.sblock_alloc_buffer((C, M, KH, KW), "float32")
-        for n, c, ih, iw in T.grid(N, C, PH, PW):
-            with T.sblock("pad"):
-                vn, vc, vih, viw = T.axis.remap("SSSS", [n, c, ih, iw])
-                padded[vn, vc, vih, viw] = T.if_then_else(
-                    # Not(viw < LEFT), for TVM proves that of a vector and not LEFT <= viw.
-                    TOP <= vih and vih < TOP + H and T.Not(viw < LEFT) and viw < LEFT + W,
-                    data[vn, vc, vih - TOP, viw - LEFT],
-                    T.cast(0, dtype),
-                )
+        padding.nchw(padded, data, TOP, LEFT)
         for c, m, kh, kw, n, oh, ow in T.grid(C, M, KH, KW, N, OH, OW):
             with T.sblock("depthwise_conv2d"):
                 vc, vm, vkh, vkw, vn, voh, vow = T.axis.remap("SSSSRRR", [c, m, kh, kw, n, oh, ow])
@@ -73,14 +65,7 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, PH, PW, C), dtype)
         acc = T.sblock_alloc_buffer((KH, KW, C, M), "float32")
-        for n, ih, iw, c in T.grid(N, PH, PW, C):
-            with T.sblock("pad"):
-                vn, vih, viw, vc = T.axis.remap("SSSS", [n, ih, iw, c])
-                padded[vn, vih, viw, vc] = T.if_then_else(
-                    TOP <= vih and vih < TOP + H and LEFT <= viw and viw < LEFT + W,
-                    data[vn, vih - TOP, viw - LEFT, vc],
-                    T.cast(0, dtype),
-                )
+        padding.nhwc(padded, data, TOP, LEFT)
         for kh, kw, c, m, n, oh, ow in T.grid(KH, KW, C, M, N, OH, OW):
             with T.sblock("depthwise_conv2d"):
                 vkh, vkw, vc, vm, vn, voh, vow = T.axis.remap("SSSSRRR", [kh, kw, c, m, n, oh, ow])
