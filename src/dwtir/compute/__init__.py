@@ -47,6 +47,7 @@ __all__ = [
     "SLACK",
     "banded_channels",
     "banded_matrix",
+    "channel_pairs",
     "depthwise_conv2d",
     "diagonal_sums",
     "split_images",
