@@ -34,7 +34,7 @@ from tvm.script import tirx as T
 from ..arguments import ALIGNMENT
 from ..bands import COLUMNS, TILES
 from ..diagonals import INPUTS, Diagonals
-from . import script
+from . import blocks, script
 from .mma import left, right
 
 
@@ -140,9 +140,6 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
                 with T.init():
                     total[vc, vm, vkh, vkw] = T.float32(0)
                 total[vc, vm, vkh, vkw] = total[vc, vm, vkh, vkw] + partial[vp, vc, vm, vkh, vkw]
-        for c, m, kh, kw in T.grid(C, M, KH, KW):
-            with T.sblock("epilogue"):
-                vc, vm, vkh, vkw = T.axis.remap("SSSS", [c, m, kh, kw])
-                out[vc, vm, vkh, vkw] = T.cast(total[vc, vm, vkh, vkw], dtype)
+        blocks.round_sums(out, total)
 
     return diagonal_nchw

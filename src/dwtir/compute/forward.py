@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 from ..arguments import ALIGNMENT
 from ..epilogue import Epilogue
 from ..shape import Shape
-from . import padding, script
+from . import blocks, script
 from .sizes import aligned, image, padded_sizes
 
 # The factories close over plain integers and call helpers at parse time:
@@ -38,7 +38,7 @@ def nchw(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         out = T.arg("out", T.buffer((N, OC, OH, OW), dtype, align=ALIGNMENT))
         padded = T.sblock_alloc_buffer((N, C, PH, PW), dtype)
         acc = T.sblock_alloc_buffer((N, OC, AH, AW), "float32")
-        padding.nchw(padded, data, TOP, LEFT)
+        blocks.pad_nchw(padded, data, TOP, LEFT)
         for n, c, oh, ow, kh, kw in T.grid(N, OC, AH, AW, KH, KW):
             with T.sblock("depthwise_conv2d"):
                 vn, vc, voh, vow, vkh, vkw = T.axis.remap("SSSSRR", [n, c, oh, ow, kh, kw])
@@ -74,7 +74,7 @@ def nhwc(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         out = T.arg("out", T.buffer((N, OH, OW, OC), dtype, align=ALIGNMENT))
         padded = T.sblock_alloc_buffer((N, PH, PW, C), dtype)
         acc = T.sblock_alloc_buffer((N, AH, AW, OC), "float32")
-        padding.nhwc(padded, data, TOP, LEFT)
+        blocks.pad_nhwc(padded, data, TOP, LEFT)
         for n, oh, ow, c, kh, kw in T.grid(N, AH, AW, OC, KH, KW):
             with T.sblock("depthwise_conv2d"):
                 vn, voh, vow, vc, vkh, vkw = T.axis.remap("SSSSRR", [n, oh, ow, c, kh, kw])

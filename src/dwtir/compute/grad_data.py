@@ -26,7 +26,7 @@ from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
 from ..shape import Shape
-from . import padding, script
+from . import blocks, script
 from .sizes import SLACK, aligned, image
 
 
@@ -51,7 +51,7 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, OC, PH, PW), dtype)
         acc = T.sblock_alloc_buffer((N, C, AH, AW), "float32")
-        padding.nchw(padded, grad_out, -FIRST_H, LEFT)
+        blocks.pad_nchw(padded, grad_out, -FIRST_H, LEFT)
         for n, c, h, w, kh, tap in T.grid(N, C, AH, AW, KH, KW * M):
             with T.sblock("depthwise_conv2d"):
                 vn, vc, vh, vw, vkh, vtap = T.axis.remap("SSSSRR", [n, c, h, w, kh, tap])
@@ -71,10 +71,7 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
                     )
                     * T.cast(weight[vc, vtap % M, KH - 1 - vkh, KW - 1 - vtap // M], "float32"),
                 )
-        for n, c, h, w in T.grid(N, C, H, W):
-            with T.sblock("epilogue"):
-                vn, vc, vh, vw = T.axis.remap("SSSS", [n, c, h, w])
-                out[vn, vc, vh, vw] = T.cast(acc[vn, vc, vh, vw], dtype)
+        blocks.round_sums(out, acc)
 
     return grad_data_nchw
 
@@ -98,7 +95,7 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, PH, PW, OC), dtype)
         acc = T.sblock_alloc_buffer((N, AH, AW, C), "float32")
-        padding.nhwc(padded, grad_out, -FIRST_H, -FIRST_W)
+        blocks.pad_nhwc(padded, grad_out, -FIRST_H, -FIRST_W)
         for n, h, w, c, kh, tap in T.grid(N, AH, AW, C, KH, KW * M):
             with T.sblock("depthwise_conv2d"):
                 vn, vh, vw, vc, vkh, vtap = T.axis.remap("SSSSRR", [n, h, w, c, kh, tap])
@@ -118,10 +115,7 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
                     )
                     * T.cast(weight[KH - 1 - vkh, KW - 1 - vtap // M, vc, vtap % M], "float32"),
                 )
-        for n, h, w, c in T.grid(N, H, W, C):
-            with T.sblock("epilogue"):
-                vn, vh, vw, vc = T.axis.remap("SSSS", [n, h, w, c])
-                out[vn, vh, vw, vc] = T.cast(acc[vn, vh, vw, vc], dtype)
+        blocks.round_sums(out, acc)
 
     return grad_data_nhwc
 

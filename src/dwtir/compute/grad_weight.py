@@ -7,7 +7,7 @@ from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
 from ..shape import Shape
-from . import padding, script
+from . import blocks, script
 from .sizes import aligned, image, padded_sizes
 
 
@@ -30,7 +30,7 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, C, PH, PW), dtype)
         acc = T.sblock_alloc_buffer((C, M, KH, KW), "float32")
-        padding.nchw(padded, data, TOP, LEFT)
+        blocks.pad_nchw(padded, data, TOP, LEFT)
         for c, m, kh, kw, n, oh, ow in T.grid(C, M, KH, KW, N, OH, OW):
             with T.sblock("depthwise_conv2d"):
                 vc, vm, vkh, vkw, vn, voh, vow = T.axis.remap("SSSSRRR", [c, m, kh, kw, n, oh, ow])
@@ -39,10 +39,7 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
                 acc[vc, vm, vkh, vkw] = acc[vc, vm, vkh, vkw] + T.cast(
                     padded[vn, vc, voh * SH + vkh * DH, vow * SW + vkw * DW + SHIFT], "float32"
                 ) * T.cast(grad_out[vn, vc * M + vm, voh, vow], "float32")
-        for c, m, kh, kw in T.grid(C, M, KH, KW):
-            with T.sblock("epilogue"):
-                vc, vm, vkh, vkw = T.axis.remap("SSSS", [c, m, kh, kw])
-                out[vc, vm, vkh, vkw] = T.cast(acc[vc, vm, vkh, vkw], dtype)
+        blocks.round_sums(out, acc)
 
     return grad_weight_nchw
 
@@ -65,7 +62,7 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
         T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, PH, PW, C), dtype)
         acc = T.sblock_alloc_buffer((KH, KW, C, M), "float32")
-        padding.nhwc(padded, data, TOP, LEFT)
+        blocks.pad_nhwc(padded, data, TOP, LEFT)
         for kh, kw, c, m, n, oh, ow in T.grid(KH, KW, C, M, N, OH, OW):
             with T.sblock("depthwise_conv2d"):
                 vkh, vkw, vc, vm, vn, voh, vow = T.axis.remap("SSSSRRR", [kh, kw, c, m, n, oh, ow])
@@ -74,9 +71,6 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
                 acc[vkh, vkw, vc, vm] = acc[vkh, vkw, vc, vm] + T.cast(
                     padded[vn, voh * SH + vkh * DH, vow * SW + vkw * DW, vc], "float32"
                 ) * T.cast(grad_out[vn, voh, vow, vc * M + vm], "float32")
-        for kh, kw, c, m in T.grid(KH, KW, C, M):
-            with T.sblock("epilogue"):
-                vkh, vkw, vc, vm = T.axis.remap("SSSS", [kh, kw, c, m])
-                out[vkh, vkw, vc, vm] = T.cast(acc[vkh, vkw, vc, vm], dtype)
+        blocks.round_sums(out, acc)
 
     return grad_weight_nhwc

@@ -1,4 +1,4 @@
-"""The block that all operations begin with: an image, from row `top` and column `left` of zeros on."""
+"""Blocks that several operations begin and end with."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from . import script
 
 
 @script.inline
-def nchw(padded, image, top, left):
-    """Pad images of NCHW."""
+def pad_nchw(padded, image, top, left):
+    """Lay images of NCHW in zeros, from row `top` and column `left` on."""
     for n, c, ih, iw in T.grid(*padded.shape):
         with T.sblock("pad"):
             vn, vc, vih, viw = T.axis.remap("SSSS", [n, c, ih, iw])
@@ -22,8 +22,8 @@ def nchw(padded, image, top, left):
 
 
 @script.inline
-def nhwc(padded, image, top, left):
-    """Pad images of NHWC."""
+def pad_nhwc(padded, image, top, left):
+    """Lay images of NHWC in zeros, from row `top` and column `left` on."""
     for n, ih, iw, c in T.grid(*padded.shape):
         with T.sblock("pad"):
             vn, vih, viw, vc = T.axis.remap("SSSS", [n, ih, iw, c])
@@ -32,3 +32,12 @@ def nhwc(padded, image, top, left):
                 image[vn, vih - top, viw - left, vc],
                 T.cast(0, image.dtype),
             )
+
+
+@script.inline
+def round_sums(out, sums):
+    """Round the sums of a gradient to its type."""
+    for a, b, c, d in T.grid(*out.shape):
+        with T.sblock("epilogue"):
+            va, vb, vc, vd = T.axis.remap("SSSS", [a, b, c, d])
+            out[va, vb, vc, vd] = T.cast(sums[va, vb, vc, vd], out.dtype)
