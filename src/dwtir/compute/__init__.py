@@ -146,8 +146,9 @@ def depthwise_conv2d(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
 def _define(
     shape: Shape, epilogue: Epilogue, factory: Callable[..., tirx.PrimFunc], *arguments: object
 ) -> tirx.PrimFunc:
-    """Make a function by a factory, with the attributes that say what it computes."""
+    """Make ``main`` by a factory, with the attributes that say what it computes."""
     epilogue.check_for(shape)
     with _parsing:
         func = factory(*arguments)
-    return func.with_attr(SHAPE_ATTR, str(shape)).with_attr(EPILOGUE_ATTR, str(epilogue))
+    about = {SHAPE_ATTR: str(shape), EPILOGUE_ATTR: str(epilogue)}
+    return func.with_attrs({"global_symbol": "main", "tirx.noalias": True} | about)

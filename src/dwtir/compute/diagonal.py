@@ -90,7 +90,6 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         grad_out: T.Buffer(grad_shape, dtype, align=ALIGNMENT),  # type: ignore[valid-type]
         out: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         loaded = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
         window = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
         grads = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2), dtype)

@@ -33,7 +33,6 @@ def nchw(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     def depthwise_conv2d_nchw(
         data: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT), weight: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT)
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         operands = T.meta_var(declare())
         out = T.arg("out", T.buffer((N, OC, OH, OW), dtype, align=ALIGNMENT))
         padded = T.sblock_alloc_buffer((N, C, PH, PW), dtype)
@@ -69,7 +68,6 @@ def nhwc(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     def depthwise_conv2d_nhwc(
         data: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT), weight: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT)
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         operands = T.meta_var(declare())
         out = T.arg("out", T.buffer((N, OH, OW, OC), dtype, align=ALIGNMENT))
         padded = T.sblock_alloc_buffer((N, PH, PW, C), dtype)

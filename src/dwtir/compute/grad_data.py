@@ -48,7 +48,6 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
         weight: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),
         out: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT),
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, OC, PH, PW), dtype)
         acc = T.sblock_alloc_buffer((N, C, AH, AW), "float32")
         blocks.pad_nchw(padded, grad_out, -FIRST_H, LEFT)
@@ -92,7 +91,6 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
         weight: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),
         out: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT),
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, PH, PW, OC), dtype)
         acc = T.sblock_alloc_buffer((N, AH, AW, C), "float32")
         blocks.pad_nhwc(padded, grad_out, -FIRST_H, -FIRST_W)

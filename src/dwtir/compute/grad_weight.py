@@ -27,7 +27,6 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
         grad_out: T.Buffer((N, OC, OH, OW), dtype, align=ALIGNMENT),
         out: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, C, PH, PW), dtype)
         acc = T.sblock_alloc_buffer((C, M, KH, KW), "float32")
         blocks.pad_nchw(padded, data, TOP, LEFT)
@@ -59,7 +58,6 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
         grad_out: T.Buffer((N, OH, OW, OC), dtype, align=ALIGNMENT),
         out: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, PH, PW, C), dtype)
         acc = T.sblock_alloc_buffer((KH, KW, C, M), "float32")
         blocks.pad_nhwc(padded, data, TOP, LEFT)

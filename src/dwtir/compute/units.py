@@ -198,7 +198,6 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         grad_out: T.Buffer(grad_shape, dtype, align=ALIGNMENT),  # type: ignore[valid-type]
         out: T.Buffer((KH, KW, C, 1), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         partial = T.sblock_alloc_buffer((PARTS, CHUNKS, TAPS), "float32")
         total = T.sblock_alloc_buffer((KH, KW, C, 1), "float32")
         for p, b in T.grid(PARTS, CHUNKS):
