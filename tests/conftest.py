@@ -46,6 +46,17 @@ def foreign_kernel():
     return dwtir.build(SHAPE, target="sm_87")
 
 
+@pytest.fixture
+def no_gradients():
+    """Begin from torch's seed 0, with nothing compiled and no gradients."""
+    import torch
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave `gpu` tests out on a machine without a GPU, unless a GPU is required.
 

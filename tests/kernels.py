@@ -1,10 +1,11 @@
-"""A small layer as a kernel: its tensors, and what must come out."""
+"""Small layers, one as a kernel: its tensors, and what must come out."""
 
 import numpy as np
 
 from dwtir import Epilogue, Kernel, Shape
 from strategies import Array, integer_tensors, oracle
 
+LAYER = "1x8x15x17_k3_psame"
 SHAPE = Shape.parse("2x6x9x11_k3_s2x1_psame_m2")
 EPILOGUE = Epilogue(("bias", "relu"))
 

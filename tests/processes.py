@@ -3,7 +3,13 @@
 import os
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 from typing import Any
+
+from dwtir import cuda
+
+SITE = Path(sysconfig.get_path("purelib"))
 
 
 def run(*arguments, status=0, cwd=None, **environment):
@@ -23,6 +29,24 @@ def run(*arguments, status=0, cwd=None, **environment):
 def python(code, **environment):
     """Run code in a new process and return what it prints."""
     return run("-c", code, **environment).stdout.strip()
+
+
+def run_python(code, *, path=None, **environment):
+    """Run code, which has `cuda`, in a child process; `path`, dwtir and NumPy replace the site-packages folder."""
+    if path:
+        site_with(path, "numpy*")
+        (path / "dwtir").symlink_to(Path(cuda.__file__).parent)
+        environment["PYTHONPATH"] = str(path)
+    code = f"from dwtir import cuda\n{code}"
+    return run(*(["-S"] if path else []), "-c", code, **environment).stdout
+
+
+def site_with(folder, packages):
+    """Make a site-packages folder that has only these packages of ours."""
+    folder.mkdir(exist_ok=True)
+    for entry in SITE.glob(packages):
+        (folder / entry.name).symlink_to(entry)
+    return folder
 
 
 def command(main, capsys):

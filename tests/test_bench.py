@@ -14,11 +14,11 @@ from dwtir.bench.report import row_cells, summary, text
 from dwtir.bench.results import Results
 from dwtir.kernel import Timing
 from dwtir.target import KNOWN_GPUS, resolve
+from kernels import LAYER
 from processes import command, run
 
 parametrize = pytest.mark.parametrize
 
-LAYER = "1x8x15x17_k3_psame"
 CPU = ["--target", "cpu", "--baselines", "none"]
 H200 = KNOWN_GPUS["nvidia-h200"]
 

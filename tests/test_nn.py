@@ -1,9 +1,7 @@
-"""`dwtir.nn`: the function and the module, beside those of torch."""
+"""`dwtir.nn`: the function and its gradients, beside those of torch."""
 
-import copy
 import gc
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -14,28 +12,20 @@ from hypothesis import strategies as st
 from torch import randn
 from torch.nn import functional as F
 from torch.testing import assert_close
-from torch.utils.checkpoint import checkpoint
 
 from dwtir import ArgumentError, Epilogue, InvalidShapeError, Shape, reference
 from dwtir.nn import DepthwiseConv2d
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import arranged, memory_format, packed_weight
+from images import forms, image_in
 from strategies import named_shapes, real_tensors, seeds, shapes
 
-# What torch says of its own convolution, once a process.
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-
 parametrize = pytest.mark.parametrize
-forms = parametrize("form", [torch.contiguous_format, torch.channels_last])
 devices = parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 BIAS = Epilogue(("bias",))
 
 
 # Images of every kind
-
-
-def image_in(form, *size):
-    return randn(size or (2, 6, 9, 10)).contiguous(memory_format=form)
 
 
 def as_they_are(image):
@@ -111,11 +101,6 @@ def test_an_empty_batch(form):
     assert got.shape == F.conv2d(image, weight, None, 2, groups=4).shape
     got.sum().backward()
     assert torch.equal(weight.grad, torch.zeros_like(weight))
-
-
-def test_an_image_that_has_only_a_size():
-    module = DepthwiseConv2d(4, 8, 3, 2, "SAME", device="meta")
-    assert module(torch.empty(2, 4, 9, 11, device="meta")).shape == (2, 8, 5, 6)
 
 
 @forms
@@ -282,14 +267,6 @@ def test_gradients_of_gradients(form):
         assert_close(got, expected, rtol=1e-5, atol=1e-6 * float(expected.detach().abs().max()))
 
 
-def test_gradients_of_a_checkpoint():
-    module, image = DepthwiseConv2d(6, 6, 3), randn(1, 6, 8, 8)
-    checkpoint(module, image, use_reentrant=False).sum().backward()
-    got, module.weight.grad = module.weight.grad, None
-    module(image).sum().backward()
-    assert torch.equal(got, module.weight.grad)
-
-
 @parametrize("wanted", [(True, False), (False, True), (False, False)])
 def test_only_wanted_gradients(wanted):
     sizes = ((1, 4, 7, 7), (4, 1, 3, 3))
@@ -299,119 +276,3 @@ def test_only_wanted_gradients(wanted):
     if any(wanted):
         out.sum().backward()
     assert (image.grad is not None, weight.grad is not None) == wanted
-
-
-@forms
-def test_trains_with_an_optimiser_that_writes_data(form):
-    """Such a write does not change the weight's version."""
-    ours, theirs = both("multiplier")
-    image = image_in(form)
-    for _ in range(3):
-        for module in (ours, theirs):
-            module.zero_grad()
-            module(image).square().mean().backward()
-            for parameter in module.parameters():
-                parameter.data.sub_(0.1 * parameter.grad)
-        with torch.no_grad():
-            assert_close(ours(image), theirs(image))
-
-
-@forms
-def test_gradients_under_autocast(form):
-    ours, theirs = both("plain")
-    image = image_in(form)
-    for module in (ours, theirs):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = module(image).float().square().mean()
-        loss.backward()
-    for got, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert got.grad.dtype == torch.float32
-        assert_close(got.grad, expected.grad, rtol=0.05, atol=0.05)
-
-
-CONFIGURATIONS = {
-    "plain": {},
-    "stride, no bias": {"stride": (2, 1), "padding": (1, 0), "bias": False},
-    "multiplier": {"out_channels": 12, "padding": 2, "dilation": 2},
-    "same": {"kernel_size": (4, 5), "padding": "same"},
-    "valid": {"padding": "valid"},
-    "reflect": {"padding": (1, 2), "padding_mode": "reflect"},
-    "circular": {"kernel_size": 4, "padding": "same", "padding_mode": "circular"},
-}
-
-
-def both(configuration):
-    """Make ours and torch's, from the same seed."""
-    arguments = {"in_channels": 6, "out_channels": 6, "kernel_size": 3} | CONFIGURATIONS[configuration]
-    for kind in (DepthwiseConv2d, torch.nn.Conv2d):
-        torch.manual_seed(0)
-        yield kind(**arguments, groups=6)
-
-
-@forms
-@parametrize("configuration", CONFIGURATIONS)
-def test_the_module_is_torchs(configuration, form):
-    ours, theirs = both(configuration)
-    state = ours.state_dict()
-    assert list(state) == list(theirs.state_dict())
-    assert all(torch.equal(state[name], values) for name, values in theirs.state_dict().items())
-    assert repr(ours) == repr(theirs).replace("Conv2d", "DepthwiseConv2d")
-    image = image_in(form)
-    assert_close(ours(image), theirs(image))
-    assert_close(ours(image[0]), theirs(image[0]))
-    theirs.load_state_dict(copy.deepcopy(ours).state_dict())
-    with torch.no_grad():
-        ours.weight.neg_()
-        theirs.load_state_dict(ours.state_dict())
-    assert_close(ours(image), theirs(image))
-
-
-def test_groups_may_be_left_out():
-    assert DepthwiseConv2d(6, 12, 3).groups == 6
-    with pytest.raises(ArgumentError, match="groups must be in_channels, 6, got 3"):
-        DepthwiseConv2d(6, 12, 3, groups=3)
-    with pytest.raises(ValueError, match="out_channels must be divisible by groups"):
-        DepthwiseConv2d(6, 8, 3)
-
-
-def test_other_channels_are_no_other_multiplier():
-    for size in ((1, 4, 9, 9), (4, 9, 9)):
-        with pytest.raises(ArgumentError, match="input must have 6 channels, got"):
-            DepthwiseConv2d(6, 12, 3)(torch.zeros(size))
-
-
-@parametrize("padding_mode", ["zeros", "replicate"])
-@parametrize("padding", ["SAME", (1, 0, 2, 3), [1, 0, 2, 3]])
-def test_the_module_has_own_paddings(padding, padding_mode):
-    module = DepthwiseConv2d(6, 6, 3, 2, padding, padding_mode=padding_mode)
-    image = randn(1, 6, 9, 10)
-    around = (0, 1, 1, 1) if padding == "SAME" else (0, 3, 1, 2)
-    padded = F.pad(image, around, mode="constant" if padding_mode == "zeros" else padding_mode)
-    assert_close(module(image), F.conv2d(padded, module.weight, module.bias, 2, groups=6))
-
-
-@parametrize("dtype", [torch.bfloat16, torch.float16])
-@forms
-def test_autocast_decides_the_type(dtype, form):
-    ours, _ = both("plain")
-    image = image_in(form)
-    with torch.autocast("cpu", dtype=dtype):
-        got = ours(image)
-    assert got.dtype == dtype
-    assert torch.equal(got, copy.deepcopy(ours).to(dtype)(image.to(dtype)))
-    with torch.autocast("cpu", enabled=False):
-        assert ours(image).dtype == torch.float32
-
-
-def test_threads_may_share_a_module():
-    ours, theirs = both("plain")
-
-    def right(seed):
-        image = randn(1 + seed % 3, 6, 9, 10, generator=torch.Generator().manual_seed(seed))
-        if seed % 2:
-            image = image.contiguous(memory_format=torch.channels_last)
-        with torch.no_grad():
-            return torch.allclose(ours(image), theirs(image), atol=1e-5)
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(right, range(24)))

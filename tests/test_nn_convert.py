@@ -1,10 +1,7 @@
 """`dwtir.nn.convert`: what is replaced and fused, what is left, and that nothing else changes."""
 
 import copy
-import pickle
 import re
-from collections import OrderedDict
-from functools import partial
 
 import pytest
 import torch
@@ -12,116 +9,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from dwtir import ArgumentError, Shape
-from dwtir.nn import DepthwiseConv2d, OriginalPathWarning, convert, restore
+from dwtir.nn import DepthwiseConv2d, convert, restore
+from images import FORMS, forms
+from networks import NETWORKS, always, assert_close, chain, depthwise, example, image_of, mobilenet, stage
 
-FORMS = [torch.contiguous_format, torch.channels_last]
 parametrize = pytest.mark.parametrize
-forms = parametrize("form", FORMS)
-always = partial(convert, when="always")
-
-
-class InvertedResidual(nn.Sequential):
-    """As in MobileNetV2: expand, depthwise, project, each with a normalisation."""
-
-    def __init__(self, channels, stride, activation):
-        hidden = 3 * channels
-        parts = OrderedDict(
-            expand=nn.Conv2d(channels, hidden, 1, bias=False),
-            norm1=nn.BatchNorm2d(hidden),
-            act1=activation(),
-            depthwise=nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False),
-            norm2=nn.BatchNorm2d(hidden),
-            act2=activation(),
-            project=nn.Conv2d(hidden, channels, 1, bias=False),
-            norm3=nn.BatchNorm2d(channels),
-        )
-        super().__init__(parts)
-        self.residual = stride == 1
-
-    def forward(self, image):
-        out = super().forward(image)
-        return image + out if self.residual else out
-
-
-class ConvNeXtBlock(nn.Module):
-    """A depthwise 7x7 with a bias, and then a normalisation over the channels."""
-
-    def __init__(self, channels):
-        super().__init__()
-        self.depthwise = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
-        self.norm = nn.LayerNorm(channels)
-        self.mlp = nn.Sequential(nn.Linear(channels, 4 * channels), nn.GELU(), nn.Linear(4 * channels, channels))
-
-    def forward(self, image):
-        out = self.depthwise(image).permute(0, 2, 3, 1)
-        return image + self.mlp(self.norm(out)).permute(0, 3, 1, 2)
-
-
-def norms_of(model):
-    return [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-
-
-def with_statistics(model):
-    """Give the normalisations something to do."""
-    for norm in norms_of(model):
-        if norm.running_mean is not None:
-            nn.init.normal_(norm.running_mean)
-            nn.init.uniform_(norm.running_var, 0.5, 2)
-            for parameter in norm.parameters():
-                nn.init.normal_(parameter)
-    return model
-
-
-def mobilenet():
-    return chain(
-        nn.Conv2d(3, 8, 3, 2, 1),
-        InvertedResidual(8, 1, lambda: nn.ReLU6(inplace=True)),
-        InvertedResidual(8, 2, nn.Hardswish),
-        InvertedResidual(8, 1, lambda: nn.SiLU(inplace=True)),
-    )
-
-
-def convnext():
-    return chain(nn.Conv2d(3, 8, 4, 4), ConvNeXtBlock(8), ConvNeXtBlock(8))
-
-
-NETWORKS = {"mobilenet": mobilenet, "convnext": convnext}
+pytestmark = pytest.mark.usefixtures("no_gradients")
 networks = parametrize("name", NETWORKS)
-
-
-@pytest.fixture(autouse=True)
-def _seed_and_no_gradients():
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
-
-
-def image_of(*size, form=FORMS[0]):
-    return torch.randn(size or (2, 6, 9, 7)).contiguous(memory_format=form)
-
-
-def example(form=FORMS[0], make=mobilenet):
-    """Make a network, images for it, and what it makes of them."""
-    model, image = make(), image_of(2, 3, 32, 32, form=form)
-    return model, image, model(image)
-
-
-def chain(*modules):
-    return with_statistics(nn.Sequential(*modules)).eval()
-
-
-def depthwise(**others):
-    return nn.Conv2d(6, 6, 3, padding=1, groups=6, **others)
-
-
-def stage():
-    return chain(depthwise(), nn.BatchNorm2d(6), nn.ReLU())
-
-
-def assert_close(got, expected):
-    """Compare float32 results of sums in another order, and of folded normalisations."""
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6 * float(expected.abs().max()))
 
 
 def converted(model, image):
@@ -364,155 +258,12 @@ def test_other_convolutions_are_not_reported():
     assert str(report).splitlines()[-1] == "0 of 0 replaced"
 
 
-@forms
-def test_other_batch_sizes_need_no_word(form):
-    model = mobilenet()
-    images = [image_of(n, 3, 32, 32, form=form) for n in (2, 1, 5, 0)]
-    expected = [model(image) for image in images]
-    always(model, images[0])
-    for image, output in zip(images, expected, strict=True):
-        assert model(image).shape == output.shape
-        if len(image):
-            assert_close(model(image), output)
-
-
-@parametrize(
-    ("change", "message"),
-    [
-        (lambda image: image[..., :-1], r"0 runs .*: it is not converted for \(2, 6, 9, 6\)"),
-        (lambda image: image.contiguous(memory_format=FORMS[1]), "channels_last"),
-        (lambda image: image[0], "unbatched"),
-    ],
-)
-def test_other_images_are_told_once(change, message):
-    model, image = chain(depthwise(), nn.ReLU()), image_of()
-    expected = model(change(image))
-    always(model, image)
-    with pytest.warns(OriginalPathWarning, match=message):
-        assert torch.equal(model(change(image)), expected)
-    assert torch.equal(model(change(image)), expected)  # pytest makes errors of warnings
-
-
-def test_another_type_runs_the_original():
-    model, image = stage(), image_of()
-    always(model, image)
-    model.double()
-    with pytest.warns(OriginalPathWarning, match=r"torch\.float64"):
-        got = model(image.double())
-    restore(model)
-    assert torch.equal(got, model(image.double()))
-
-
-def beside_its_original(model, *size):
-    original, image = copy.deepcopy(model), image_of(*size)
-    always(model, image)
-    return model, original, image
-
-
-def test_gradients_are_the_originals():
-    model, original, image = beside_its_original(stage())
-    with torch.enable_grad():
-        with pytest.warns(OriginalPathWarning, match="a gradient is wanted"):
-            model(image).sum().backward()
-        original(image).sum().backward()
-    for ours, theirs in zip(model.parameters(), original.parameters(), strict=True):
-        assert torch.equal(ours.grad, theirs.grad)
-
-
-def test_training_is_the_originals():
-    model, original, image = beside_its_original(mobilenet(), 2, 3, 32, 32)
-    for network in (model, original):
-        network.train()
-        with torch.enable_grad():
-            network(image).square().mean().backward()
-        torch.optim.SGD(network.parameters(), 0.1).step()
-        network.eval()
-    for name, values in original.state_dict().items():
-        assert torch.equal(model.state_dict()[name], values)
-    assert_close(model(image), original(image))
-
-
-def test_what_only_training_uses_is_kept():
-    model, original, image = beside_its_original(chain(depthwise(), nn.Dropout(), nn.BatchNorm2d(6), nn.ReLU()))
-    outputs = []
-    for network in (model.train(), original.train()):
-        torch.manual_seed(1)
-        outputs.append(network(image))
-    assert torch.equal(*outputs)
-
-
 def test_modules_may_be_called_by_keyword():
     class Named(nn.Sequential):
         def forward(self, image):
             return self[1](input=self[0](input=image))
 
     assert converted(Named(depthwise(), nn.BatchNorm2d(6)).eval(), image_of()).note == "1"
-
-
-@forms
-def test_new_values_are_folded_anew(form):
-    model, image, _ = example(form)
-    other = mobilenet()
-    always(model, image)
-    model(image)
-    model.load_state_dict(other.state_dict())
-    assert_close(model(image), other(image))
-    always(model, image)
-    for norm in norms_of(model):
-        norm.running_var.mul_(2)
-    restored = copy.deepcopy(model)
-    restore(restored)
-    assert_close(model(image), restored(image))
-
-
-@forms
-@parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_is_converted_and_on_its_own(copied, form):
-    model, image, expected = example(form)
-    always(model, image)
-    model(image)
-    twin = copied(model)
-    for parameter in model.parameters():
-        parameter.zero_()
-    assert_close(twin(image), expected)
-    restore(twin)
-    assert torch.equal(twin(image), expected)
-
-
-def test_runs_in_inference_mode():
-    model, image, expected = example()
-    with torch.inference_mode():
-        always(model, image)
-        assert_close(model(image), expected)
-        for norm in norms_of(model):
-            norm.bias.add_(1)
-    assert not torch.equal(model(image), expected)
-    with torch.inference_mode():
-        made, image, expected = example()
-        always(made, image)
-        assert_close(made(image), expected)
-
-
-@forms
-def test_compiles_as_one_graph(form):
-    model, image, expected = example(form)
-    always(model, image)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    assert_close(compiled(image), expected)
-    for norm in norms_of(model):
-        norm.bias.add_(1)
-    assert_close(compiled(image), model(image))
-
-
-@pytest.mark.filterwarnings("default")
-def test_exports():
-    model, image, expected = example()
-    always(model, image)
-    exported = torch.export.export(model, (image,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    names = [str(node.target) for node in exported.graph.nodes]
-    assert names.count("dwtir.depthwise_conv2d_fused.default") == 3
-    assert_close(exported.module()(image), expected)
-    assert_close(exported.module()(image[:1]), expected[:1])
 
 
 def test_convert_starts_from_the_original_modules():

@@ -16,10 +16,10 @@ from dwtir import ArgumentError
 from dwtir.nn import DepthwiseConv2d, ops
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import memory_format
+from images import forms, image_in
 from processes import python
 
 parametrize = pytest.mark.parametrize
-forms = parametrize("form", [torch.contiguous_format, torch.channels_last])
 GEOMETRY = ((2, 1), (1, 1, 2, 0), (1, 2))
 
 
@@ -77,10 +77,6 @@ def test_an_epilogue_has_no_gradient():
 def network(padding="SAME"):
     first = DepthwiseConv2d(8, 16, 3, 2, padding)
     return torch.nn.Sequential(first, torch.nn.ReLU(), DepthwiseConv2d(16, 16, 5, 1, "same", 2))
-
-
-def image_in(form):
-    return randn(2, 8, 15, 17).contiguous(memory_format=form)
 
 
 def compiled_graph(model):
@@ -151,7 +147,7 @@ def test_plain_tensors_give_the_same(form):
 @parametrize("mixed", [False, True])
 @forms
 def test_compiles_as_one_graph(form, mixed):
-    model, image = network(), image_in(form)
+    model, image = network(), image_in(form, 2, 8, 15, 17)
     compiled = compiled_graph(model)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
         assert torch.equal(compiled(image), model(image))
@@ -171,7 +167,7 @@ def test_compiles_for_sizes_that_change(options):
 
 @forms
 def test_compiles_with_gradients(form):
-    model, image = network(), image_in(form)
+    model, image = network(), image_in(form, 2, 8, 15, 17)
     compiled = compiled_graph(model)
     for _ in range(2):
         found = []

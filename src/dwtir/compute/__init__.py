@@ -23,6 +23,7 @@ the final stores have one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from threading import Lock
 
@@ -46,6 +47,7 @@ __all__ = [
     "SLACK",
     "banded_channels",
     "banded_matrix",
+    "channel_pairs",
     "depthwise_conv2d",
     "diagonal_sums",
     "split_images",
@@ -75,71 +77,49 @@ def banded_channels(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
 
     Each time anew: TVM binds loops of blocks within blocks of blocks in the function itself.
     """
-    epilogue.check_for(panels.shape)
-    with _parsing:
-        func = channel_bands.products(panels, epilogue)
-    return _named(func, panels.shape, epilogue)
+    return _define(panels.shape, epilogue, channel_bands.products, panels, epilogue)
 
 
 def channel_pairs(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define a shape's operation as products of matrices over pairs of channels."""
-    epilogue.check_for(pairs.shape)
-    with _parsing:
-        func = paired.products(pairs, epilogue)
-    return _named(func, pairs.shape, epilogue)
+    return _define(pairs.shape, epilogue, paired.products, pairs, epilogue)
 
 
 @lru_cache(maxsize=64)
 def banded_matrix(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define a shape's operation as products of matrices, tile by tile: the same, from other blocks."""
-    epilogue.check_for(bands.shape)
-    with _parsing:
-        func = banded.products(bands, epilogue)
-    return _named(func, bands.shape, epilogue)
+    return _define(bands.shape, epilogue, banded.products, bands, epilogue)
 
 
 @lru_cache(maxsize=64)
 def diagonal_sums(sizes: Diagonals) -> tirx.PrimFunc:
     """Define the gradient of the weight as products of matrices."""
-    with _parsing:
-        func = diagonal.nchw(sizes)
-    return _named(func, sizes.shape, Epilogue())
+    return _define(sizes.shape, Epilogue(), diagonal.nchw, sizes)
 
 
 @lru_cache(maxsize=64)
 def unit_sums(sizes: Units) -> tirx.PrimFunc:
     """Define the gradient of the weight as products of matrices, row after row."""
-    with _parsing:
-        func = units.nhwc(sizes)
-    return _named(func, sizes.shape, Epilogue())
+    return _define(sizes.shape, Epilogue(), units.nhwc, sizes)
 
 
 @lru_cache(maxsize=64)
 def streamed_rows(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.PrimFunc:
     """Define the operation row after row of the input."""
-    epilogue.check_for(strips.shape)
-    with _parsing:
-        func = streamed.rows_of(strips, epilogue, rows, depth)
-    return _named(func, strips.shape, epilogue)
+    return _define(strips.shape, epilogue, streamed.rows_of, strips, epilogue, rows, depth)
 
 
 @lru_cache(maxsize=64)
 def whole_images(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the operation image by image, without the taps that lie in the padding."""
-    shape = images.shape
-    epilogue.check_for(shape)
-    with _parsing:
-        func = (whole.nchw if shape.layout == "NCHW" else whole.nhwc)(images, epilogue)
-    return _named(func, shape, epilogue)
+    factory = whole.nchw if images.shape.layout == "NCHW" else whole.nhwc
+    return _define(images.shape, epilogue, factory, images, epilogue)
 
 
 @lru_cache(maxsize=64)
 def split_images(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     """Define the operation by bands of rows of the result, each of a thread."""
-    epilogue.check_for(images.shape)
-    with _parsing:
-        func = split.nchw(images, epilogue, bands)
-    return _named(func, images.shape, epilogue)
+    return _define(images.shape, epilogue, split.nchw, images, epilogue, bands)
 
 
 @lru_cache(maxsize=64)  # to parse TVMScript takes 10 ms, and functions do not change
@@ -158,14 +138,17 @@ def depthwise_conv2d(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     InvalidEpilogueError
         If a gradient is to have an epilogue.
     """
+    if shape.operation == "forward":
+        return _define(shape, epilogue, _FORWARD[shape.layout], shape, epilogue)
+    return _define(shape, epilogue, _GRADIENTS[shape.operation, shape.layout], shape)
+
+
+def _define(
+    shape: Shape, epilogue: Epilogue, factory: Callable[..., tirx.PrimFunc], *arguments: object
+) -> tirx.PrimFunc:
+    """Make ``main`` by a factory, with the attributes that say what it computes."""
     epilogue.check_for(shape)
     with _parsing:
-        if shape.operation == "forward":
-            func = _FORWARD[shape.layout](shape, epilogue)
-        else:
-            func = _GRADIENTS[shape.operation, shape.layout](shape)
-    return _named(func, shape, epilogue)
-
-
-def _named(func: tirx.PrimFunc, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
-    return func.with_attr(SHAPE_ATTR, str(shape)).with_attr(EPILOGUE_ATTR, str(epilogue))
+        func = factory(*arguments)
+    about = {SHAPE_ATTR: str(shape), EPILOGUE_ATTR: str(epilogue)}
+    return func.with_attrs({"global_symbol": "main", "tirx.noalias": True} | about)

@@ -182,7 +182,6 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def banded() -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         image = T.arg(image_name, T.buffer(images, dtype, align=ALIGNMENT))
         weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
         operands = T.meta_var(declare())

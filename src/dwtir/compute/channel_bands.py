@@ -250,7 +250,6 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def banded_nhwc() -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         image = T.arg(image_name, T.buffer(images, dtype, align=ALIGNMENT))
         weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
         operands = T.meta_var(declare())

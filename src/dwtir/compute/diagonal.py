@@ -34,7 +34,7 @@ from tvm.script import tirx as T
 from ..arguments import ALIGNMENT
 from ..bands import COLUMNS, TILES
 from ..diagonals import INPUTS, Diagonals
-from . import script
+from . import blocks, script
 from .mma import left, right
 
 
@@ -90,7 +90,6 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         grad_out: T.Buffer(grad_shape, dtype, align=ALIGNMENT),  # type: ignore[valid-type]
         out: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         loaded = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
         window = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
         grads = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2), dtype)
@@ -140,9 +139,6 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
                 with T.init():
                     total[vc, vm, vkh, vkw] = T.float32(0)
                 total[vc, vm, vkh, vkw] = total[vc, vm, vkh, vkw] + partial[vp, vc, vm, vkh, vkw]
-        for c, m, kh, kw in T.grid(C, M, KH, KW):
-            with T.sblock("epilogue"):
-                vc, vm, vkh, vkw = T.axis.remap("SSSS", [c, m, kh, kw])
-                out[vc, vm, vkh, vkw] = T.cast(total[vc, vm, vkh, vkw], dtype)
+        blocks.round_sums(out, total)
 
     return diagonal_nchw

@@ -11,7 +11,7 @@ from tvm.script import tirx as T
 from ..arguments import ALIGNMENT
 from ..epilogue import Epilogue
 from ..shape import Shape
-from . import script
+from . import blocks, script
 from .sizes import aligned, image, padded_sizes
 
 # The factories close over plain integers and call helpers at parse time:
@@ -33,20 +33,11 @@ def nchw(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     def depthwise_conv2d_nchw(
         data: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT), weight: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT)
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         operands = T.meta_var(declare())
         out = T.arg("out", T.buffer((N, OC, OH, OW), dtype, align=ALIGNMENT))
         padded = T.sblock_alloc_buffer((N, C, PH, PW), dtype)
         acc = T.sblock_alloc_buffer((N, OC, AH, AW), "float32")
-        for n, c, ih, iw in T.grid(N, C, PH, PW):
-            with T.sblock("pad"):
-                vn, vc, vih, viw = T.axis.remap("SSSS", [n, c, ih, iw])
-                padded[vn, vc, vih, viw] = T.if_then_else(
-                    # Not(viw < LEFT), for TVM proves that of a vector and not LEFT <= viw.
-                    TOP <= vih and vih < TOP + H and T.Not(viw < LEFT) and viw < LEFT + W,
-                    data[vn, vc, vih - TOP, viw - LEFT],
-                    T.cast(0, dtype),
-                )
+        blocks.pad_nchw(padded, data, TOP, LEFT)
         for n, c, oh, ow, kh, kw in T.grid(N, OC, AH, AW, KH, KW):
             with T.sblock("depthwise_conv2d"):
                 vn, vc, voh, vow, vkh, vkw = T.axis.remap("SSSSRR", [n, c, oh, ow, kh, kw])
@@ -77,19 +68,11 @@ def nhwc(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     def depthwise_conv2d_nhwc(
         data: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT), weight: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT)
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         operands = T.meta_var(declare())
         out = T.arg("out", T.buffer((N, OH, OW, OC), dtype, align=ALIGNMENT))
         padded = T.sblock_alloc_buffer((N, PH, PW, C), dtype)
         acc = T.sblock_alloc_buffer((N, AH, AW, OC), "float32")
-        for n, ih, iw, c in T.grid(N, PH, PW, C):
-            with T.sblock("pad"):
-                vn, vih, viw, vc = T.axis.remap("SSSS", [n, ih, iw, c])
-                padded[vn, vih, viw, vc] = T.if_then_else(
-                    TOP <= vih and vih < TOP + H and LEFT <= viw and viw < LEFT + W,
-                    data[vn, vih - TOP, viw - LEFT, vc],
-                    T.cast(0, dtype),
-                )
+        blocks.pad_nhwc(padded, data, TOP, LEFT)
         for n, oh, ow, c, kh, kw in T.grid(N, AH, AW, OC, KH, KW):
             with T.sblock("depthwise_conv2d"):
                 vn, voh, vow, vc, vkh, vkw = T.axis.remap("SSSSRR", [n, oh, ow, c, kh, kw])

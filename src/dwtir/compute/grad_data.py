@@ -26,7 +26,7 @@ from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
 from ..shape import Shape
-from . import script
+from . import blocks, script
 from .sizes import SLACK, aligned, image
 
 
@@ -37,7 +37,7 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     (FIRST_H, PHASE_H, PH), (FIRST_W, PHASE_W, PW) = _axis(shape, 0), _axis(shape, 1)
     added, LEFT, PW = aligned(shape, -FIRST_W, PW)
-    FIRST_W, PHASE_W = -LEFT, PHASE_W + added * SW
+    PHASE_W += added * SW
     AH, AW = H + SLACK, W + SLACK
     dtype = shape.dtype
     where = _where(shape)
@@ -48,20 +48,9 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
         weight: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),
         out: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT),
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, OC, PH, PW), dtype)
         acc = T.sblock_alloc_buffer((N, C, AH, AW), "float32")
-        for n, c, ih, iw in T.grid(N, OC, PH, PW):
-            with T.sblock("pad"):
-                vn, vc, vih, viw = T.axis.remap("SSSS", [n, c, ih, iw])
-                padded[vn, vc, vih, viw] = T.if_then_else(
-                    0 <= vih + FIRST_H
-                    and vih + FIRST_H < OH
-                    and T.Not(viw + FIRST_W < 0)  # as in the forward
-                    and viw + FIRST_W < OW,
-                    grad_out[vn, vc, vih + FIRST_H, viw + FIRST_W],
-                    T.cast(0, dtype),
-                )
+        blocks.pad_nchw(padded, grad_out, -FIRST_H, LEFT)
         for n, c, h, w, kh, tap in T.grid(N, C, AH, AW, KH, KW * M):
             with T.sblock("depthwise_conv2d"):
                 vn, vc, vh, vw, vkh, vtap = T.axis.remap("SSSSRR", [n, c, h, w, kh, tap])
@@ -81,10 +70,7 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
                     )
                     * T.cast(weight[vc, vtap % M, KH - 1 - vkh, KW - 1 - vtap // M], "float32"),
                 )
-        for n, c, h, w in T.grid(N, C, H, W):
-            with T.sblock("epilogue"):
-                vn, vc, vh, vw = T.axis.remap("SSSS", [n, c, h, w])
-                out[vn, vc, vh, vw] = T.cast(acc[vn, vc, vh, vw], dtype)
+        blocks.round_sums(out, acc)
 
     return grad_data_nchw
 
@@ -105,17 +91,9 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
         weight: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),
         out: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT),
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, PH, PW, OC), dtype)
         acc = T.sblock_alloc_buffer((N, AH, AW, C), "float32")
-        for n, ih, iw, c in T.grid(N, PH, PW, OC):
-            with T.sblock("pad"):
-                vn, vih, viw, vc = T.axis.remap("SSSS", [n, ih, iw, c])
-                padded[vn, vih, viw, vc] = T.if_then_else(
-                    0 <= vih + FIRST_H and vih + FIRST_H < OH and 0 <= viw + FIRST_W and viw + FIRST_W < OW,
-                    grad_out[vn, vih + FIRST_H, viw + FIRST_W, vc],
-                    T.cast(0, dtype),
-                )
+        blocks.pad_nhwc(padded, grad_out, -FIRST_H, -FIRST_W)
         for n, h, w, c, kh, tap in T.grid(N, AH, AW, C, KH, KW * M):
             with T.sblock("depthwise_conv2d"):
                 vn, vh, vw, vc, vkh, vtap = T.axis.remap("SSSSRR", [n, h, w, c, kh, tap])
@@ -135,10 +113,7 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
                     )
                     * T.cast(weight[KH - 1 - vkh, KW - 1 - vtap // M, vc, vtap % M], "float32"),
                 )
-        for n, h, w, c in T.grid(N, H, W, C):
-            with T.sblock("epilogue"):
-                vn, vh, vw, vc = T.axis.remap("SSSS", [n, h, w, c])
-                out[vn, vh, vw, vc] = T.cast(acc[vn, vh, vw, vc], dtype)
+        blocks.round_sums(out, acc)
 
     return grad_data_nhwc
 

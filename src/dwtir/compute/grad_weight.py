@@ -7,7 +7,7 @@ from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
 from ..shape import Shape
-from . import script
+from . import blocks, script
 from .sizes import aligned, image, padded_sizes
 
 
@@ -27,18 +27,9 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
         grad_out: T.Buffer((N, OC, OH, OW), dtype, align=ALIGNMENT),
         out: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, C, PH, PW), dtype)
         acc = T.sblock_alloc_buffer((C, M, KH, KW), "float32")
-        for n, c, ih, iw in T.grid(N, C, PH, PW):
-            with T.sblock("pad"):
-                vn, vc, vih, viw = T.axis.remap("SSSS", [n, c, ih, iw])
-                padded[vn, vc, vih, viw] = T.if_then_else(
-                    # Not(viw < LEFT), for TVM proves that of a vector and not LEFT <= viw.
-                    TOP <= vih and vih < TOP + H and T.Not(viw < LEFT) and viw < LEFT + W,
-                    data[vn, vc, vih - TOP, viw - LEFT],
-                    T.cast(0, dtype),
-                )
+        blocks.pad_nchw(padded, data, TOP, LEFT)
         for c, m, kh, kw, n, oh, ow in T.grid(C, M, KH, KW, N, OH, OW):
             with T.sblock("depthwise_conv2d"):
                 vc, vm, vkh, vkw, vn, voh, vow = T.axis.remap("SSSSRRR", [c, m, kh, kw, n, oh, ow])
@@ -47,10 +38,7 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
                 acc[vc, vm, vkh, vkw] = acc[vc, vm, vkh, vkw] + T.cast(
                     padded[vn, vc, voh * SH + vkh * DH, vow * SW + vkw * DW + SHIFT], "float32"
                 ) * T.cast(grad_out[vn, vc * M + vm, voh, vow], "float32")
-        for c, m, kh, kw in T.grid(C, M, KH, KW):
-            with T.sblock("epilogue"):
-                vc, vm, vkh, vkw = T.axis.remap("SSSS", [c, m, kh, kw])
-                out[vc, vm, vkh, vkw] = T.cast(acc[vc, vm, vkh, vkw], dtype)
+        blocks.round_sums(out, acc)
 
     return grad_weight_nchw
 
@@ -70,17 +58,9 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
         grad_out: T.Buffer((N, OH, OW, OC), dtype, align=ALIGNMENT),
         out: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         padded = T.sblock_alloc_buffer((N, PH, PW, C), dtype)
         acc = T.sblock_alloc_buffer((KH, KW, C, M), "float32")
-        for n, ih, iw, c in T.grid(N, PH, PW, C):
-            with T.sblock("pad"):
-                vn, vih, viw, vc = T.axis.remap("SSSS", [n, ih, iw, c])
-                padded[vn, vih, viw, vc] = T.if_then_else(
-                    TOP <= vih and vih < TOP + H and LEFT <= viw and viw < LEFT + W,
-                    data[vn, vih - TOP, viw - LEFT, vc],
-                    T.cast(0, dtype),
-                )
+        blocks.pad_nhwc(padded, data, TOP, LEFT)
         for kh, kw, c, m, n, oh, ow in T.grid(KH, KW, C, M, N, OH, OW):
             with T.sblock("depthwise_conv2d"):
                 vkh, vkw, vc, vm, vn, voh, vow = T.axis.remap("SSSSRRR", [kh, kw, c, m, n, oh, ow])
@@ -89,9 +69,6 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
                 acc[vkh, vkw, vc, vm] = acc[vkh, vkw, vc, vm] + T.cast(
                     padded[vn, voh * SH + vkh * DH, vow * SW + vkw * DW, vc], "float32"
                 ) * T.cast(grad_out[vn, voh, vow, vc * M + vm], "float32")
-        for kh, kw, c, m in T.grid(KH, KW, C, M):
-            with T.sblock("epilogue"):
-                vkh, vkw, vc, vm = T.axis.remap("SSSS", [kh, kw, c, m])
-                out[vkh, vkw, vc, vm] = T.cast(acc[vkh, vkw, vc, vm], dtype)
+        blocks.round_sums(out, acc)
 
     return grad_weight_nhwc

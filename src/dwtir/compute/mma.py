@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from tvm import tirx
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 
@@ -36,42 +37,42 @@ def intrinsic(dtype: str, depth: int = 16) -> str:
     name = f"dwtir.mma_m16n8k{depth}_{dtype}"
     kind, parts = _PTX[dtype], depth // 8
 
-    @script.prim_func(s_tir=True)
-    def products(a: T.handle, b: T.handle, c: T.handle) -> None:
-        sa, sb, sc = T.int32(), T.int32(), T.int32()
-        A = T.match_buffer(a, (32, parts, 2, 2), dtype, strides=(sa, 4, 2, 1), offset_factor=1, scope="local")
-        B = T.match_buffer(b, (32, parts, 2), dtype, strides=(sb, 2, 1), offset_factor=1, scope="local")
-        C = T.match_buffer(c, (32, 2, 2), "float32", strides=(sc, 2, 1), offset_factor=1, scope="local")
-        with T.sblock("root"):
-            T.reads(C[0:32, 0:2, 0:2], A[0:32, 0:parts, 0:2, 0:2], B[0:32, 0:parts, 0:2])
-            T.writes(C[0:32, 0:2, 0:2])
-            for lane, h, e, k in T.grid(32, 2, 2, depth):
-                with T.sblock("product"):
-                    vl, vh, ve, vk = T.axis.remap("SSSR", [lane, h, e, k])
-                    C[vl, vh, ve] = C[vl, vh, ve] + T.cast(A[left(vl, vh, vk)], "float32") * T.cast(
-                        B[right(vl, ve, vk)], "float32"
-                    )
-
-    @script.prim_func(s_tir=True)
-    def instruction(a: T.handle, b: T.handle, c: T.handle) -> None:
-        sa, sb, sc = T.int32(), T.int32(), T.int32()
-        A = T.match_buffer(a, (32, parts, 2, 2), dtype, strides=(sa, 4, 2, 1), offset_factor=1, scope="local")
-        B = T.match_buffer(b, (32, parts, 2), dtype, strides=(sb, 2, 1), offset_factor=1, scope="local")
-        C = T.match_buffer(c, (32, 2, 2), "float32", strides=(sc, 2, 1), offset_factor=1, scope="local")
-        with T.sblock("root"):
-            T.reads(C[0:32, 0:2, 0:2], A[0:32, 0:parts, 0:2, 0:2], B[0:32, 0:parts, 0:2])
-            T.writes(C[0:32, 0:2, 0:2])
-            for lane in T.thread_binding(0, 32, "threadIdx.x"):
-                T.evaluate(
-                    T.ptx_legacy.mma(
-                        *(f"m16n8k{depth}", "row", "col", kind, kind, "fp32"),
-                        *(T.address_of(A[lane, 0, 0, 0]), 0),
-                        *(T.address_of(B[lane, 0, 0]), 0),
-                        *(T.address_of(C[lane, 0, 0]), 0),
-                        False,
-                        dtype="float32",
-                    )
+    @script.inline
+    def products(first, second, sums):
+        for lane, h, e, k in T.grid(32, 2, 2, depth):
+            with T.sblock("product"):
+                vl, vh, ve, vk = T.axis.remap("SSSR", [lane, h, e, k])
+                sums[vl, vh, ve] = sums[vl, vh, ve] + T.cast(first[left(vl, vh, vk)], "float32") * T.cast(
+                    second[right(vl, ve, vk)], "float32"
                 )
 
-    TensorIntrin.register(name, products, instruction, override=True)
+    @script.inline
+    def instruction(first, second, sums):
+        for lane in T.thread_binding(0, 32, "threadIdx.x"):
+            T.evaluate(
+                T.ptx_legacy.mma(
+                    *(f"m16n8k{depth}", "row", "col", kind, kind, "fp32"),
+                    *(T.address_of(first[lane, 0, 0, 0]), 0),
+                    *(T.address_of(second[lane, 0, 0]), 0),
+                    *(T.address_of(sums[lane, 0, 0]), 0),
+                    False,
+                    dtype="float32",
+                )
+            )
+
+    def of(body: Any) -> tirx.PrimFunc:
+        @script.prim_func(s_tir=True)
+        def func(a: T.handle, b: T.handle, c: T.handle) -> None:
+            sa, sb, sc = T.int32(), T.int32(), T.int32()
+            A = T.match_buffer(a, (32, parts, 2, 2), dtype, strides=(sa, 4, 2, 1), offset_factor=1, scope="local")
+            B = T.match_buffer(b, (32, parts, 2), dtype, strides=(sb, 2, 1), offset_factor=1, scope="local")
+            C = T.match_buffer(c, (32, 2, 2), "float32", strides=(sc, 2, 1), offset_factor=1, scope="local")
+            with T.sblock("root"):
+                T.reads(C[0:32, 0:2, 0:2], A[0:32, 0:parts, 0:2, 0:2], B[0:32, 0:parts, 0:2])
+                T.writes(C[0:32, 0:2, 0:2])
+                body(A, B, C)
+
+        return func
+
+    TensorIntrin.register(name, of(products), of(instruction), override=True)
     return name

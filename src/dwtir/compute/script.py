@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
@@ -34,7 +35,7 @@ def prim_func(*, s_tir: bool) -> Callable[[Callable[..., None]], tirx.PrimFunc]:
 
     def decorate(function: Callable[..., None]) -> tirx.PrimFunc:
         variables = sys._getframe(1).f_locals | utils.inspect_function_capture(function)
-        parser = _Parser(_source(function.__code__), {})
+        parser = _Parser(_source(function.__code__))
         token = _parser.set(parser)
         try:
             with IRBuilder() as builder:
@@ -54,6 +55,11 @@ class _Inline(TIRInline):
 
     def _find_parser_def(self) -> Any:
         return _parser.get()
+
+    def parse_macro(self, parser: _Parser) -> None:
+        self.call_count = parser.uses[self]  # blocks have other names from the second use in a function on
+        parser.uses[self] += 1
+        super().parse_macro(parser)
 
 
 def inline(function: Callable[..., None]) -> Callable[..., None]:
@@ -77,6 +83,10 @@ _source = lru_cache(maxsize=64)(_Source)
 
 class _Parser(Parser):
     """Notes no places in the source, and looks up what an expression is without compiling it."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source, {})
+        self.uses: Counter[_Inline] = Counter()
 
     def with_source_span(self, node: doc.AST) -> contextlib.nullcontext[None]:
         return contextlib.nullcontext()

@@ -49,7 +49,6 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def split_nchw() -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         data = T.arg(image_name, T.buffer(source, dtype, align=ALIGNMENT))
         weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
         operands = T.meta_var(declare())

@@ -29,7 +29,7 @@ from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
 from ..units import LANES, Units
-from . import script
+from . import blocks, script
 from .async_copy import BYTES
 from .mma import left, right
 
@@ -198,7 +198,6 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         grad_out: T.Buffer(grad_shape, dtype, align=ALIGNMENT),  # type: ignore[valid-type]
         out: T.Buffer((KH, KW, C, 1), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
     ) -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         partial = T.sblock_alloc_buffer((PARTS, CHUNKS, TAPS), "float32")
         total = T.sblock_alloc_buffer((KH, KW, C, 1), "float32")
         for p, b in T.grid(PARTS, CHUNKS):
@@ -282,9 +281,6 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 total[vkh, vkw, vc, vm] = (
                     total[vkh, vkw, vc, vm] + partial[vp, vc // CHANNELS, (vkh * KW + vkw) * CHANNELS + vc % CHANNELS]
                 )
-        for kh, kw, c, m in T.grid(KH, KW, C, 1):
-            with T.sblock("epilogue"):
-                vkh, vkw, vc, vm = T.axis.remap("SSSS", [kh, kw, c, m])
-                out[vkh, vkw, vc, vm] = T.cast(total[vkh, vkw, vc, vm], dtype)
+        blocks.round_sums(out, total)
 
     return units_nhwc

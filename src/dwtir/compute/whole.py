@@ -47,7 +47,6 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def whole_nchw() -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         data = T.arg(image_name, T.buffer(source, dtype, align=ALIGNMENT))
         weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
         operands = T.meta_var(declare())
@@ -178,7 +177,6 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def whole_nhwc() -> None:
-        T.func_attr({"global_symbol": "main", "tirx.noalias": True})
         data = T.arg(image_name, T.buffer(source, dtype, align=ALIGNMENT))
         weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
         operands = T.meta_var(declare())

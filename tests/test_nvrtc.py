@@ -1,0 +1,218 @@
+"""NVRTC: what it compiles, what it reports, and what it lacks."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import tvm_ffi
+
+from dwtir import Epilogue, Shape, nvrtc
+from dwtir.build import compile_kernel
+from dwtir.errors import CompileError, InvalidTargetError
+from dwtir.nvrtc import KernelResources, compile_cubin
+from dwtir.schedules import ChannelVector, RegisterWindow
+from dwtir.search_limits import Limit, SlowCompileError, SpillError, for_search
+from dwtir.target import resolve
+from processes import SITE, run_python, site_with
+
+parametrize = pytest.mark.parametrize
+H200 = resolve("nvidia-h200")
+DTYPES = "float32", "float16", "bfloat16"
+dtypes = parametrize("dtype", DTYPES)
+
+
+def generate(dtype, vector=4):
+    """CUDA source by TVM: vector loads and stores around scalar float32 arithmetic."""
+    shape = Shape.parse(f"1x64x16x16_k3_p1_{dtype}_nhwc")
+    tile = ChannelVector(1, 2, vector, 64 // vector, 4, 1)
+    return compile_kernel(shape, Epilogue(("silu", "gelu")), H200, tile).source()
+
+
+def on_sm_90(source):
+    return compile_cubin(source, "sm_90")
+
+
+@pytest.fixture(scope="module")
+def sources():
+    return {dtype: generate(dtype) for dtype in DTYPES}
+
+
+@parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_90a", "sm_100"])
+@dtypes
+def test_compiles_what_tvm_generates(sources, dtype, arch):
+    cubin = compile_cubin(sources[dtype], arch)
+    assert cubin.arch == arch
+    assert cubin.code.startswith(b"\x7fELF")
+    (kernel,) = cubin.kernels
+    assert kernel.name == "main_kernel"
+    assert 8 <= kernel.registers <= 255
+    assert (kernel.spill_store_bytes, kernel.spill_load_bytes, kernel.shared_bytes) == (0, 0, 0)
+
+
+@dtypes
+def test_only_halves_take_the_factor_of_a_sigmoid_with_them(sources, dtype):
+    found = re.findall(rf"{nvrtc.SIGMOID}\(.*?, \S+/\*(\S+)\*/\)", sources[dtype])
+    factor = 1 if dtype == "float32" else pytest.approx(nvrtc.SIGMOID_FACTOR)
+    assert found
+    assert all(float(one) == factor for one in found)
+
+
+@parametrize("dtype", DTYPES[1:])
+def test_eight_lanes_are_one_16_byte_access(dtype):
+    source = generate(dtype, vector=8)
+    assert "uint4" in source
+    assert on_sm_90(source).kernels[0].stack_frame_bytes == 0
+
+
+def test_reports_the_resources_of_each_kernel():
+    # `tile` has static shared memory; `frame` indexes a local array at run time.
+    source = """
+    extern "C" __global__ void tile(float *p) {
+      __shared__ float s[300];
+      s[threadIdx.x] = p[threadIdx.x];
+      __syncthreads();
+      p[threadIdx.x] = s[threadIdx.x ^ 1];
+    }
+    extern "C" __global__ void frame(float *p, int i) {
+      float q[200];
+      for (int k = 0; k < 200; ++k) q[k] = p[k * i];
+      p[0] = q[i];
+    }
+    """
+    tile, frame = sorted(on_sm_90(source).kernels, key=lambda kernel: kernel.name, reverse=True)
+    assert tile == KernelResources("tile", tile.registers, 0, 0, 0, 1200)
+    assert (frame.name, frame.stack_frame_bytes, frame.shared_bytes) == ("frame", 800, 0)
+    assert frame.registers > tile.registers > 0
+
+
+# 16 blocks leave a thread 40 registers, fewer than its sums and inputs are.
+SPILLING = RegisterWindow(7, 4, 5, 4, 2, 2, 2, min_blocks=16)
+
+
+@pytest.fixture(scope="module")
+def spilling():
+    return compile_kernel(Shape.parse("8x64x56x56_k5x5_p2_float32_nchw"), Epilogue(), H200, SPILLING).source()
+
+
+def test_a_search_takes_no_kernel_that_was_compiled_anew(spilling, monkeypatch):
+    ways = []
+    compile_once = nvrtc._compile
+    monkeypatch.setattr(nvrtc, "_compile", lambda *given: ways.append(given[1]) or compile_once(*given))
+    (built,) = compile_cubin(spilling, "sm_90", SPILLING.min_blocks).kernels
+    assert built.spill_store_bytes == 0
+    assert len(ways) == 2
+    # TVM calls the compiler, and knows no errors of ours.
+    compile_by_tvm = tvm_ffi.convert(lambda source, blocks: compile_cubin(source, "sm_90", blocks))
+    with pytest.raises(SpillError, match=r"min_blocks=16 lets a thread spill \d+ bytes"), for_search(Limit(60)):
+        compile_by_tvm(spilling, SPILLING.min_blocks)
+    assert len(ways) == 3
+    with for_search(Limit(60)):
+        assert compile_cubin(spilling, "sm_90", 1).kernels == (built,)
+    assert len(ways) == 4
+
+
+def test_a_search_stops_the_compiler(spilling):
+    with pytest.raises(SlowCompileError, match=r"NVRTC was stopped, after 0.001 s"), for_search(Limit(1e-3)):
+        on_sm_90(spilling)
+    limit = Limit(60)
+    limit.stop()  # as a thread does that no longer waits
+    with pytest.raises(SlowCompileError, match="NVRTC was stopped"), for_search(limit):
+        on_sm_90(spilling)
+    assert on_sm_90(spilling).kernels[0].spill_store_bytes == 0
+
+
+def test_arithmetic_is_not_fast_math():
+    # Contraction is allowed; flushing subnormals and approximate division are not.
+    def listing(expression):
+        return on_sm_90(f'extern "C" __global__ void k(float *p) {{ p[0] = {expression}; }}').code
+
+    assert listing("p[1] / p[2]") == listing("__fdiv_rn(p[1], p[2])")
+    assert listing("sqrtf(p[1])") == listing("__fsqrt_rn(p[1])")
+    assert listing("p[1] / p[2]") != listing("__fdividef(p[1], p[2])")
+    assert listing("p[1] * p[2] + p[3]") == listing("__fmaf_rn(p[1], p[2], p[3])")
+
+
+@parametrize("machine", ["any", pytest.param("GPU", marks=pytest.mark.gpu)])
+def test_a_second_compilation_reports_the_same(machine):
+    # With a driver NVRTC would take the second from its cache, without the log.
+    source = 'extern "C" __global__ void again(float *p) { p[threadIdx.x] *= 3; }'
+    first, second = on_sm_90(source), on_sm_90(source)
+    assert [kernel.name for kernel in first.kernels] == ["again"]
+    assert second.kernels == first.kernels
+
+
+def test_source_without_a_kernel_raises():
+    with pytest.raises(CompileError, match="no kernel"):
+        on_sm_90("__device__ int unused;")
+
+
+def test_rejected_source_raises_with_the_log():
+    source = '// __nv_bfloat16 in a comment\n\nextern "C" __global__ void k() { undeclared = 1; }'
+    with pytest.raises(CompileError, match=r'dwtir.cu\(3\): error: identifier "undeclared"'):
+        compile_cubin(source, "sm_75")
+
+
+@parametrize("arch", ["sm_999", "compute_90", "sm_90 -G", ""])
+def test_unknown_arch_raises(arch):
+    with pytest.raises(InvalidTargetError, match=r"sm_90"):
+        compile_cubin("", arch)
+
+
+def test_threads_compile_independently(sources):
+    names = [f"kernel_{index}" for index in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        cubins = pool.map(on_sm_90, (sources["float16"].replace("main_kernel", name) for name in names))
+        assert [cubin.kernels[0].name for cubin in cubins] == names
+
+
+def test_every_header_of_libcudacxx_has_a_stand_in(sources):
+    # With libcu++ a small kernel takes a second, with ours 0.05 s.
+    included = {name for text in sources.values() for name in re.findall(r"#include <(cuda/std/.+)>", text)}
+    assert included
+    assert included <= set(nvrtc._HEADERS)
+
+
+TRY_COMPILE = """
+import sys
+from dwtir.errors import ToolchainError
+from dwtir.nvrtc import compile_cubin
+def attempt(source):
+    try:
+        print(len(compile_cubin(source, "sm_90").code) > 0)
+    except ToolchainError as error:
+        print(" ".join(str(error).split()))
+attempt('extern "C" __global__ void k(float *p) { p[0] = 1; }')
+attempt('#include <cuda_fp16.h>\\nextern "C" __global__ void k(half *p) { p[0] = 1.0f; }')
+"""
+
+
+NO_TOOLKIT = {"CUDA_PATH": "/nowhere", "CUDA_HOME": "", "LD_LIBRARY_PATH": ""}
+
+
+def check_remedy(site, place, message, **environment):
+    """The first source, or the second, is not compiled, and the one before is."""
+    out = run_python(TRY_COMPILE, path=site, **NO_TOOLKIT | environment).splitlines()
+    assert out[:place] == ["True"] * place
+    assert message in out[place]
+    assert "pip install 'dwtir[cuda]'" in out[place]
+
+
+def with_bindings(folder):
+    return site_with(folder, "cuda*")
+
+
+def test_missing_bindings_raise_with_the_remedy(tmp_path):
+    check_remedy(tmp_path, 0, "cuda-bindings is not usable")
+
+
+def test_missing_nvrtc_raises_with_the_remedy(tmp_path):
+    for name in ("libnvrtc.so.13", "libnvrtc.so.12"):  # hide those on the loader's path
+        (tmp_path / name).touch()
+    site = with_bindings(tmp_path / "site")
+    check_remedy(site, 0, "the NVRTC library is not usable", LD_LIBRARY_PATH=str(tmp_path))
+
+
+def test_missing_headers_raise_with_the_remedy_where_they_are_needed(tmp_path):
+    # The bindings look for pip packages where -S hides them, and then on the loader's path.
+    lib = SITE / "nvidia/cu13/lib"
+    check_remedy(with_bindings(tmp_path), 1, "the CUDA headers are missing", LD_LIBRARY_PATH=str(lib))
