@@ -32,12 +32,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..arguments import ALIGNMENT
 from ..bands import COLUMNS, DEPTH, TILES, Bands
 from ..epilogue import Epilogue
 from ..planes import Planes
 from . import script
-from .forward import epilogue_parts
+from .forward import both_ends
 from .mma import left, right
 from .sizes import SLACK
 
@@ -45,7 +44,6 @@ from .sizes import SLACK
 def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient."""
     shape = bands.shape
-    images, weights = shape.input_shapes.values()
     (H, W), (N, M) = shape.source, (shape.batch, shape.channel_multiplier)
     SC, RC = bands.source_channels, shape.result_channels
     OH, OW = shape.result_height, shape.result_width
@@ -62,7 +60,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     copies = Planes(bands)
     POSITIONS, WEIGHTS = copies.positions, copies.images
     dtype = shape.dtype
-    declare, finish = epilogue_parts(shape, epilogue)
+    declare, finish = both_ends(shape, epilogue)
     has_residual = "residual" in epilogue.operands(shape)
 
     def tile(group, half, lane) -> tuple[Any, Any, Any]:
@@ -178,14 +176,9 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             return (kernel_row + (R - 1 - row) * SH) * KINDS + kernel_row % KINDS
         return kernel_row * KINDS + (row * SH + kernel_row * DH) % KINDS
 
-    image_name, _ = shape.input_shapes
-
     @script.prim_func(s_tir=True)
     def banded() -> None:
-        image = T.arg(image_name, T.buffer(images, dtype, align=ALIGNMENT))
-        weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
-        operands = T.meta_var(declare())
-        out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
+        image, weight, operands, out = T.meta_var(declare())
         window = T.sblock_alloc_buffer((SC, GROUPS + SLACK, PH, STEPS, 32, 2, 2, 2), dtype)
         band = T.sblock_alloc_buffer((RC, BH * KINDS, STEPS, 32, 2, 2), dtype)
         acc = T.sblock_alloc_buffer((RC, GROUPS + SLACK, R, 32, 2, 2), "float32")

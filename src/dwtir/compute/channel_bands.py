@@ -28,12 +28,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..arguments import ALIGNMENT
 from ..bands import COLUMNS, DEPTH, TILES
 from ..epilogue import Epilogue
 from ..panels import QUAD, VECTOR, Panels
 from . import script
-from .forward import epilogue_parts
+from .forward import both_ends
 from .mma import left, right
 from .parts import UNROLLED
 
@@ -48,7 +47,6 @@ which it takes a third more registers."""
 def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient."""
     shape = panels.shape
-    (image_name, images), (_, weights) = shape.input_shapes.items()
     (H, W), (TOP, LEFT) = shape.source, shape.before
     N, C, OH, OW = shape.batch, shape.result_channels, shape.result_height, shape.result_width
     KH, KW = shape.kernel
@@ -58,7 +56,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
     TOGETHER = V * 32 // PIECES  # threads with the same channels
     BN, BY, BX, BC = panels.blocks
     dtype = shape.dtype
-    declare, finish = epilogue_parts(shape, epilogue)
+    declare, finish = both_ends(shape, epilogue)
     has_residual = "residual" in epilogue.operands(shape)
     STAGED, FINISHED = panels.planes(has_residual)
 
@@ -250,10 +248,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def banded_nhwc() -> None:
-        image = T.arg(image_name, T.buffer(images, dtype, align=ALIGNMENT))
-        weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
-        operands = T.meta_var(declare())
-        out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
+        image, weight, operands, out = T.meta_var(declare())
         for bn, by, bx, bc in T.grid(BN, BY, BX, BC):
             with T.sblock("panels"):
                 vn, vy, vx, vc = T.axis.remap("SSSS", [bn, by, bx, bc])

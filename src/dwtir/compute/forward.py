@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import tirx
@@ -20,21 +20,18 @@ from .sizes import aligned, image, padded_sizes
 
 def nchw(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution on NCHW images."""
-    N, C, M, H, W = image(shape)
+    N, C, M, *_ = image(shape)
     OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     TOP, LEFT = shape.padding[:2]
     AH, AW, PH, PW = padded_sizes(shape)
     SHIFT, LEFT, PW = aligned(shape, LEFT, PW)
     dtype = shape.dtype
-    declare, finish = epilogue_parts(shape, epilogue)
+    declare, finish = both_ends(shape, epilogue)
 
     @script.prim_func(s_tir=True)
-    def depthwise_conv2d_nchw(
-        data: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT), weight: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT)
-    ) -> None:
-        operands = T.meta_var(declare())
-        out = T.arg("out", T.buffer((N, OC, OH, OW), dtype, align=ALIGNMENT))
+    def depthwise_conv2d_nchw() -> None:
+        data, weight, operands, out = T.meta_var(declare())
         padded = T.sblock_alloc_buffer((N, C, PH, PW), dtype)
         acc = T.sblock_alloc_buffer((N, OC, AH, AW), "float32")
         blocks.pad_nchw(padded, data, TOP, LEFT)
@@ -56,20 +53,17 @@ def nchw(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
 
 def nhwc(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution on NHWC images."""
-    N, C, M, H, W = image(shape)
+    N, C, M, *_ = image(shape)
     OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     TOP, LEFT = shape.padding[:2]
     AH, AW, PH, PW = padded_sizes(shape)
     dtype = shape.dtype
-    declare, finish = epilogue_parts(shape, epilogue)
+    declare, finish = both_ends(shape, epilogue)
 
     @script.prim_func(s_tir=True)
-    def depthwise_conv2d_nhwc(
-        data: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT), weight: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT)
-    ) -> None:
-        operands = T.meta_var(declare())
-        out = T.arg("out", T.buffer((N, OH, OW, OC), dtype, align=ALIGNMENT))
+    def depthwise_conv2d_nhwc() -> None:
+        data, weight, operands, out = T.meta_var(declare())
         padded = T.sblock_alloc_buffer((N, PH, PW, C), dtype)
         acc = T.sblock_alloc_buffer((N, AH, AW, OC), "float32")
         blocks.pad_nhwc(padded, data, TOP, LEFT)
@@ -89,16 +83,19 @@ def nhwc(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     return depthwise_conv2d_nhwc
 
 
-def epilogue_parts(
-    shape: Shape, epilogue: Epilogue
-) -> tuple[Callable[[], dict[str, Any]], Callable[..., tirx.PrimExpr]]:
-    """Give the two ends of an epilogue: its parameters, and its result for one element."""
+def both_ends(shape: Shape, epilogue: Epilogue) -> tuple[Callable[[], tuple[Any, ...]], Callable[..., tirx.PrimExpr]]:
+    """Give the two ends of a function: its parameters, and the epilogue's result for one element."""
 
-    def declare() -> dict[str, Any]:
-        return {
-            name: T.arg(name, T.buffer(extents, shape.dtype, align=ALIGNMENT))
-            for name, extents in epilogue.operands(shape).items()
-        }
+    def declare() -> tuple[Any, ...]:
+        """Declare the inputs, the operands of the epilogue, which are by name, and the output."""
+
+        def parameters(tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+            return {
+                name: T.arg(name, T.buffer(extents, shape.dtype, align=ALIGNMENT)) for name, extents in tensors.items()
+            }
+
+        inputs, operands = parameters(shape.input_shapes), parameters(epilogue.operands(shape))
+        return *inputs.values(), operands, *parameters({"out": shape.result_shape}).values()
 
     def finish(
         value: tirx.PrimExpr, operands: dict[str, Any], channel: tirx.Var, element: Sequence[tirx.Var]

@@ -26,19 +26,17 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from .. import nvrtc
-from ..arguments import ALIGNMENT
 from ..epilogue import Epilogue
 from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Pairs
 from . import script
 from .async_copy import BYTES
-from .forward import epilogue_parts
+from .forward import both_ends
 from .mma import left, right
 
 
 def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient."""
     shape = pairs.shape
-    (image_name, images), (_, weights) = shape.input_shapes.items()
     (H, W), (TOP, LEFT) = shape.source, shape.before
     N, C, OH, OW = shape.batch, shape.result_channels, shape.result_height, shape.result_width
     (KH, KW), (SH, SW), DW = shape.kernel, shape.stride, shape.dilation[1]
@@ -48,7 +46,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     BN, BY, BX, BC = pairs.blocks
     dtype = shape.dtype
     PAIR = f"{dtype}x2"
-    declare, finish = epilogue_parts(shape, epilogue)
+    declare, finish = both_ends(shape, epilogue)
     SUMS_DTYPE = "float32" if epilogue.steps else dtype  # of what is in shared memory
     SIZE = 16 // (4 if epilogue.steps else 2)
     LANES = 32 * GROUPS  # threads with the same vector
@@ -249,10 +247,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def paired_nhwc() -> None:
-        image = T.arg(image_name, T.buffer(images, dtype, align=ALIGNMENT))
-        weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
-        operands = T.meta_var(declare())
-        out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
+        image, weight, operands, out = T.meta_var(declare())
         for bn, by, bx, bc in T.grid(BN, BY, BX, BC):
             with T.sblock("block"):
                 vn, vy, vx, vc = T.axis.remap("SSSS", [bn, by, bx, bc])

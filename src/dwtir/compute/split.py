@@ -16,18 +16,17 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..arguments import ALIGNMENT
 from ..epilogue import Epilogue
 from ..images import Images
 from . import script
-from .forward import epilogue_parts
+from .forward import both_ends
 from .parts import UNROLLED, Part, Row, copy, move
 
 
 def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     """Define the operation by threads of so many bands."""
     shape = images.shape
-    (image_name, source), (_, weights) = shape.input_shapes.items()
+    source, _ = shape.input_shapes.values()
     N, C = source[:2]
     X, Y, Z, RW, SW = images.channels, images.images, bands, images.result[1], images.source[1]
     READ, WRITTEN, TAPS = prod(images.source), prod(images.result), prod(shape.kernel)
@@ -35,7 +34,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     TOGETHER = gcd(4, X * TAPS, C * TAPS) if APART == TAPS else 1
     LANES_IN, LANES_OUT = (gcd(16 // shape.itemsize, width) for width in (SW, RW))
     dtype = shape.dtype
-    declare, finish = epilogue_parts(shape, epilogue)
+    declare, finish = both_ends(shape, epilogue)
     adds = "residual" in epilogue.steps  # which comes by way of what the results then lie in
 
     def loading(planes: tirx.Buffer, window: tirx.Buffer, y, x) -> Callable[[Any], None]:
@@ -49,10 +48,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def split_nchw() -> None:
-        data = T.arg(image_name, T.buffer(source, dtype, align=ALIGNMENT))
-        weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
-        operands = T.meta_var(declare())
-        out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
+        data, weight, operands, out = T.meta_var(declare())
         for b, c in T.grid(-(-N // Y), -(-C // X)):
             with T.sblock("images"):
                 vb, vc = T.axis.remap("SS", [b, c])

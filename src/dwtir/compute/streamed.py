@@ -18,11 +18,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..arguments import ALIGNMENT
 from ..epilogue import Epilogue
 from ..strips import Strip, apart, part_sizes
 from . import script
-from .forward import epilogue_parts
+from .forward import both_ends
 from .parts import Row
 
 
@@ -41,7 +40,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     """
     shape, cols = strips.shape, strips.cols
     planes = shape.layout == "NCHW"
-    (image_name, images), (_, weights) = shape.input_shapes.items()
+    images, _ = shape.input_shapes.values()
     N, C, H, W = images if planes else (images[0], images[3], *images[1:3])
     RH, RW = shape.result_height, shape.result_width
     (KH, KW), M = shape.kernel, shape.channel_multiplier
@@ -59,7 +58,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     dtype = shape.dtype
     is_float = dtype == "float32"
     AHEAD = D - 1 if is_float else D
-    declare, finish = epilogue_parts(shape, epilogue)
+    declare, finish = both_ends(shape, epilogue)
     names = [name for name in epilogue.operands(shape) if name != "residual"]
     has_residual = "residual" in epilogue.operands(shape)
     # Its rows are loaded ahead as well.
@@ -181,10 +180,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
 
     @script.prim_func(s_tir=True)
     def streamed() -> None:
-        data = T.arg(image_name, T.buffer(images, dtype, align=ALIGNMENT))
-        weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
-        operands = T.meta_var(declare())
-        out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
+        data, weight, operands, out = T.meta_var(declare())
         for n, segment, strip, vector in T.grid(N, SEGMENTS, STRIPS, C * M // V):
             with T.sblock("stream"):
                 vn, vs, vx, vc = T.axis.remap("SSSS", [n, segment, strip, vector])

@@ -22,18 +22,17 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..arguments import ALIGNMENT
 from ..epilogue import Epilogue
 from ..images import Images
 from . import script
-from .forward import epilogue_parts
+from .forward import both_ends
 from .parts import UNROLLED, Part, Row, copy, move, share
 
 
 def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient, of planes."""
     shape = images.shape
-    (image_name, source), (_, weights) = shape.input_shapes.items()
+    source, _ = shape.input_shapes.values()
     N, C = source[:2]
     X, Y, D = images.channels, images.images, images.turns
     READ, WRITTEN, TAPS = prod(images.source), prod(images.result), prod(shape.kernel)
@@ -42,15 +41,12 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     IN, OUT = (READ, FROM, images.lanes(READ)), (WRITTEN, TO, images.lanes(WRITTEN))
     AHEAD = -(-READ // images.lanes(READ)) * images.lanes(READ)
     dtype = shape.dtype
-    declare, finish = epilogue_parts(shape, epilogue)
+    declare, finish = both_ends(shape, epilogue)
     adds = "residual" in epilogue.steps  # which comes by way of what the results then lie in
 
     @script.prim_func(s_tir=True)
     def whole_nchw() -> None:
-        data = T.arg(image_name, T.buffer(source, dtype, align=ALIGNMENT))
-        weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
-        operands = T.meta_var(declare())
-        out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
+        data, weight, operands, out = T.meta_var(declare())
         for b, c in T.grid(-(-N // (Y * D)), -(-C // X)):
             with T.sblock("images"):
                 vb, vc = T.axis.remap("SS", [b, c])
@@ -143,11 +139,10 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the operation where channels lie side by side, by one or more threads an image."""
     shape, turns, bands = images.shape, images.turns, images.bands
-    (image_name, source), (_, weights) = shape.input_shapes.items()
+    source, _ = shape.input_shapes.values()
     N, H, W, C = source
     (RH, RW), KW = images.result, shape.kernel[1]
-    dtype = shape.dtype
-    declare, finish = epilogue_parts(shape, epilogue)
+    declare, finish = both_ends(shape, epilogue)
 
     def going(band) -> Callable[..., None]:
         if bands > 1:
@@ -177,10 +172,7 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 
     @script.prim_func(s_tir=True)
     def whole_nhwc() -> None:
-        data = T.arg(image_name, T.buffer(source, dtype, align=ALIGNMENT))
-        weight = T.arg("weight", T.buffer(weights, dtype, align=ALIGNMENT))
-        operands = T.meta_var(declare())
-        out = T.arg("out", T.buffer(shape.result_shape, dtype, align=ALIGNMENT))
+        data, weight, operands, out = T.meta_var(declare())
         for n, c in T.grid(-(-N // turns) * bands, C):
             with T.sblock("depthwise_conv2d"):
                 vb, vc = T.axis.remap("SS", [n, c])

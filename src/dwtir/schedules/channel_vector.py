@@ -123,8 +123,7 @@ class ChannelVector(Window):
         }
 
     def is_promising(self, shape: Shape) -> bool:
-        threads = self.thread_x * self.thread_y * self.thread_z
-        most = min(_MOST_REGISTERS, REGISTERS // threads)
+        most = min(_MOST_REGISTERS, REGISTERS // self._threads)
         has_room = self.window == "tap" or self._registers(shape) <= most
         return has_room and super().is_promising(shape)
 
@@ -152,19 +151,15 @@ class ChannelVector(Window):
 
     def counts(self, shape: Shape) -> Work:
         kernel_h, kernel_w = taps(shape)
-        rows, cols = self.rows, self.cols
-        sums, steps = rows * cols * self.vector, 1
-        if self.window == "tile":
-            rows = reach(shape, 0, rows)
-        else:
-            steps = kernel_h if self.window == "row" else kernel_h * kernel_w
+        cols, sums = self.cols, self.sums
+        steps, rows = self._steps(shape)
         loads = steps * rows * (cols if self.window == "tap" else reach(shape, 1, cols))
         values = loads * self.vector
         weights = kernel_h * kernel_w
         down, right = self.rows * self.thread_z, cols * self.thread_y
         channels = self.thread_x * self.vector
         return Work(
-            threads=self.thread_x * self.thread_y * self.thread_z,
+            threads=self._threads,
             blocks=shape.batch
             * -(-shape.result_height // down)
             * -(-shape.result_width // right)

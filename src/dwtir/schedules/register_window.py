@@ -135,8 +135,7 @@ class RegisterWindow(Window):
         }
 
     def is_promising(self, shape: Shape) -> bool:
-        threads = self.thread_x * self.thread_y * self.thread_z
-        most = min(_MOST_REGISTERS, REGISTERS // threads)
+        most = min(_MOST_REGISTERS, REGISTERS // self._threads)
         return self._registers(shape) <= most and super().is_promising(shape)
 
     def check(self, shape: Shape, target: Target) -> None:
@@ -166,20 +165,16 @@ class RegisterWindow(Window):
 
     def counts(self, shape: Shape) -> Work:
         kernel_h, kernel_w = taps(shape)
-        rows, cols = self.rows, self.cols
-        sums, steps, width = rows * cols, 1, cols
-        if self.window == "tile":
-            rows = reach(shape, 0, rows)
-        else:
-            steps = kernel_h if self.window == "row" else kernel_h * kernel_w
-        vectors = cols
+        cols, sums = self.cols, self.sums
+        steps, rows = self._steps(shape)
+        width = vectors = cols
         if self.window != "tap":
             width = reach(shape, 1, cols)
             vectors = (-shape.padding[1] % self.lanes + width - 1) // self.lanes + 1
         down, right = self.rows * self.thread_y, cols * self.thread_x
         channels = shape.batch * shape.result_channels
         return Work(
-            threads=self.thread_x * self.thread_y * self.thread_z,
+            threads=self._threads,
             blocks=-(-channels // self.thread_z) * -(-shape.result_height // down) * -(-shape.result_width // right),
             steps=steps,
             rows=self.rows,

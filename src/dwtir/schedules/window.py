@@ -129,6 +129,10 @@ class Window(Strategy):
         """Return a tile for shapes of which no larger one fits."""
 
     @property
+    def _threads(self) -> int:
+        return self.thread_x * self.thread_y * self.thread_z
+
+    @property
     @abstractmethod
     def sums(self) -> int:
         """Results of a thread."""
@@ -153,7 +157,7 @@ class Window(Strategy):
         self._require_most("sums of a thread", self.sums, MAX_SUMS)
         self._require_most("rows and cols", max(self.rows, self.cols), MAX_SIDE)
         self._require_most("unrolled loads", loads_of(shape, self.rows, self.cols, self.window), MAX_LOADS)
-        self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
+        self._require_launch(target, threads=self._threads)
 
     @abstractmethod
     def counts(self, shape: Shape) -> Work:
@@ -177,7 +181,7 @@ class Window(Strategy):
         x = min(32, self.thread_x)
         y = min(max(1.0, 32 / x), self.thread_y)
         warp = x, y, min(max(1.0, 32 / (x * y)), self.thread_z)
-        filled = min(32, self.thread_x * self.thread_y * self.thread_z) * results.size * size
+        filled = min(32, self._threads) * results.size * size
         sectors = SECTOR * results.touched(SECTOR, warp, size) / filled - 1
         return self.counts(shape)._replace(
             lines=inputs.lines(warp, size),
@@ -197,6 +201,13 @@ class Window(Strategy):
             return True
         work = self.counts(shape)
         return registers_for(work.threads, self.min_blocks) >= _LEAST_REGISTERS * registers_needed(work)
+
+    def _steps(self, shape: Shape) -> tuple[int, int]:
+        """Count the steps of a thread, and the rows of inputs that it loads in each."""
+        kernel_h, kernel_w = taps(shape)
+        if self.window == "tile":
+            return 1, reach(shape, 0, self.rows)
+        return kernel_h if self.window == "row" else kernel_h * kernel_w, self.rows
 
     def _in_use(self, shape: Shape) -> int:
         """Count the inputs of a channel that are multiplied together: of the rows under one tap."""
