@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 _MAX_PRODUCTS = 640
 """Products of a warp in a step, in straight line."""
 
+_LEAST_TAPS = 25
+"""Taps from which it pays: with fewer, memory is all that kernels wait for, and `channel_vector` keeps it busier."""
+
 _SHARED_OF_ALL = 227 * 1024
 
 _REGISTERS, _PER_ROW = 46, 6
@@ -115,7 +118,7 @@ class ChannelPairs(Strategy):
         """Tell whether it is expected to be faster than what else there is for these layers."""
         others = [kind for kind in (BandedChannels, RowStream, ChannelVector) if kind.claims(shape, target)]
         own, *times = (expected(kind, shape, target) for kind in (cls, *others))
-        return own < min(times)
+        return prod(shape.kernel) >= _LEAST_TAPS and own < min(times)
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[ChannelPairs, ...]:
