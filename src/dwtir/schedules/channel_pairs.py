@@ -116,9 +116,11 @@ class ChannelPairs(Strategy):
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than what else there is for these layers."""
+        if prod(shape.kernel) < _LEAST_TAPS:
+            return False
         others = [kind for kind in (BandedChannels, RowStream, ChannelVector) if kind.claims(shape, target)]
         own, *times = (expected(kind, shape, target) for kind in (cls, *others))
-        return prod(shape.kernel) >= _LEAST_TAPS and own < min(times)
+        return own < min(times)
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[ChannelPairs, ...]:

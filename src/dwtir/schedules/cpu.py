@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _SUMS = 12
 """Vector registers for sums, of 16; AVX-512 has 32."""
 
-STACK = 1023
+_STACK = 1023
 """Bytes of sums that TVM has on the stack, where LLVM sees that nothing else is there: it stores
 larger ones after each tap."""
 
@@ -70,7 +70,7 @@ class Cpu(Strategy):
             lanes = max(n for n in _lanes(shape, target) if n <= 4)
         rows = even_tile(shape, 0, 4)
         wide = 4 if shape.kernel[1] >= 5 or shape.result_height <= 8 else 2
-        most = min(_SUMS if target.vector_bytes < 64 else 16, STACK // (4 * lanes))
+        most = min(_SUMS if target.vector_bytes < 64 else 16, _STACK // (4 * lanes))
         return cls(rows, max(1, min(wide, most // rows, shape.result_width)), lanes)
 
     @classmethod
