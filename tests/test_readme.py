@@ -55,6 +55,6 @@ def test_the_example_of_a_record_is_one(tmp_path, monkeypatch):
     path.write_text(example)
     monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
     found = database.find(Shape.parse(path.stem), Target(path.parent.name, "cuda", "sm_90", 132))
-    line = ", ".join(map(str, found[0].parameters.values()))
+    line = ",".join(map(str, found[0].parameters.values()))
     assert (found[0].name, line) == (record["strategy"], record["parameters"])
     assert found[1] == path
