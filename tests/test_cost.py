@@ -100,7 +100,11 @@ def test_blocks_at_a_time_fit(threads):
         assert registers_for(threads, count) * count * threads <= 65536 or count == 1
 
 
-@given(shape=shapes(kernel=7), steps=epilogues(), target=st.sampled_from([*KNOWN_GPUS.values()]))
+@given(
+    shape=shapes(kernel=7) | shapes(batch=64, channels=256, size=112, flop=10**11),
+    steps=epilogues(),
+    target=st.sampled_from([*KNOWN_GPUS.values()]),
+)
 @example(Shape.parse("16x8x96x96_k1_p0x1x0x1_float16_nhwc"), "bias", H200)
 @example(Shape.parse("64x160x57x57_k8_s1x2_p3_float16_nhwc"), "bias", KNOWN_GPUS["nvidia-l4"])
 def test_the_choice_passes_its_check(shape, steps, target):
