@@ -27,7 +27,7 @@ SIZES = (
     *("5x20x7x7_k5_p2", "1x4x11x14_k3_p2_d2", "1x4x11x14_k3_p1_m2"),
 )
 ENDINGS = ("", "_dgrad", "_wgrad")
-EPILOGUE = "scale_shift+relu"
+EPILOGUE = "scale_shift+residual+relu"
 
 
 def main(target: str) -> int:

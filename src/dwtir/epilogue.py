@@ -75,9 +75,14 @@ class Epilogue:
         return "+".join(self.steps) or "none"
 
     @property
+    def has_exponential(self) -> bool:
+        """Whether an exponential is taken of results."""
+        return not {"silu", "gelu"}.isdisjoint(self.steps)
+
+    @property
     def waits(self) -> bool:
         """Whether results wait in registers, for a residual or an exponential."""
-        return not {"residual", "silu", "gelu"}.isdisjoint(self.steps)
+        return self.has_exponential or "residual" in self.steps
 
     def operands(self, shape: Shape) -> dict[str, tuple[int, ...]]:
         """Name and shape of each tensor that the steps take, in the order of use."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+from .epilogue import Epilogue
 from .shape import Shape
 
 STRIPS, COLUMNS, PIXELS = 16, 4, 8
@@ -167,9 +168,11 @@ class Pairs:
         """Results of a step."""
         return self.images * self.rows * self.across * COLUMNS * self.channels
 
-    def shared_bytes(self, result_bytes: int) -> int:
-        """Count the bytes of shared memory, with so many for a result."""
-        return self.stages * self.stage_halves * self.shape.itemsize + self.results * result_bytes
+    def shared_bytes(self, epilogue: Epilogue) -> int:
+        """Count the bytes of shared memory: for inputs, results, which are sums until fused steps, and a residual."""
+        result = 4 if epilogue.steps else self.shape.itemsize
+        residual = self.shape.itemsize if "residual" in epilogue.steps else 0
+        return self.stages * self.stage_halves * self.shape.itemsize + self.results * (result + residual)
 
     def input_at(self, stage: Any, image: Any, row: Any, column: Any, vector: Any) -> Any:
         """Find a vector of inputs in shared memory, by its place in a stage."""

@@ -7,6 +7,8 @@ The blocks are those of a block of threads:
 ``first``, ``pad``
     the inputs with their zeros on their way to shared memory, before the first step and in a step: each
     ``copy`` one instruction, of a vector of channels;
+``residual``
+    what is to be added to the results of a step, on its way there too, each to the thread that adds it;
 ``multiply``
     the sums of a step: a row of inputs after the other, each with all products that it has a part in;
 ``leave``
@@ -48,6 +50,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     PAIR = f"{dtype}x2"
     declare, finish = both_ends(shape, epilogue)
     SUMS_DTYPE = "float32" if epilogue.steps else dtype  # of what is in shared memory
+    RESIDUAL = "residual" in epilogue.steps
     SIZE = 16 // (4 if epilogue.steps else 2)
     LANES = 32 * GROUPS  # threads with the same vector
 
@@ -65,6 +68,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
 
     LINES = IMAGES * pairs.stage_rows
     LOADS, STORES = deal(LINES, pairs.width), deal(IMAGES * R, COLUMNS * ACROSS)
+    TURNS = STORES[1] * STORES[2]
 
     def input_of(image, block, stage, task, lane) -> tuple[Any, Any]:
         """Tell whether an input is there, and load it."""
@@ -76,6 +80,16 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         channel = (c * VECTORS + vector) * VECTOR
         here = tirx.all(n < N, 0 <= row, row < H, 0 <= column, column < W, channel < C, down < pairs.input_rows)
         return here, image[n, row, column, channel + lane]
+
+    def result_of(block, step, turn, thread) -> tuple[Any, tuple[Any, ...], tuple[Any, Any, Any]]:
+        """Tell whether a step has results for a thread's turn; find them, and their place in shared memory."""
+        line, column, vector = task = share(turn, STORES, thread)
+        n, y, x, c = block
+        image, down = n * IMAGES + line // R, step * R + line % R - DELAY
+        row, right = y * pairs.height + down, x * (ACROSS * COLUMNS) + column
+        inside = [line < IMAGES * R, image < N, 0 <= down, row < OH, column < ACROSS * COLUMNS, right < OW]
+        channel = (c * VECTORS + vector) * VECTOR
+        return tirx.all(*inside, channel < C), (image, row, right, channel), task
 
     def strip(warp, half, lane) -> tuple[Any, Any, Any]:
         """Find a strip of a product: whether it is one, its image and its place there."""
@@ -103,6 +117,25 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                         T.reads(size[0], value)
                         T.writes(staged[at + vv])
                         staged[at + vv] = T.if_then_else(size[0] == BYTES, value, T.cast(0, dtype))
+        T.evaluate(T.ptx["cp.async.commit_group"]())
+
+    @script.inline
+    def add(added, residual, block, step, w, lane):
+        """Begin to copy what a thread adds to the results of a step."""
+        size = T.sblock_alloc_buffer((1,), "int32", scope="local")
+        size[0] = BYTES
+        for k in T.unroll(TURNS):
+            found = T.meta_var(result_of(block, step, k, w * 32 + lane))
+            if found[0]:
+                for v in range(VECTOR):
+                    with T.sblock("copy_residual"):
+                        vk, vv = T.axis.remap("SS", [k, v])
+                        _, own, task = T.meta_var(result_of(block, step, vk, w * 32 + lane))
+                        value = T.meta_var(residual[own[0], own[1], own[2], own[3] + vv])
+                        at = T.meta_var(pairs.result_at(task[0], task[1], task[2], VECTOR))
+                        T.reads(size[0], value)
+                        T.writes(added[at + vv])
+                        added[at + vv] = T.if_then_else(size[0] == BYTES, value, T.cast(0, dtype))
         T.evaluate(T.ptx["cp.async.commit_group"]())
 
     def taps(bands: list[tirx.Buffer], weight: tirx.Buffer, c: Any, vw: Any, vl: Any) -> None:
@@ -216,34 +249,34 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.If(inside), T.Then(), T.vectorized(size) as e:
                     T.buffer_store(results, own[e], [place + e])
 
-    def store(out: tirx.Buffer, results: tirx.Buffer, operands: Any, at: tuple[Any, ...], thread: Any) -> None:
-        n, y, x, c, step = at
+    def store(out: tirx.Buffer, shared: tuple[Any, ...], operands: Any, at: tuple[Any, ...], thread: Any) -> None:
+        *block, step = at
+        results, added = shared
         sums = T.sblock_alloc_buffer((VECTOR,), results.dtype, scope="local")
         own = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
         loaded = {name: T.sblock_alloc_buffer((VECTOR,), dtype, scope="local") for name in operands}
-        channel = (c * VECTORS + thread % VECTORS) * VECTOR
 
-        def load(name: str, *place: Any) -> None:
+        def load(name: str, source: tirx.Buffer, first: Any) -> None:
             with T.vectorized(VECTOR) as e:
-                at = (*place, channel + e)
-                T.buffer_store(loaded[name], operands[name][at], [e])
+                T.buffer_store(loaded[name], source[first + e], [e])
 
-        for turn in range(STORES[1] * STORES[2]):
-            line, column, vector = share(turn, STORES, thread)
-            image, down = n * IMAGES + line // R, step * R + line % R - DELAY
-            row, right = y * pairs.height + down, x * (ACROSS * COLUMNS) + column
-            inside = [line < IMAGES * R, image < N, 0 <= down, row < OH, column < ACROSS * COLUMNS, right < OW]
-            with T.If(tirx.all(*inside, (c * VECTORS + vector) * VECTOR < C)), T.Then():
+        for turn in range(TURNS):
+            inside, place, task = result_of(block, step, turn, thread)
+            line, column, vector = task
+            with T.If(inside), T.Then():
                 for part in range(VECTOR // SIZE):
-                    place = pairs.result_at(line, column, vector * (VECTOR // SIZE) + part, SIZE)
+                    first = pairs.result_at(line, column, vector * (VECTOR // SIZE) + part, SIZE)
                     with T.vectorized(SIZE) as e:
-                        T.buffer_store(sums, results[place + e], [part * SIZE + e])
+                        T.buffer_store(sums, results[first + e], [part * SIZE + e])
                 for name in operands:
-                    load(name, *((image, row, right) if name == "residual" else ()))
+                    if name == "residual":
+                        load(name, added, pairs.result_at(*task, VECTOR))
+                    else:
+                        load(name, operands[name], place[-1])
                 for e in range(VECTOR):
                     T.buffer_store(own, finish(sums[e], loaded, e, (e,)), [e])
                 with T.vectorized(VECTOR) as e:
-                    T.buffer_store(out, own[e], [image, row, right, channel + e])
+                    T.buffer_store(out, own[e], [*place[:-1], place[-1] + e])
 
     @script.prim_func(s_tir=True)
     def paired_nhwc() -> None:
@@ -263,6 +296,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     ]
                 )
                 acc = T.sblock_alloc_buffer((WARPS, SUMS, WORDS, 32, 2, 2), "float32", scope="local")
+                added = T.sblock_alloc_buffer((pairs.results if RESIDUAL else 1,), dtype, scope="shared.dyn")
                 for first in T.serial(max(1, STAGES - 1)):
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("first"):
@@ -276,6 +310,8 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                         T.reads()
                         T.writes()
                         taps(bands, weight, vc, vw, vl)
+                        if RESIDUAL:  # or TVM, which sees no copies, would lay it over the results
+                            added[vw * 32 + vl] = T.cast(0, dtype)
                 if STEPS > 1:
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("begin"):
@@ -286,6 +322,13 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 for step in T.serial(STEPS):
                     T.evaluate(T.ptx["cp.async.wait_group"](max(0, STAGES - 2)))
                     T.evaluate(T.tvm_storage_sync("shared.dyn"))
+                    if RESIDUAL:
+                        for w, lane in T.grid(WARPS, 32):
+                            with T.sblock("residual"):
+                                vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
+                                T.reads()
+                                T.writes()
+                                add(added, operands["residual"], block, vs, vw, vl)
                     if STEPS > 1:
                         for w, lane in T.grid(WARPS, 32):
                             with T.sblock("pad"):
@@ -308,12 +351,14 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                                 T.reads()
                                 T.writes()
                                 shift(acc, vw, vl)
+                    if RESIDUAL:
+                        T.evaluate(T.ptx["cp.async.wait_group"](1 if STEPS > 1 else 0))
                     T.evaluate(T.tvm_storage_sync("shared.dyn"))
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("epilogue"):
                             vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
                             T.reads(results[:])
                             T.writes(out[vn * IMAGES : vn * IMAGES + IMAGES, :, :, :])
-                            store(out, results, operands, (*block, vs), vw * 32 + vl)
+                            store(out, (results, added), operands, (*block, vs), vw * 32 + vl)
 
     return paired_nhwc

@@ -53,6 +53,9 @@ _MAX_PRODUCTS = 640
 _LEAST_TAPS = 25
 """Taps from which it pays: with fewer, memory is all that kernels wait for, and `channel_vector` keeps it busier."""
 
+_MOST = Epilogue(("residual",))
+"""Fused steps that take the most shared memory."""
+
 _SHARED_OF_ALL = 227 * 1024
 
 _REGISTERS, _PER_ROW = 46, 6
@@ -139,12 +142,17 @@ class ChannelPairs(Strategy):
             part = even_split(height, -(-height // parts))
             if part < rows or (part == rows and ahead > 1):
                 continue
-            tile = cls(channel, images, across, rows, 2 if part > rows else 1, ahead)
-            if part > rows:
-                tile = replace(tile, steps=-(-(part + tile.pairs(shape).delay) // rows))
-            blocks = tile._room(shape)
-            if blocks and tile.pairs(shape).shared_bytes(4) <= target.most_shared_bytes:
+            tile = cls(channel, images, across, rows, 1, ahead)._down(shape, part)
+            blocks = tile._room(shape, Epilogue())
+            if blocks and tile.pairs(shape).shared_bytes(_MOST) <= target.most_shared_bytes:
                 yield replace(tile, min_blocks=blocks)
+
+    def _down(self, shape: Shape, rows: int) -> ChannelPairs:
+        """Return the tile with the steps that a block takes for so many rows of results."""
+        if rows <= self.rows:
+            return replace(self, steps=1)
+        tile = replace(self, steps=2)
+        return replace(tile, steps=-(-(rows + tile.pairs(shape).delay) // self.rows))
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -160,9 +168,9 @@ class ChannelPairs(Strategy):
         return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: Shape) -> bool:
-        return self._room(shape) >= self.min_blocks
+        return self._room(shape, Epilogue()) >= self.min_blocks
 
-    def _room(self, shape: Shape) -> int:
+    def _room(self, shape: Shape, epilogue: Epilogue) -> int:
         """Count the blocks that an SM's registers and shared memory have room for, if none spills."""
         pairs = self.pairs(shape)
         rows = pairs.sums
@@ -170,7 +178,7 @@ class ChannelPairs(Strategy):
         threads = 32 * pairs.warps
         if needed > registers_for(threads, 1) or pairs.products > _MAX_PRODUCTS:
             return 0
-        shared = pairs.shared_bytes(shape.itemsize) + 1024
+        shared = pairs.shared_bytes(epilogue) + 1024
         return min(REGISTERS // (threads * -(-needed // 8) * 8), _SHARED_OF_ALL // shared, 2048 // threads)
 
     def check(self, shape: Shape, target: Target) -> None:
@@ -184,15 +192,25 @@ class ChannelPairs(Strategy):
         self._require_most("steps", self.steps, least)
         self._require(pairs.height > 0, "rows of a block", pairs.height, "at least 1")
         self._require_most("unrolled products", pairs.products, _MAX_PRODUCTS)
-        self._require_most("shared bytes per block", pairs.shared_bytes(4), target.most_shared_bytes)
+        self._require_most("shared bytes per block", pairs.shared_bytes(_MOST), target.most_shared_bytes)
         self._require_launch(target, threads=32 * pairs.warps)
 
     def suits(self, shape: Shape, epilogue: Epilogue) -> bool:
-        """Refuse what all warps wait for at a step's end: a residual, and much arithmetic for small images."""
-        return "residual" not in epilogue.steps and (self.images < 4 or not epilogue.waits)
+        """Refuse what all warps wait for at a step's end: exponentials for images of which a block has several."""
+        return self.images == 1 or not epilogue.has_exponential
+
+    def with_room_for(self, shape: Shape, epilogue: Epilogue) -> ChannelPairs:
+        """Return the tile with fewer rows, so that an SM has room for as many blocks as without fused steps.
+
+        A residual takes the place of a stage that is under way.
+        """
+        tile = replace(self, ahead=1) if "residual" in epilogue.steps else self
+        rows = even_split(shape.result_height, self.pairs(shape).blocks[1])
+        tiles = [tile, *(replace(tile, rows=n)._down(shape, rows) for n in (4, 3, 2, 1) if n < self.rows)]
+        return next((tile for tile in tiles if tile._room(shape, epilogue) >= self.min_blocks), tile)
 
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
-        return self.pairs(shape).shared_bytes(4 if epilogue.steps else shape.itemsize)
+        return self.pairs(shape).shared_bytes(epilogue)
 
     def pairs(self, shape: Shape) -> Pairs:
         """Return the sizes that the tile has for a shape."""
@@ -232,7 +250,7 @@ class ChannelPairs(Strategy):
         tvm_ffi.structural_walk(sch.mod["main"].body, [(SBlock, lambda block: names.append(block.name_hint))])
         for name in names:
             loops = sch.get_loops(sch.get_sblock(name))
-            if name in ("first", "band", "begin", "pad", "shift", "epilogue"):
+            if name in ("first", "band", "begin", "residual", "pad", "shift", "epilogue"):
                 bind_threads(sch, *loops[-2:])
             elif name.startswith("copy"):
                 sch.tensorize(loops[-1], async_copy.intrinsic(shape.dtype))
