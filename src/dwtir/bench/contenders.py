@@ -78,7 +78,9 @@ def peers(problem: Problem, layouts: Sequence[str] = LAYOUTS, *, compiled: bool 
         ways = [("torch {}", False, False)]
     else:
         ways = [("torch {} native", False, False), ("torch {} cudnn", True, False)]
-        ways += [("torch.compile {}", True, True)] if compiled and problem.epilogue.steps else []
+        if compiled and problem.epilogue.steps:
+            ways.append(("torch.compile {}", True, True))
+            torch.compiler.reset()  # it refuses the same function of Python after eight shapes
     return [
         _torch(torch, problem, layout, name.format(layout), cudnn=cudnn, compiled=fused)
         for layout in layouts
