@@ -35,6 +35,16 @@ def test_products_and_shared_memory_are_what_the_tile_says(about, epilogue):
     assert source.count("__syncthreads();") == 2, "the barriers of a step"
 
 
+def test_fused_steps_cost_rows_and_no_block():
+    shape = Shape.parse("128x240x28x28_k5_p2_float16_nhwc")
+    alone = ChannelPairs.choose(shape, H200)
+    for epilogue, ahead in (("bias+relu", alone.ahead), ("residual", 1)):
+        tile = alone.with_room_for(shape, dwtir.Epilogue.of(epilogue))
+        assert tile.pairs(shape).blocks == alone.pairs(shape).blocks
+        assert (tile.min_blocks, tile.ahead) == (alone.min_blocks, ahead)
+        assert tile.rows < alone.rows
+
+
 @pytest.mark.parametrize(
     ("about", "is_chosen"),
     [

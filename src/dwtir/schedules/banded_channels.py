@@ -171,7 +171,8 @@ class BandedChannels(Strategy):
 
     def suits(self, shape: Shape, epilogue: Epilogue) -> bool:
         """Refuse much arithmetic behind the sums of small images, for which all warps wait."""
-        return self.panels(shape).images < 4 or not epilogue.waits
+        exponentials = epilogue.has_exponential and shape.result_width < 32
+        return not exponentials and (self.panels(shape).images < 4 or not epilogue.waits)
 
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
         return self.panels(shape).shared_bytes("residual" in epilogue.operands(shape))

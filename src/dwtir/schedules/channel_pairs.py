@@ -205,7 +205,7 @@ class ChannelPairs(Strategy):
         A residual takes the place of a stage that is under way.
         """
         tile = replace(self, ahead=1) if "residual" in epilogue.steps else self
-        rows = even_split(shape.result_height, self.pairs(shape).blocks[1])
+        rows = -(-shape.result_height // self.pairs(shape).blocks[1])
         tiles = [tile, *(replace(tile, rows=n)._down(shape, rows) for n in (4, 3, 2, 1) if n < self.rows)]
         return next((tile for tile in tiles if tile._room(shape, epilogue) >= self.min_blocks), tile)
 
