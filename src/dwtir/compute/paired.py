@@ -22,7 +22,8 @@ What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`. Lane ``
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -34,6 +35,9 @@ from . import script
 from .async_copy import BYTES
 from .forward import both_ends
 from .mma import left, right
+
+Find: TypeAlias = Callable[[Any, Any], tuple[Any, ...]]
+"""Tells by turn and element whether a vector is wanted, whether it is there, the element, and the vector's place."""
 
 
 def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
@@ -70,17 +74,6 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     LOADS, STORES = deal(LINES, pairs.width), deal(IMAGES * R, COLUMNS * ACROSS)
     TURNS = STORES[1] * STORES[2]
 
-    def input_of(image, block, stage, task, lane) -> tuple[Any, Any]:
-        """Tell whether an input is there, and load it."""
-        line, column, vector = task
-        n, y, x, c = block
-        n, down = n * IMAGES + line // pairs.stage_rows, stage * pairs.stage_rows + line % pairs.stage_rows
-        row = y * (pairs.height * SH) - TOP + down
-        column = x * (ACROSS * COLUMNS * SW) - LEFT + column
-        channel = (c * VECTORS + vector) * VECTOR
-        here = tirx.all(n < N, 0 <= row, row < H, 0 <= column, column < W, channel < C, down < pairs.input_rows)
-        return here, image[n, row, column, channel + lane]
-
     def result_of(block, step, turn, thread) -> tuple[Any, tuple[Any, ...], tuple[Any, Any, Any]]:
         """Tell whether a step has results for a thread's turn; find them, and their place in shared memory."""
         line, column, vector = task = share(turn, STORES, thread)
@@ -99,43 +92,46 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         inside = T.min(number, IMAGES * ACROSS - 1)
         return number < IMAGES * ACROSS, inside // ACROSS, inside % ACROSS
 
+    def inputs(image, block, stage, thread) -> Find:
+        """Find what a thread has of a stage."""
+
+        def find(turn, lane) -> tuple[Any, ...]:
+            line, column, vector = task = share(turn, LOADS, thread)
+            n, y, x, c = block
+            n, down = n * IMAGES + line // pairs.stage_rows, stage * pairs.stage_rows + line % pairs.stage_rows
+            row, right = y * (pairs.height * SH) - TOP + down, x * (ACROSS * COLUMNS * SW) - LEFT + column
+            channel = (c * VECTORS + vector) * VECTOR
+            here = [n < N, 0 <= row, row < H, 0 <= right, right < W, channel < C, down < pairs.input_rows]
+            wanted = tirx.all(line < LINES, column < pairs.width, stage < STEPS)
+            at = pairs.input_at(stage % STAGES, 0, *task)
+            return wanted, tirx.all(*here), image[n, row, right, channel + lane], at
+
+        return find
+
+    def residuals(residual, block, step, thread) -> Find:
+        """Find what a thread adds to the results of a step."""
+
+        def find(turn, lane) -> tuple[Any, ...]:
+            wanted, (n, row, column, channel), task = result_of(block, step, turn, thread)
+            return wanted, T.bool(True), residual[n, row, column, channel + lane], pairs.result_at(*task, VECTOR)
+
+        return find
+
     @script.inline
-    def load(staged, image, block, stage, w, lane):
-        """Begin to copy what a thread has of a stage."""
+    def load(shared, turns, find):
+        """Begin to copy vectors to shared memory, or zeros where there are none."""
         size = T.sblock_alloc_buffer((1,), "int32", scope="local")
-        for k in T.unroll(LOADS[1] * LOADS[2]):
-            task = T.meta_var(share(k, LOADS, w * 32 + lane))
-            if tirx.all(task[0] < LINES, task[1] < pairs.width, stage < STEPS):
-                here, _ = T.meta_var(input_of(image, block, stage, task, 0))
-                size[0] = T.if_then_else(here, BYTES, 0)
+        for k in T.unroll(turns):
+            first = T.meta_var(find(k, 0))
+            if first[0]:
+                size[0] = T.if_then_else(first[1], BYTES, 0)
                 for v in range(VECTOR):
                     with T.sblock("copy"):
                         vk, vv = T.axis.remap("SS", [k, v])
-                        own = T.meta_var(share(vk, LOADS, w * 32 + lane))
-                        _, value = T.meta_var(input_of(image, block, stage, own, vv))
-                        at = T.meta_var(pairs.input_at(stage % STAGES, 0, *own))
-                        T.reads(size[0], value)
-                        T.writes(staged[at + vv])
-                        staged[at + vv] = T.if_then_else(size[0] == BYTES, value, T.cast(0, dtype))
-        T.evaluate(T.ptx["cp.async.commit_group"]())
-
-    @script.inline
-    def add(added, residual, block, step, w, lane):
-        """Begin to copy what a thread adds to the results of a step."""
-        size = T.sblock_alloc_buffer((1,), "int32", scope="local")
-        size[0] = BYTES
-        for k in T.unroll(TURNS):
-            found = T.meta_var(result_of(block, step, k, w * 32 + lane))
-            if found[0]:
-                for v in range(VECTOR):
-                    with T.sblock("copy_residual"):
-                        vk, vv = T.axis.remap("SS", [k, v])
-                        _, own, task = T.meta_var(result_of(block, step, vk, w * 32 + lane))
-                        value = T.meta_var(residual[own[0], own[1], own[2], own[3] + vv])
-                        at = T.meta_var(pairs.result_at(task[0], task[1], task[2], VECTOR))
-                        T.reads(size[0], value)
-                        T.writes(added[at + vv])
-                        added[at + vv] = T.if_then_else(size[0] == BYTES, value, T.cast(0, dtype))
+                        found = T.meta_var(find(vk, vv))
+                        T.reads(size[0], found[2])
+                        T.writes(shared[found[3] + vv])
+                        shared[found[3] + vv] = T.if_then_else(size[0] == BYTES, found[2], T.cast(0, dtype))
         T.evaluate(T.ptx["cp.async.commit_group"]())
 
     def taps(bands: list[tirx.Buffer], weight: tirx.Buffer, c: Any, vw: Any, vl: Any) -> None:
@@ -303,7 +299,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                             vf, vw, vl = T.axis.remap("SSS", [first, w, lane])
                             T.reads()
                             T.writes()
-                            load(staged, image, block, vf, vw, vl)
+                            load(staged, LOADS[1] * LOADS[2], inputs(image, block, vf, vw * 32 + vl))
                 for w, lane in T.grid(WARPS, 32):
                     with T.sblock("band"):
                         vw, vl = T.axis.remap("SS", [w, lane])
@@ -328,14 +324,14 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                                 vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
                                 T.reads()
                                 T.writes()
-                                add(added, operands["residual"], block, vs, vw, vl)
+                                load(added, TURNS, residuals(operands["residual"], block, vs, vw * 32 + vl))
                     if STEPS > 1:
                         for w, lane in T.grid(WARPS, 32):
                             with T.sblock("pad"):
                                 vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
                                 T.reads()
                                 T.writes()
-                                load(staged, image, block, vs + (STAGES - 1), vw, vl)
+                                load(staged, LOADS[1] * LOADS[2], inputs(image, block, vs + (STAGES - 1), vw * 32 + vl))
                     for w in range(WARPS):
                         with T.sblock("multiply"):
                             vs, vw = T.axis.remap("SS", [step, w])
