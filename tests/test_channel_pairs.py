@@ -118,7 +118,9 @@ def test_tiles_that_do_not_fit_are_refused(changes, message):
 
 
 @pytest.mark.parametrize(
-    "about", ["12x9x9_k3_float16_nhwc", "8x9x9_k3_m2_float16_nhwc", "8x9x9_k3_s2_float16_nhwc_dgrad"]
+    "about",
+    [f"{about}_float16_nhwc" for about in ("12x9x9_k3", "8x9x9_k3_m2", "8x9x9_k1_s2")]
+    + ["8x9x9_k3_s2_float16_nhwc_dgrad"],
 )
 def test_who_is_refused(about):
     with pytest.raises(InvalidScheduleError, match="channels by eights"):

@@ -92,7 +92,7 @@ class ChannelPairs(Strategy):
     dtypes = ("float16", "bfloat16")
     operations = ("forward", "grad_data")
     needs_mma = True
-    device = "a GPU from sm_80 on (with channels by eights and channel_multiplier 1, gradients with stride 1)"
+    device = "a GPU from sm_80 on (channels by eights, channel_multiplier 1, stride at most the kernel, of gradients 1)"
 
     channels: int
     images: int
@@ -108,6 +108,7 @@ class ChannelPairs(Strategy):
             super()._is_for(shape, target)
             and shape.channel_multiplier == 1
             and shape.in_channels % VECTOR == 0
+            and shape.stride[0] <= (shape.kernel[0] - 1) * shape.dilation[0] + 1  # it copies all rows
             and (shape.operation == "forward" or shape.stride == (1, 1))
         )
 
