@@ -27,17 +27,16 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..arguments import ALIGNMENT
 from ..units import LANES, Units
 from . import blocks, script
 from .async_copy import BYTES
+from .forward import declared
 from .mma import left, right
 
 
 def nhwc(sizes: Units) -> tirx.PrimFunc:
     """Define the gradient on NHWC images."""
     shape = sizes.shape
-    data_shape, grad_shape = shape.input_shapes.values()
     N, C, H, W = shape.batch, shape.in_channels, shape.height, shape.width
     OH, OW, TOP, LEFT = shape.out_height, shape.out_width, *shape.padding[:2]
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
@@ -193,11 +192,8 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                         shared[w * OWN + o, s, lane, h, e] = acc[w, o, r, s, lane, h, e]
 
     @script.prim_func(s_tir=True)
-    def units_nhwc(
-        data: T.Buffer(data_shape, dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        grad_out: T.Buffer(grad_shape, dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        out: T.Buffer((KH, KW, C, 1), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-    ) -> None:
+    def units_nhwc() -> None:
+        data, grad_out, _, out = T.meta_var(declared(shape))
         partial = T.sblock_alloc_buffer((PARTS, CHUNKS, TAPS), "float32")
         total = T.sblock_alloc_buffer((KH, KW, C, 1), "float32")
         for p, b in T.grid(PARTS, CHUNKS):
