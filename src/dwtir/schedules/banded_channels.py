@@ -62,19 +62,7 @@ one of results, a product and a row of inputs of a warp, as measured on an H200.
 
 @dataclass(frozen=True)
 class BandedChannels(Strategy):
-    """Tile of the products with banded matrices.
-
-    Parameters
-    ----------
-    rows : int
-        Output rows of a tile, of 8 columns each.
-    down, across : int
-        Tiles of a block in a column and a row of an image; with as many images they are 16.
-    warps, channels : int
-        Warps of a block, and channels of each, 2 or 4.
-    min_blocks : int
-        Blocks that an SM shall have room for at a time.
-    """
+    """Tile of the products with banded matrices, as `Panels` has it, with 2 or 4 channels of a warp."""
 
     name = "banded_channels"
     layouts = ("NHWC",)
@@ -113,7 +101,6 @@ class BandedChannels(Strategy):
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[BandedChannels, ...]:
-        """List the tiles, those that are expected to take the least time first."""
         tiles = sorted(cls._tiles(shape, target), key=lambda tile: tile.expected_seconds(shape, target))
         return tuple(tiles[:8]) or (cls(1, 1, 1, 4, 2),)
 
@@ -181,7 +168,6 @@ class BandedChannels(Strategy):
         return Panels(shape, self.rows, self.down, self.across, self.warps, self.channels)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        """Estimate the time of the kernel."""
         panels = self.panels(shape)
         blocks = prod(panels.blocks) / target.units
         at_a_time = min(self.min_blocks, ceil(blocks))

@@ -108,7 +108,6 @@ class BandedMatrix(Strategy):
     warps: int
     """Warps of a block."""
     min_blocks: int = 1
-    """Blocks that an SM shall have room for at a time."""
 
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:

@@ -82,9 +82,7 @@ class BandedSums(MatrixSums):
     parts: int
     """Blocks that share the outputs of a channel."""
     part_threads: int
-    """Threads of the second kernel over the parts, which it divides."""
     min_blocks: int = 1
-    """Blocks that an SM shall have room for at a time."""
 
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
@@ -153,7 +151,6 @@ class BandedSums(MatrixSums):
         return has_room and needed <= registers_for(threads, self.min_blocks)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        """Estimate the time of both kernels."""
         work = _LOAD * self._loads(shape) + _PRODUCT * self._products(shape)
         blocks = self.parts * shape.out_channels / target.units
         at_a_time = min(self.min_blocks, ceil(blocks)) * self.warps

@@ -70,7 +70,8 @@ class Strategy(ABC):
     """Whether TVM needs simpler indices to see that a thread's results fit its registers."""
 
     min_blocks: int | None = None
-    """Blocks that an SM shall have room for at a time, where a strategy says so."""
+    """Blocks that an SM shall have room for at a time, where a strategy says so: the fewer, the more registers
+    has a thread, and the more loads under way."""
 
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
@@ -102,7 +103,7 @@ class Strategy(ABC):
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
-        """List tiles that may well be the fastest, the likeliest first: what `choose` picks."""
+        """List tiles that may well be the fastest, by the model if there is one. `choose` picks the first."""
         return (cls.choose(shape, target),)
 
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
@@ -118,7 +119,7 @@ class Strategy(ABC):
         return self
 
     def expected_seconds(self, shape: Shape, target: Target) -> float | None:
-        """Estimate the time of the kernel; None where the strategy has no model of it."""
+        """Estimate the time of all kernels of the tile; None where the strategy has no model of it."""
         return None
 
     @classmethod

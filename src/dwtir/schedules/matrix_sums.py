@@ -48,7 +48,6 @@ class MatrixSums(PartSums):
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
-        """List the tiles that are expected to take the least times, the fastest first."""
         return varied(_ranked(cls, shape, target), attrgetter(*cls.likeness)) or (cls(*cls.least),)
 
     @classmethod

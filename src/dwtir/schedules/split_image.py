@@ -94,7 +94,6 @@ class SplitImage(Strategy):
     bands: int
     """Bands of a result, each of a thread."""
     min_blocks: int = 1
-    """Blocks that an SM shall have room for at a time."""
 
     @classmethod
     def _is_for(cls, shape: Shape, target: Target) -> bool:
@@ -131,7 +130,6 @@ class SplitImage(Strategy):
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[SplitImage, ...]:
-        """List the tiles that are expected to take the least times, the fastest first."""
         return _ranked(shape, target)
 
     @classmethod
@@ -154,7 +152,6 @@ class SplitImage(Strategy):
         return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: Shape) -> bool:
-        """Tell whether registers suffice."""
         return self._registers(shape) <= registers_for(self._threads, self.min_blocks)
 
     def check(self, shape: Shape, target: Target) -> None:

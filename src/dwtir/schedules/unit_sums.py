@@ -87,11 +87,9 @@ class UnitSums(MatrixSums):
     parts: int
     """Blocks that share the rows of all images."""
     part_threads: int
-    """Threads of the second kernel over the parts, which it divides."""
     ahead: int = 1
     """Steps whose copies are under way."""
     min_blocks: int = 1
-    """Blocks that an SM shall have room for at a time."""
 
     @classmethod
     def _is_for(cls, shape: Shape, target: Target) -> bool:
@@ -166,7 +164,6 @@ class UnitSums(MatrixSums):
         return has_room and needed <= registers_for(128 * ceil(self.warps * blocks / 4), 1)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        """Estimate the time of both kernels."""
         sizes = self.sizes(shape)
         blocks = self.parts * shape.in_channels / (self.channels * target.units)
         at_a_time = min(self.min_blocks, ceil(blocks))

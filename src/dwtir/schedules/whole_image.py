@@ -104,7 +104,6 @@ class WholeImage(Strategy):
     """Rows of the result that are summed together. With all of them a weight is loaded once and
     used at once; with fewer the first results are ready sooner."""
     min_blocks: int = 1
-    """Blocks that an SM shall have room for at a time."""
     turns: int = 1
     """Images of a thread, one after the other. The next one is loaded while one is computed."""
     bands: int = 1
@@ -133,7 +132,6 @@ class WholeImage(Strategy):
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[WholeImage, ...]:
-        """List the tiles that are expected to take the least times, the fastest first."""
         return _ranked(shape, target)
 
     @classmethod

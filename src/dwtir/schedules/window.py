@@ -83,8 +83,6 @@ class Window(Strategy):
     thread_y: int
     thread_z: int
     min_blocks: int
-    """Blocks that an SM shall have room for at a time: the fewer, the more registers has a thread,
-    and the more loads under way."""
     window: str
     """One of `WINDOWS`: whether registers hold the whole input window, that of one
     kernel row or of one tap."""
@@ -192,7 +190,6 @@ class Window(Strategy):
         )
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        """Estimate the time of the kernel, for comparison with other strategies."""
         return Model(shape, target).absolute(self.work(shape), self.min_blocks)
 
     def _has_registers(self, shape: Shape) -> bool:
