@@ -7,8 +7,6 @@ order: of a row of inputs there are first those that tiles begin with, four of e
 four that follow each of these, and so on. What is called a slot is an input of a warp's channels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

@@ -13,8 +13,6 @@ The rows of all images of a channel are numbered one after the other, as steps, 
 between images as keep the gradients of one from the inputs of the next; `parts` blocks share them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache, cached_property

@@ -1,7 +1,5 @@
 """The gradient with respect to the weight: every tap sums over all outputs."""
 
-from __future__ import annotations
-
 from tvm import tirx
 from tvm.script import tirx as T
 
