@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import bind, compute_at, get_blocks, has_steps, stage_operands, stage_output, unroll_all, unroll_in_source
+from .base import bind, compute_at, get_blocks, stage_operands, stage_output, unroll_all, unroll_in_source
 from .cost import Work, conversions, halo
 from .tiles import (
     BLOCK_COUNTS,
@@ -199,7 +199,6 @@ class ChannelVector(Window):
     def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)
         weight_local = sch.cache_read(conv, 1, "local")
-        is_fused = has_steps(sch, epilogue)
         store = stage_output(sch, epilogue)
 
         # 1. Threads over channel vectors, columns and rows; all the rest are blocks.
@@ -210,11 +209,8 @@ class ChannelVector(Window):
         sch.reorder(n, bz, by, bx, tz, ty, tx, oh, ow, c)
         bind(sch, (n, bz, by, bx), tz, ty, tx)
 
-        # 2. Outputs are rounded one by one and leave as one vector a pixel. What there is to do
-        #    besides is done for a row before the next is begun: of all the sums together, ptxas
-        #    would store none until the last is there.
-        row = oh if self.window == "tile" and is_fused else tx
-        compute_at(sch, epilogue, row)
+        # 2. Outputs are rounded one by one and leave as one vector a pixel.
+        row = self._place(sch, epilogue, oh, tx)
         unroll_all(sch, sch.get_loops(epilogue)[-3:])
         stage_operands(sch, epilogue, tx, row, vector=True)
         sch.unroll(oh)

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import bind, compute_at, get_blocks, has_steps, stage_operands, stage_output, unroll_all, unroll_in_source
+from .base import bind, compute_at, get_blocks, stage_operands, stage_output, unroll_all, unroll_in_source
 from .cost import Work, conversions, halo
 from .tiles import (
     BLOCK_COUNTS,
@@ -215,7 +215,6 @@ class RegisterWindow(Window):
         *_, columns = sch.get_loops(pad)
         _, lanes = sch.split(columns, [None, self.lanes])
         vectors = sch.blockize(lanes)
-        is_fused = has_steps(sch, epilogue)
         store = stage_output(sch, epilogue)
 
         # 1. Threads over channels, rows and columns of tiles; all the rest are blocks.
@@ -226,10 +225,8 @@ class RegisterWindow(Window):
         sch.reorder(bz, by, bx, tz, ty, tx, oh, ow)
         bind(sch, (bz, by, bx), tz, ty, tx)
 
-        # 2. The outputs of a row leave as vectors, with an epilogue before the next row is begun:
-        #    of all the sums together, ptxas would store none until the last is there.
-        row = oh if self.window == "tile" and is_fused else tx
-        compute_at(sch, epilogue, row)
+        # 2. The outputs of a row leave as vectors.
+        row = self._place(sch, epilogue, oh, tx)
         unroll_all(sch, sch.get_loops(epilogue)[-2:])
         stage_operands(sch, epilogue, tx, row, vector=True, lanes=self.store)
         ow, vector = sch.split(ow, [None, self.store])

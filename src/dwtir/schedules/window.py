@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, varied, with_guesses
+from .base import Strategy, compute_at, has_steps, varied, with_guesses
 from .cost import LINE, SECTOR, Model, Work, blocks_at_a_time, ranking, registers_for, registers_needed, touched
 from .tiles import (
     BLOCK_COUNTS,
@@ -31,6 +31,8 @@ from .tiles import (
 )
 
 if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV, SBlockRV
     from typing_extensions import Self
 
 _LEAST_REGISTERS = 0.7
@@ -191,6 +193,15 @@ class Window(Strategy):
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         return Model(shape, target).absolute(self.work(shape), self.min_blocks)
+
+    def _place(self, sch: Schedule, epilogue: SBlockRV, row: LoopRV, thread: LoopRV) -> LoopRV:
+        """Compute results below the thread's loop, or where there is more to do than to round them, a row's.
+
+        Of all the sums together, ptxas would store none until the last is there.
+        """
+        at = row if self.window == "tile" and has_steps(sch, epilogue) else thread
+        compute_at(sch, epilogue, at)
+        return at
 
     def _has_registers(self, shape: Shape) -> bool:
         """Tell whether `min_blocks` leaves a thread the registers that it needs, or nearly."""
