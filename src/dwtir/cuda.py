@@ -199,10 +199,8 @@ def _load_runtime() -> None:
     _check_driver()
     _load_cudart()
 
-    # TVM loads its CUDA runtime when it is imported, which succeeds now if this
-    # is the first import. Loading the library once more is a no-op then; it
-    # registers the runtime if TVM was imported before cudart could be found,
-    # and it gives us the loader's error if it fails.
+    # TVM loads its CUDA runtime when it is imported. If that was before cudart could be found,
+    # loading it again registers it, or gives us the loader's error; else it is a no-op.
     import tvm.libinfo
 
     for folder in tvm.libinfo.package_lib_paths():

@@ -64,8 +64,8 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     # Its rows are loaded ahead as well.
     ADDED = strips.residual_rows(D)
     # What comes before a segment's first result is stored in its place, where all segments have
-    # one: a test parts what ptxas may do at a time. It is faster for float32. Of halves in NHWC a
-    # row leaves before others are added to, and has its registers for itself.
+    # one: a test parts what ptxas may do at a time, which is slower for float32. Of halves in NHWC
+    # a row leaves before others are added to, and has its registers for itself.
     UNTESTED = bool(epilogue.steps) and RH % DOWN == 0 and is_float
     FIRST = 1 if epilogue.steps and not is_float and not planes else KH
 

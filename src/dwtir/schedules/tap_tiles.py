@@ -10,7 +10,6 @@ import numpy as np
 from ..shape import Shape
 from ..target import Target
 from .tap_cost import (
-    SHARED,
     Numbers,
     Tiles,
     allocated_bytes,
@@ -22,7 +21,7 @@ from .tap_cost import (
     warps_of,
     window,
 )
-from .tiles import MAX_BLOCKS, MAX_THREADS, divisors, even_split, largest_divisor, threads_over
+from .tiles import MAX_BLOCKS, MAX_THREADS, SHARED, divisors, even_split, largest_divisor, threads_over
 
 MAX_TAP_SUMS = 128
 """Sums of one thread, each a register."""

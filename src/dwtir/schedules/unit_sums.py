@@ -42,8 +42,8 @@ from .base import bind_threads, unroll_all, with_guesses
 from .cost import registers_for
 from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
-from .tap_cost import LAUNCH, SHARED, parts_seconds
-from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SUMS
+from .tap_cost import LAUNCH, parts_seconds
+from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SUMS, SHARED
 
 if TYPE_CHECKING:
     from tvm import tirx
