@@ -53,18 +53,12 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
                 vn, vc, vh, vw, vkh, vtap = T.axis.remap("SSSSRR", [n, c, h, w, kh, tap])
                 with T.init():
                     acc[vn, vc, vh, vw] = T.float32(0)
+                row = T.meta_var(vh + PHASE_H + vkh * DH)
+                column = T.meta_var(vw + PHASE_W + vtap // M * DW)
                 acc[vn, vc, vh, vw] = acc[vn, vc, vh, vw] + where(
-                    vh + PHASE_H + vkh * DH,
-                    vw + PHASE_W + vtap // M * DW,
-                    T.cast(
-                        padded[
-                            vn,
-                            vc * M + vtap % M,
-                            (vh + PHASE_H + vkh * DH) // SH,
-                            (vw + PHASE_W + vtap // M * DW) // SW,
-                        ],
-                        "float32",
-                    )
+                    row,
+                    column,
+                    T.cast(padded[vn, vc * M + vtap % M, row // SH, column // SW], "float32")
                     * T.cast(weight[vc, vtap % M, KH - 1 - vkh, KW - 1 - vtap // M], "float32"),
                 )
         blocks.round_sums(out, acc)
@@ -93,18 +87,12 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
                 vn, vh, vw, vc, vkh, vtap = T.axis.remap("SSSSRR", [n, h, w, c, kh, tap])
                 with T.init():
                     acc[vn, vh, vw, vc] = T.float32(0)
+                row = T.meta_var(vh + PHASE_H + vkh * DH)
+                column = T.meta_var(vw + PHASE_W + vtap // M * DW)
                 acc[vn, vh, vw, vc] = acc[vn, vh, vw, vc] + where(
-                    vh + PHASE_H + vkh * DH,
-                    vw + PHASE_W + vtap // M * DW,
-                    T.cast(
-                        padded[
-                            vn,
-                            (vh + PHASE_H + vkh * DH) // SH,
-                            (vw + PHASE_W + vtap // M * DW) // SW,
-                            vc * M + vtap % M,
-                        ],
-                        "float32",
-                    )
+                    row,
+                    column,
+                    T.cast(padded[vn, row // SH, column // SW, vc * M + vtap % M], "float32")
                     * T.cast(weight[KH - 1 - vkh, KW - 1 - vtap // M, vc, vtap % M], "float32"),
                 )
         blocks.round_sums(out, acc)

@@ -223,38 +223,25 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                         acc[kh, j, v] = T.float32(0)
                 for turn in T.serial(T.floordiv(high - low + (D - 1), D)):
                     for d in T.unroll(D):
-                        if d == 0 or low + turn * D + d < high:
+                        at_row = T.meta_var(low + turn * D + d)
+                        if d == 0 or at_row < high:
                             if not is_float:
                                 for j in T.serial(REACH, annotations=UNROLLED):
                                     for v in T.serial(V):
                                         row[j, v] = T.cast(raw[d, j + LEAD, v], "float32")
-                            load_row(
-                                data,
-                                raw,
-                                T.floormod(d + AHEAD, D),
-                                vn,
-                                line(vs, low + turn * D + d + AHEAD - TOP),
-                                vx,
-                                vc,
-                            )
+                            coming = T.meta_var(line(vs, at_row + AHEAD - TOP))
+                            load_row(data, raw, T.floormod(d + AHEAD, D), vn, coming, vx, vc)
                             for back in T.serial(FIRST, annotations=UNROLLED):
                                 add_row(acc, raw, row, wide, d, back)
-                            done = T.meta_var(low + turn * D + d - (KH - 1))
+                            done = T.meta_var(at_row - (KH - 1))
                             at = T.meta_var(line(vs, T.max(0, done) if UNTESTED else done))
                             held = T.meta_var(hold(channels, added, T.floormod(d, ADDED)))
-                            if UNTESTED or KH - 1 <= low + turn * D + d:
+                            if UNTESTED or KH - 1 <= at_row:
                                 store_row(acc, KH - 1, held, result, out, vn, at, vx, vc)
                             # Tested as well, for else it would be loaded where it is added.
-                            if has_residual and (UNTESTED or KH - 1 - ADDED <= low + turn * D + d):
-                                load_residual(
-                                    operands["residual"],
-                                    added,
-                                    T.floormod(d, ADDED),
-                                    vn,
-                                    line(vs, done) + ADDED * DOWN,
-                                    vx,
-                                    vc,
-                                )
+                            if has_residual and (UNTESTED or KH - 1 - ADDED <= at_row):
+                                later = T.meta_var(line(vs, done) + ADDED * DOWN)
+                                load_residual(operands["residual"], added, T.floormod(d, ADDED), vn, later, vx, vc)
                             if FIRST < KH:
                                 for back in T.serial(FIRST, KH, annotations=UNROLLED):
                                     add_row(acc, raw, row, wide, d, back)

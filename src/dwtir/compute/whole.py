@@ -183,15 +183,9 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                 taps = T.sblock_alloc_buffer((images.weights,), "float32", scope="local")
                 acc = T.sblock_alloc_buffer((RH * RW,), "float32", scope="local")
                 go = T.meta_var(going(vb % bands))
-                go(
-                    images,
-                    Part(acc, 0),
-                    window,
-                    taps,
-                    weighing(weight, vc),
-                    load=loading(data, window, vn, vc),
-                    store=storing(acc, operands, out, vn, vc),
-                )
+                load = T.meta_var(loading(data, window, vn, vc))
+                store = T.meta_var(storing(acc, operands, out, vn, vc))
+                go(images, Part(acc, 0), window, taps, weighing(weight, vc), load=load, store=store)
 
     return whole_nhwc
 
