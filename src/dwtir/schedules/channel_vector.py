@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING
 from ..shape import Shape
 from ..target import Target
 from .base import bind, compute_at, get_blocks, stage_operands, stage_output, unroll_all, unroll_in_source
-from .cost import Work, conversions, halo
 from .tiles import (
     BLOCK_COUNTS,
     REGISTERS,
@@ -149,35 +148,11 @@ class ChannelVector(Window):
     def values(self, shape: Shape) -> int:
         return self.vector * loads_of(shape, self.rows, self.cols, "tile") + self.sums
 
-    def counts(self, shape: Shape) -> Work:
-        kernel_h, kernel_w = taps(shape)
-        cols, sums = self.cols, self.sums
-        steps, rows = self._steps(shape)
-        loads = steps * rows * (cols if self.window == "tap" else reach(shape, 1, cols))
-        values = loads * self.vector
-        weights = kernel_h * kernel_w
-        down, right = self.rows * self.thread_z, cols * self.thread_y
-        channels = self.thread_x * self.vector
-        return Work(
-            threads=self._threads,
-            blocks=shape.batch
-            * -(-shape.result_height // down)
-            * -(-shape.result_width // right)
-            * -(-shape.result_channels // channels),
-            steps=steps,
-            rows=self.rows,
-            sums=sums,
-            multiply_adds=sums * weights,
-            loads=loads,
-            weights=weights,
-            stores=self.rows * cols,
-            conversions=conversions(shape, values, sums),
-            in_use=self._in_use(shape) * self.vector,
-            values=values / steps * shape.itemsize / 4,
-            weight_values=self.vector * weights / steps * (0.6 if shape.itemsize == 2 else 1),
-            halo=halo(shape, down, right),
-            ragged=shape.result_width % right != 0 or shape.result_channels % channels != 0,
-        )
+    def _accesses(self, shape: Shape, width: int) -> tuple[int, int, int]:
+        return width, self.vector, self.vector
+
+    def _block(self, shape: Shape) -> tuple[int, int, int]:
+        return self.rows * self.thread_z, self.cols * self.thread_y, self.thread_x * self.vector
 
     def footprint(self, shape: Shape) -> Footprint:
         inputs, down, right = self._inputs_apart(shape)

@@ -38,7 +38,6 @@ from typing import TYPE_CHECKING
 from ..shape import Shape
 from ..target import Target
 from .base import bind, compute_at, get_blocks, stage_operands, stage_output, unroll_all, unroll_in_source
-from .cost import Work, conversions, halo
 from .tiles import (
     BLOCK_COUNTS,
     MAX_SIDE,
@@ -163,33 +162,13 @@ class RegisterWindow(Window):
     def values(self, shape: Shape) -> int:
         return loads_of(shape, self.rows, self.cols, "tile") + self.sums
 
-    def counts(self, shape: Shape) -> Work:
-        kernel_h, kernel_w = taps(shape)
-        cols, sums = self.cols, self.sums
-        steps, rows = self._steps(shape)
-        width = vectors = cols
-        if self.window != "tap":
-            width = reach(shape, 1, cols)
-            vectors = (-shape.padding[1] % self.lanes + width - 1) // self.lanes + 1
-        down, right = self.rows * self.thread_y, cols * self.thread_x
-        channels = shape.batch * shape.result_channels
-        return Work(
-            threads=self._threads,
-            blocks=-(-channels // self.thread_z) * -(-shape.result_height // down) * -(-shape.result_width // right),
-            steps=steps,
-            rows=self.rows,
-            sums=sums,
-            multiply_adds=sums * kernel_h * kernel_w,
-            loads=steps * rows * vectors,
-            weights=kernel_h * kernel_w,
-            stores=sums / self.store,
-            conversions=conversions(shape, steps * rows * width, sums),
-            in_use=self._in_use(shape),
-            values=rows * vectors * self.lanes * shape.itemsize / 4,
-            weight_values=kernel_h * kernel_w / steps * (0.6 if shape.itemsize == 2 else 1),
-            halo=halo(shape, down, right),
-            ragged=shape.result_width % right != 0 or channels % self.thread_z != 0,
-        )
+    def _accesses(self, shape: Shape, width: int) -> tuple[int, int, int]:
+        if self.window == "tap":
+            return width, self.lanes, self.store
+        return (-shape.padding[1] % self.lanes + width - 1) // self.lanes + 1, self.lanes, self.store
+
+    def _block(self, shape: Shape) -> tuple[int, int, int]:
+        return self.rows * self.thread_y, self.cols * self.thread_x, self.thread_z
 
     def footprint(self, shape: Shape) -> Footprint:
         inputs, down, right = self._inputs_apart(shape)
