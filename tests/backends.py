@@ -184,13 +184,7 @@ def cells(turn):
         cases = product(strategy.operations, strategy.layouts, strategy.dtypes)
         for number, case in enumerate(cases, turn):
             for backend in (hosts[number % len(hosts)], *([CUDA] if strategy.on_gpu else [])):
-                found.append(
-                    pytest.param(
-                        backend,
-                        strategy,
-                        *case,
-                        id="-".join((backend.name, strategy.name, *case)).lower(),
-                        marks=[pytest.mark.gpu] if backend is CUDA else [],
-                    )
-                )
+                name = "-".join((backend.name, strategy.name, *case)).lower()
+                marks = [pytest.mark.gpu] if backend is CUDA else []
+                found.append(pytest.param(backend, strategy, *case, id=name, marks=marks))
     return found
