@@ -34,7 +34,7 @@ from ..panels import QUAD, VECTOR, Panels
 from . import script
 from .forward import both_ends
 from .mma import left, right
-from .parts import UNROLLED
+from .parts import UNROLLED, untold
 
 _LOADS = 16
 """Vectors that a thread loads before it stores the first of them."""
@@ -198,16 +198,12 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.unroll(R * 4) as one, T.vectorized(E) as e:
                 at = vw * FINISHED + (one * 32 + vl) * E + e
                 T.buffer_store(there, results[at], [one * E + e])
+            operands = operands | {"residual": there}
         with T.unroll(R) as r, T.unroll(2) as half, T.unroll(2) as one:
             number = (r * 2 + half) * 2 + one
             slot = number * 32 + vl
             with T.unroll(E) as e:
-                value = finish(
-                    acc[vw, r, e, vl, half, one],
-                    operands | {"residual": there} if has_residual else operands,
-                    channel + e,
-                    (number * E + e,),
-                )
+                value = finish(acc[vw, r, e, vl, half, one], operands, channel + e, (number * E + e,))
                 T.buffer_store(own, value, [e])
             with T.vectorized(E) as e:
                 T.buffer_store(results, own[e], [vw * FINISHED + slot * E + e])
@@ -291,8 +287,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
                 for w in T.serial(V):
                     with T.sblock("products"):
                         vw = T.axis.spatial(V, w)
-                        T.reads()
-                        T.writes()
+                        untold()
                         sums(staged, band, acc, vw)
                 for w, lane in T.grid(V, 32):
                     with T.sblock("epilogue"):

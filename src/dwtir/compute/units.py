@@ -32,6 +32,7 @@ from . import blocks, script
 from .async_copy import BYTES
 from .forward import declared
 from .mma import left, right
+from .parts import untold
 
 
 def nhwc(sizes: Units) -> tirx.PrimFunc:
@@ -160,8 +161,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         for lane, h in T.grid(32, 2):
             with T.sblock("right"):
                 vo, vg, vl, vh = T.axis.remap("SSSS", [o, g, lane, h])
-                T.reads()
-                T.writes()
+                untold()
                 raw = T.sblock_alloc_buffer((2, READ), dtype, scope="local")
                 read(raw, staged, step, grad_at(w, vo, vg, vl, vh), sizes.grad_vectors)
                 for c, e in T.grid(READ, 2):
@@ -169,8 +169,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         for lane, r, s, h, m in T.grid(32, SH, SPANS, 2, 2):
             with T.sblock("left"):
                 vo, vg, vl, vr, vs, vh, vm = T.axis.remap("SSSSSSS", [o, g, lane, r, s, h, m])
-                T.reads()
-                T.writes()
+                untold()
                 raw = T.sblock_alloc_buffer((2, READ), dtype, scope="local")
                 read(raw, staged, step, input_at(w, vo, vg, vr, vs, vl, vh, vm), sizes.input_vectors)
                 for c, e in T.grid(READ, 2):
@@ -209,8 +208,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 for w, lane in T.grid(WARPS, 32):
                     with T.sblock("zero"):
                         vw, vl = T.axis.remap("SS", [w, lane])
-                        T.reads()
-                        T.writes()
+                        untold()
                         for k in T.serial(-(-SLOTS * SLOT // (LANES * THREADS))):
                             if task_of(k, vw, vl) * LANES < SLOTS * SLOT:
                                 for e in T.vectorized(LANES):
@@ -225,8 +223,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("first"):
                             vf, vw, vl = T.axis.remap("SSS", [first, w, lane])
-                            T.reads()
-                            T.writes()
+                            untold()
                             load(staged, data, grad_out, vp, vb, vf, vw, vl)
                 for turn in T.serial(TURNS):
                     for d in T.unroll(RING):
@@ -235,15 +232,13 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                         for w, lane in T.grid(WARPS, 32):
                             with T.sblock("pad"):
                                 vt, vd, vw, vl = T.axis.remap("SSSS", [turn, d, w, lane])
-                                T.reads()
-                                T.writes()
+                                untold()
                                 step = T.meta_var(vt * RING + vd + AHEAD)
                                 load(staged, data, grad_out, vp, vb, step, vw, vl)
                         for w in range(WARPS):
                             with T.sblock("multiply"):
                                 vt, vd, vw = T.axis.remap("SSS", [turn, d, w])
-                                T.reads()
-                                T.writes()
+                                untold()
                                 for o in T.unroll(OWN // READ):
                                     for g in T.unroll(GROUPS):
                                         multiply(*(staged, inputs, grads, acc), *(vt * RING + vd, vd, vw, o, g))
@@ -253,14 +248,12 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("leave"):
                             vr, vw, vl = T.axis.remap("SSS", [r, w, lane])
-                            T.reads()
-                            T.writes()
+                            untold()
                             leave(shared, acc, vr, vw, vl)
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("taps"):
                             vr, vw, vl = T.axis.remap("SSS", [r, w, lane])
-                            T.reads()
-                            T.writes()
+                            untold()
                             tap = T.sblock_alloc_buffer((1,), "float32", scope="local")
                             for k in T.unroll(SUMS):
                                 task = T.meta_var(task_of(k, vw, vl))
