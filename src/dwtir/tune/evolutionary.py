@@ -246,18 +246,18 @@ class EvolutionarySearch(Search):
         quiet.setLevel(logging.ERROR)
         mod = unscheduled(Workload(task.shape, task.epilogue))
         with _without_intrinsics():
+            space = ms.space_generator.ScheduleFn(
+                lambda sch: self._designs.schedules(),
+                sch_rules=[],
+                postprocs=[_IsValid(self._designs)],
+                mutator_probs={_MoveParameter(self._designs, state): 1.0},
+            )
+            sizes = {"population_size": _POPULATION, "init_min_unmeasured": _BATCH, "genetic_num_iters": _GENERATIONS}
             self._context = ms.TuneContext(
                 mod,
                 target=target.tvm(),
-                space_generator=ms.space_generator.ScheduleFn(
-                    lambda sch: self._designs.schedules(),
-                    sch_rules=[],
-                    postprocs=[_IsValid(self._designs)],
-                    mutator_probs={_MoveParameter(self._designs, state): 1.0},
-                ),
-                search_strategy=ms.search_strategy.EvolutionarySearch(
-                    population_size=_POPULATION, init_min_unmeasured=_BATCH, genetic_num_iters=_GENERATIONS
-                ),
+                space_generator=space,
+                search_strategy=ms.search_strategy.EvolutionarySearch(**sizes),
                 rand_state=state,
                 num_threads=1,  # the designs are Python; the cores are for the builders
                 logger=quiet,
