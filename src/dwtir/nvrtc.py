@@ -292,10 +292,9 @@ def _bindings() -> Any:
 
         # The bindings look for the library at the first call, not at import.
         nvrtc.nvrtcVersion()
-    except ImportError as error:
-        raise ToolchainError(f"cuda-bindings is not usable ({error}). To get it: {INSTALL_CUDA}") from error
-    except RuntimeError as error:
-        raise ToolchainError(f"the NVRTC library is not usable ({error}). To get it: {INSTALL_CUDA}") from error
+    except (ImportError, RuntimeError) as error:
+        what = "cuda-bindings" if isinstance(error, ImportError) else "the NVRTC library"
+        raise ToolchainError(f"{what} is not usable ({error}). To get it: {INSTALL_CUDA}") from error
     return nvrtc
 
 
