@@ -55,12 +55,9 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
                     acc[vn, vc, vh, vw] = T.float32(0)
                 row = T.meta_var(vh + PHASE_H + vkh * DH)
                 column = T.meta_var(vw + PHASE_W + vtap // M * DW)
-                acc[vn, vc, vh, vw] = acc[vn, vc, vh, vw] + where(
-                    row,
-                    column,
-                    T.cast(padded[vn, vc * M + vtap % M, row // SH, column // SW], "float32")
-                    * T.cast(weight[vc, vtap % M, KH - 1 - vkh, KW - 1 - vtap // M], "float32"),
-                )
+                value = T.meta_var(T.cast(padded[vn, vc * M + vtap % M, row // SH, column // SW], "float32"))
+                factor = T.meta_var(T.cast(weight[vc, vtap % M, KH - 1 - vkh, KW - 1 - vtap // M], "float32"))
+                acc[vn, vc, vh, vw] = acc[vn, vc, vh, vw] + where(row, column, value * factor)
         blocks.round_sums(out, acc)
 
     return grad_data_nchw
@@ -89,12 +86,9 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
                     acc[vn, vh, vw, vc] = T.float32(0)
                 row = T.meta_var(vh + PHASE_H + vkh * DH)
                 column = T.meta_var(vw + PHASE_W + vtap // M * DW)
-                acc[vn, vh, vw, vc] = acc[vn, vh, vw, vc] + where(
-                    row,
-                    column,
-                    T.cast(padded[vn, row // SH, column // SW, vc * M + vtap % M], "float32")
-                    * T.cast(weight[KH - 1 - vkh, KW - 1 - vtap // M, vc, vtap % M], "float32"),
-                )
+                value = T.meta_var(T.cast(padded[vn, row // SH, column // SW, vc * M + vtap % M], "float32"))
+                factor = T.meta_var(T.cast(weight[KH - 1 - vkh, KW - 1 - vtap // M, vc, vtap % M], "float32"))
+                acc[vn, vh, vw, vc] = acc[vn, vh, vw, vc] + where(row, column, value * factor)
         blocks.round_sums(out, acc)
 
     return grad_data_nhwc
