@@ -175,8 +175,7 @@ def cells(turn):
 
     Every strategy has each operation, layout and dtype on a GPU, and on one machine without:
     where both can run it, replay and OpenCL take turns, and `turn` says which of them begins.
-    So two tests with turns 0 and 1 have every case on both, and each of them has every strategy
-    on both.
+    So two tests with turns 0 and 1 have every case on both, and each has every strategy on both.
     """
     found = []
     for strategy in STRATEGIES.values():

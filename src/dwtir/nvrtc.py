@@ -323,8 +323,8 @@ def _buffer(nvrtc: Any, function: str, program: object) -> bytes:
     return bytes(content)
 
 
-# From this version on NVRTC keeps what it compiled in the driver's cache, and gives code
-# from there without the log that tells its resources. Earlier ones refuse the option.
+# From this version on NVRTC takes code from the driver's cache, without the log that tells its
+# resources. Earlier ones refuse the option.
 _FIRST_WITH_CACHE = (12, 9)
 
 _FUNCTION = re.compile(r"Compiling entry function '(?P<name>[^']+)'")

@@ -197,8 +197,7 @@ class ChannelVector(Window):
         *_, conv_n, conv_oh, conv_ow, conv_c, kh, kw = sch.get_loops(conv)
         sch.reorder(conv_n, kh, kw, conv_oh, conv_ow, conv_c)
 
-        # 4. Window and weights in registers, loaded as vectors. Unrolled here, because
-        #    TVM proves most tests for padding away once an index is a number.
+        # 4. Window and weights in registers, loaded as vectors.
         at, unrolled = {"tile": (tx, conv_n), "row": (kh, kw), "tap": (kw, conv_oh)}[self.window]
         sch.set_scope(pad, 0, "local")
         for load in (pad, weight_local):

@@ -218,8 +218,7 @@ class RegisterWindow(Window):
         *_, conv_n, conv_c, conv_oh, conv_ow, kh, kw = sch.get_loops(conv)
         sch.reorder(conv_n, conv_c, kh, kw, conv_oh, conv_ow)
 
-        # 4. The input window in registers, in whole vectors. Unrolled here and not by the CUDA
-        #    compiler, because TVM proves most tests for padding away once an index is a number.
+        # 4. The input window in registers, in whole vectors.
         sch.set_scope(pad, 0, "local")
         at, unrolled = {"tile": (tx, conv_n), "row": (kh, kw), "tap": (kw, conv_oh)}[self.window]
         compute_at(sch, vectors, at)
