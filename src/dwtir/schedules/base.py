@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -25,7 +25,7 @@ _MAX_GRID_Y = 65535
 _GUESSES = 24
 _ALIKE = 3
 
-WEIGHT = 0.5
+_WEIGHT = 0.5
 """Weight of each value of a random variable. Weights need not add up to 1; this one is short
 in a trace, and TVM does not write it as an integer."""
 
@@ -197,7 +197,7 @@ class Strategy(ABC):
             decision = None
             if decisions is not None and field in decisions:
                 decision = candidates.index(decisions[field])
-            variables[field] = sch.sample_categorical(list(candidates), [WEIGHT] * len(candidates), decision)
+            variables[field] = sample(sch, candidates, decision)
             values[field] = int(sch.get(variables[field]))
         return cls(**variables), cls(**values)
 
@@ -300,6 +300,11 @@ def with_guesses(values: Mapping[str, Iterable[int]], tiles: Iterable[Strategy])
     }
 
 
+def sample(sch: Schedule, values: Sequence[int], decision: int | None = None) -> Any:
+    """Draw one of some values as a random variable of the schedule: the one at a place, or any."""
+    return sch.sample_categorical(list(values), [_WEIGHT] * len(values), decision)
+
+
 def get_blocks(sch: Schedule) -> Blocks:
     """Find the blocks of `compute` in a schedule."""
     return Blocks(sch.get_sblock("pad"), sch.get_sblock("depthwise_conv2d"), sch.get_sblock("epilogue"))
@@ -378,7 +383,7 @@ def bind_threads(sch: Schedule, *loops: LoopRV) -> None:
 
 
 def unroll_all(sch: Schedule, loops: Iterable[LoopRV]) -> None:
-    """Unroll loops in TVM, which proves tests away once an index is a number."""
+    """Unroll loops in TVM, which proves tests for padding away once an index is a number."""
     for loop in loops:
         sch.unroll(loop)
 

@@ -29,7 +29,7 @@ from tvm.s_tir.schedule import Trace
 
 from .. import compute, schedules
 from ..errors import ToolchainError
-from ..schedules import WEIGHT, Strategy
+from ..schedules import Strategy, sample
 from ..target import Target
 from ..tvm_database import Workload, unscheduled
 from .outcome import Task
@@ -118,9 +118,7 @@ class _Designs:
         sch.annotate(block, "dwtir.strategy", strategy.name)
         own = strategy.parameters
         for field, values in strategy.space(self.task.shape, self.target).items():
-            weights = [WEIGHT] * len(values)
-            drawn = sch.sample_categorical(list(values), weights, values.index(own[field]))
-            sch.annotate(block, f"dwtir.{field}", drawn)
+            sch.annotate(block, f"dwtir.{field}", sample(sch, values, values.index(own[field])))
         return sch
 
     def _design(self, trace: Trace) -> int:
