@@ -37,7 +37,7 @@ class Units:
     images: int
     warps: int
     parts: int
-    """Images that a block takes at a time, its warps, and blocks that share all steps."""
+    """Images that a block takes at a time, its warps, which share its channels, and blocks that share all steps."""
     ahead: int
     """Steps whose copies are under way."""
 

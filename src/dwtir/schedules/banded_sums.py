@@ -66,7 +66,7 @@ _TOGETHER, _WITH_MEMORY = 5.1, 2.55  # exponents: a large one takes the longest 
 
 @dataclass(frozen=True)
 class BandedSums(MatrixSums):
-    """Tile of the products."""
+    """Tile of the products, as `Diagonals` has it."""
 
     name = "banded_sums"
     layouts = ("NCHW",)
@@ -75,11 +75,8 @@ class BandedSums(MatrixSums):
     likeness = ("rows",)
 
     rows: int
-    """Output rows of a tile, of 8 columns each."""
     warps: int
-    """Warps of a block."""
     parts: int
-    """Blocks that share the outputs of a channel."""
     part_threads: int
     min_blocks: int = 1
 

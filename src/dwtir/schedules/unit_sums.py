@@ -67,7 +67,7 @@ _CLOCK, _BANDWIDTH, _LAST_ROUND = 1.755e9, 4.1e12, 0.43
 
 @dataclass(frozen=True)
 class UnitSums(MatrixSums):
-    """Tile of the products."""
+    """Tile of the products, as `Units` has it."""
 
     name = "unit_sums"
     layouts = ("NHWC",)
@@ -77,18 +77,13 @@ class UnitSums(MatrixSums):
     margin = 0.92
 
     channels: int
-    """Channels of a block."""
     together: int
     """Channels of a unit, which has 8 gradients: 1, 2, 4 or 8."""
     images: int
-    """Images that a block takes at a time."""
     warps: int
-    """Warps of a block, which share its channels."""
     parts: int
-    """Blocks that share the rows of all images."""
     part_threads: int
     ahead: int = 1
-    """Steps whose copies are under way."""
     min_blocks: int = 1
 
     @classmethod
