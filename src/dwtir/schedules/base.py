@@ -142,6 +142,14 @@ class Strategy(ABC):
             With the field or resource, its value and its limit.
         """
 
+    def fits(self, shape: Shape, target: Target) -> bool:
+        """Tell whether the tile passes `check`."""
+        try:
+            self.check(shape, target)
+        except InvalidScheduleError:
+            return False
+        return True
+
     def is_promising(self, shape: Shape) -> bool:
         """Tell whether a search should try a tile that passes `check`.
 
