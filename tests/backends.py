@@ -175,8 +175,7 @@ def cells(turn):
 
     Every strategy has each operation, layout and dtype on a GPU, and on one machine without:
     where both can run it, replay and OpenCL take turns, and `turn` says which of them begins.
-    So two tests with turns 0 and 1 have every case on both, and each of them has every strategy
-    on both.
+    So two tests with turns 0 and 1 have every case on both, and each has every strategy on both.
     """
     found = []
     for strategy in STRATEGIES.values():
@@ -184,13 +183,7 @@ def cells(turn):
         cases = product(strategy.operations, strategy.layouts, strategy.dtypes)
         for number, case in enumerate(cases, turn):
             for backend in (hosts[number % len(hosts)], *([CUDA] if strategy.on_gpu else [])):
-                found.append(
-                    pytest.param(
-                        backend,
-                        strategy,
-                        *case,
-                        id="-".join((backend.name, strategy.name, *case)).lower(),
-                        marks=[pytest.mark.gpu] if backend is CUDA else [],
-                    )
-                )
+                name = "-".join((backend.name, strategy.name, *case)).lower()
+                marks = [pytest.mark.gpu] if backend is CUDA else []
+                found.append(pytest.param(backend, strategy, *case, id=name, marks=marks))
     return found

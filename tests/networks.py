@@ -1,14 +1,16 @@
-"""Networks to convert, and images for them."""
+"""Networks to convert, and images in both of torch's memory formats."""
 
 from collections import OrderedDict
 from functools import partial
 
+import pytest
 import torch
 from torch import nn
 
 from dwtir.nn import convert
-from images import FORMS
 
+FORMS = [torch.contiguous_format, torch.channels_last]
+forms = pytest.mark.parametrize("form", FORMS)
 always = partial(convert, when="always")
 
 
@@ -82,6 +84,10 @@ NETWORKS = {"mobilenet": mobilenet, "convnext": convnext}
 
 def image_of(*size, form=FORMS[0]):
     return torch.randn(size or (2, 6, 9, 7)).contiguous(memory_format=form)
+
+
+def image_in(form, *size):
+    return image_of(*(size or (2, 6, 9, 10)), form=form)
 
 
 def example(form=FORMS[0], make=mobilenet):

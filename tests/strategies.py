@@ -245,18 +245,10 @@ def tiles(draw, strategy, shape, target, *, structures=False):
     drawn = {name: draw(st.sampled_from(values)) for name, values in candidates.items()}
     for name in draw(st.permutations(list(drawn))):
         tile = strategy(**(chosen | drawn))
-        if passes(tile, shape, target):
+        if tile.fits(shape, target):
             return tile
         drawn[name] = chosen[name]
     return strategy(**chosen)
-
-
-def passes(tile, shape, target):
-    try:
-        tile.check(shape, target)
-    except InvalidScheduleError:
-        return False
-    return True
 
 
 # Tensors

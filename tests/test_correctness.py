@@ -26,6 +26,8 @@ from strategies import (
     tiles,
 )
 
+parametrize = pytest.mark.parametrize
+
 CELL = ("backend", "strategy", "operation", "layout", "dtype")
 GPU_STRATEGIES = [strategy for strategy in STRATEGIES.values() if strategy.on_gpu]
 
@@ -58,7 +60,7 @@ def check(shape, epilogue, strategy, run, seed):
     check_reals(shape, epilogue, run, seed)
 
 
-@pytest.mark.parametrize(CELL, cells(turn=0))
+@parametrize(CELL, cells(turn=0))
 @given(shape=shapes(layouts=("NCHW",), dtypes=("float32",)), epilogue=epilogues(), seed=seeds)
 @named_shapes(epilogue=Epilogue(("scale_shift", "relu6", "residual")), seed=0)
 def test_the_chosen_tile(backend, strategy, operation, layout, dtype, shape, epilogue, seed):
@@ -70,7 +72,7 @@ def test_the_chosen_tile(backend, strategy, operation, layout, dtype, shape, epi
     check(shape, epilogue, tile, backend.compile(tile, shape, epilogue), seed)
 
 
-@pytest.mark.parametrize(CELL, cells(turn=1))
+@parametrize(CELL, cells(turn=1))
 @given(data=st.data(), shape=shapes(layouts=("NCHW",), dtypes=("float32",), kernel=7), seed=seeds)
 def test_any_tile_that_passes_its_check(backend, strategy, operation, layout, dtype, data, shape, seed):
     target = backend.target()
@@ -80,7 +82,7 @@ def test_any_tile_that_passes_its_check(backend, strategy, operation, layout, dt
     check(shape, epilogue, tile, backend.compile(tile, shape, epilogue), seed)
 
 
-@pytest.mark.parametrize("place", ["before out", "after out", "an input", "nowhere"])
+@parametrize("place", ["before out", "after out", "an input", "nowhere"])
 def test_a_kernel_that_errs_by_one_byte_is_caught(place):
     shape = Shape.parse("1x2x5x5_k1_float16")
     tensors = real_tensors(shape, Epilogue(), 0)
@@ -105,7 +107,7 @@ def test_a_kernel_that_errs_by_one_byte_is_caught(place):
             run_guarded(run, shape, [tensors])
 
 
-@pytest.mark.parametrize("strategy", GPU_STRATEGIES, ids=lambda strategy: strategy.name)
+@parametrize("strategy", GPU_STRATEGIES, ids=lambda strategy: strategy.name)
 @given(data=st.data(), seed=seeds)
 def test_a_tile_of_random_variables(strategy, data, seed):
     operation = data.draw(st.sampled_from(strategy.operations))

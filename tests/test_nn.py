@@ -17,7 +17,7 @@ from dwtir import ArgumentError, Epilogue, InvalidShapeError, Shape, reference
 from dwtir.nn import DepthwiseConv2d
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import arranged, memory_format, packed_weight
-from images import forms, image_in
+from networks import forms, image_in
 from strategies import named_shapes, real_tensors, seeds, shapes
 
 parametrize = pytest.mark.parametrize

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from dwtir import ArgumentError, Shape
 from dwtir.nn import DepthwiseConv2d, convert, restore
-from images import FORMS, forms
-from networks import NETWORKS, always, assert_close, chain, depthwise, example, image_of, mobilenet, stage
+from networks import FORMS, NETWORKS, always, assert_close, chain, depthwise, example, forms, image_of, mobilenet, stage
 
 parametrize = pytest.mark.parametrize
 pytestmark = pytest.mark.usefixtures("no_gradients")

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from dwtir.nn import OriginalPathWarning, restore
-from images import FORMS, forms
-from networks import always, assert_close, chain, depthwise, example, image_of, mobilenet, norms_of, stage
+from networks import FORMS, always, assert_close, chain, depthwise, example, forms, image_of, mobilenet, norms_of, stage
 
 parametrize = pytest.mark.parametrize
 pytestmark = pytest.mark.usefixtures("no_gradients")

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dwtir import ArgumentError
 from dwtir.nn import DepthwiseConv2d
-from images import forms, image_in
+from networks import forms, image_in
 
 # What torch says of its own convolution, once a process.
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")

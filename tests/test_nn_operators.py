@@ -16,7 +16,7 @@ from dwtir import ArgumentError
 from dwtir.nn import DepthwiseConv2d, ops
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import memory_format
-from images import forms, image_in
+from networks import forms, image_in
 from processes import python
 
 parametrize = pytest.mark.parametrize

@@ -14,7 +14,7 @@ from dwtir import ARTICLE_STEPS, STRATEGIES, Epilogue, Shape, reference, schedul
 from dwtir import compute as tir
 from dwtir.notation import OPERATIONS
 from dwtir.schedules import ChannelPairs
-from strategies import EXACT_STEPS, adapted, epilogues, integer_tensors, named_shapes, passes, seeds, shapes
+from strategies import EXACT_STEPS, adapted, epilogues, integer_tensors, named_shapes, seeds, shapes
 
 EXAMPLES = settings.default.max_examples if settings.default else 100
 fewer = settings(max_examples=max(4, EXAMPLES // 3))  # one example compiles up to three kernels
@@ -63,7 +63,7 @@ def everybody(shape):
     return [
         (name, backend, tile)
         for name, backend, tile in found
-        if tile.claims(shape, backend.target()) and passes(tile, shape, backend.target())
+        if tile.claims(shape, backend.target()) and tile.fits(shape, backend.target())
     ]
 
 

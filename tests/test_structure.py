@@ -1,7 +1,7 @@
 """The schedules of the two articles: their grids, threads, shared memory, and their traces."""
 
-import dataclasses
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,6 +30,8 @@ from dwtir.schedules import (
 )
 from dwtir.schedules.ladder import LADDER_STEPS
 from dwtir.target import resolve
+
+parametrize = pytest.mark.parametrize
 
 ARTICLE_2025 = Shape.parse("3x4x16x32_k7_p3")
 ARTICLE_2017 = Shape.parse("1x256x96x96_k3_p1")
@@ -65,7 +67,7 @@ LADDER_GRIDS = [
 ]
 
 
-@pytest.mark.parametrize(("step", "grid", "block"), LADDER_GRIDS)
+@parametrize(("step", "grid", "block"), LADDER_GRIDS)
 def test_the_ladder_has_the_articles_grids(step, grid, block):
     kernel = on_h200(ARTICLE_2025, step)
     resources = kernel.resources()
@@ -93,7 +95,7 @@ SHARED_GRIDS = [
 ]
 
 
-@pytest.mark.parametrize(("step", "threads", "vthreads"), SHARED_GRIDS)
+@parametrize(("step", "threads", "vthreads"), SHARED_GRIDS)
 def test_shared_tiles_have_the_articles_grids(step, threads, vthreads):
     kernel = on_h200(ARTICLE_2017, step)
     resources = kernel.resources()
@@ -118,7 +120,7 @@ def test_these_are_the_articles_steps():
     assert LADDER_STEPS == tuple(ARTICLE_STEPS["2025"])
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("text", "tile"),
     [
         ("1x4x96x96_k3_p1", SharedTile()),
@@ -134,7 +136,7 @@ def test_a_tile_takes_the_shared_memory_that_its_check_counts(text, tile):
     assert tile._shared_bytes(shape) <= resources.shared_bytes <= tile._shared_bytes(shape) + 16
 
 
-ODD_LAYERS = pytest.mark.parametrize(
+ODD_LAYERS = parametrize(
     ("backend", "text"),
     [(REPLAY, "1x4x17x18_k3_p1"), (OPENCL, "2x2x16x15_k5x3_s2_p0x1x3x2_m2"), (REPLAY, "1x2x20x12_k3_d3_p4_float16")],
     ids=lambda one: one if isinstance(one, str) else one.name,
@@ -150,14 +152,14 @@ def test_inlined_padding_computes_the_same(backend, text):
 # Windows: what the two better strategies keep in registers
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("text", "window"),
     [
         *[("8x64x56x56_k3_p1", "tile"), ("8x64x56x56_k7_p3", "tile"), ("8x64x56x56_k31_p15", "row")],
         *[("1x2x200x200_k3_d60", "row"), ("1x2x3x3000_k1x1500", "tap")],
     ],
 )
-@pytest.mark.parametrize("strategy", [RegisterWindow, ChannelVector])
+@parametrize("strategy", [RegisterWindow, ChannelVector])
 def test_the_window_shrinks_before_the_code_explodes(strategy, text, window):
     kernel = on_h200(Shape.parse(f"{text}_{strategy.layouts[0]}"), strategy.name)
     assert kernel.strategy.parameters["window"] == window
@@ -166,17 +168,17 @@ def test_the_window_shrinks_before_the_code_explodes(strategy, text, window):
 
 
 @ODD_LAYERS
-@pytest.mark.parametrize("window", ["tile", "row", "tap"])
-@pytest.mark.parametrize("strategy", [RegisterWindow, ChannelVector])
+@parametrize("window", ["tile", "row", "tap"])
+@parametrize("strategy", [RegisterWindow, ChannelVector])
 def test_every_window_computes_the_same(strategy, text, window, backend):
     shape = Shape.parse(f"{text}_{strategy.layouts[0]}")
-    tile = dataclasses.replace(strategy.choose(shape, H200), window=window)
+    tile = replace(strategy.choose(shape, H200), window=window)
     if isinstance(tile, RegisterWindow) and window == "tap":
-        tile = dataclasses.replace(tile, lanes=1)
+        tile = replace(tile, lanes=1)
     backend.check(tile, shape, "bias+relu")
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("images", "rows", "cols", "depth"),
     [
         *[("nchw", 5, 4, 4), ("nchw", 7, 12, 2), ("nhwc", 13, 4, 3), ("nhwc", 5, 4, 2)],
@@ -198,8 +200,8 @@ def test_a_window_larger_than_shared_memory_is_not_claimed():
 # Every strategy
 
 
-@pytest.mark.parametrize("target", ["cpu", "opencl", "nvidia-h200"])
-@pytest.mark.parametrize(
+@parametrize("target", ["cpu", "opencl", "nvidia-h200"])
+@parametrize(
     ("about", "epilogue"),
     [
         ("k3_s2x1_psame_m2_nchw", ""),
@@ -220,7 +222,7 @@ def test_the_trace_makes_the_script(target, about, epilogue):
         assert fresh.mod["main"].script() == kernel.script()
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("name", "operation"),
     [
         (name, operation)
@@ -233,7 +235,7 @@ def test_a_gpu_schedule_is_one_kernel_with_its_sums_in_registers(name, operation
     strategy = STRATEGIES[name]
     size = 8 if name == "whole_image" else 28
     shape = Shape.parse(f"2x8x{size}x{size}_k3_p1_{strategy.dtypes[0]}_{strategy.layouts[0]}")
-    shape = dataclasses.replace(shape, operation=operation)
+    shape = replace(shape, operation=operation)
     kernel = on_h200(shape, name)
     assert kernel_names(kernel.source()) == {"main_kernel"}
     assert kernel.info.workspace == ()
@@ -243,7 +245,7 @@ def test_a_gpu_schedule_is_one_kernel_with_its_sums_in_registers(name, operation
     assert extents["threadIdx.x"] > 1
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@parametrize("layout", ["nchw", "nhwc"])
 def test_the_weights_gradient_is_two_kernels_with_its_sums_in_registers(layout):
     shape = Shape.parse(f"8x32x56x56_k3_p1_{layout}_wgrad")
     kernel = on_h200(shape, "tap_sums")
@@ -259,7 +261,7 @@ def test_the_weights_gradient_is_two_kernels_with_its_sums_in_registers(layout):
     assert f"float acc_rf_rf_shared_local_ptr[{taps}]" in kernel.source()
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("text", "tile"),
     [
         ("6x40x7x7_k7_p3", WholeImage(20, 4, 7)),
@@ -280,9 +282,7 @@ def test_whole_images_multiply_no_padding(text, tile):
     assert images.multiply_adds * 6 * 40 == reference.depthwise_conv2d(shape, *ones).sum()
 
 
-@pytest.mark.parametrize(
-    "text", ["6x40x14x14_k7_p3", "6x40x14x13_k4x3_p2_d2_float16_dgrad", "6x40x28x14_k5_s2_p2_float16_dgrad"]
-)
+@parametrize("text", ["6x40x14x14_k7_p3", "6x40x14x13_k4x3_p2_d2_float16_dgrad", "6x40x28x14_k5_s2_p2_float16_dgrad"])
 def test_bands_of_an_image_have_one_code(text):
     shape = Shape.parse(text)
     two_rows, one_row = (on_h200(shape, SplitImage(16, 1, bands, 4)) for bands in (7, 14))

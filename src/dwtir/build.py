@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from . import cache, database, entry, schedules
 from ._version import __version__
@@ -80,15 +80,16 @@ def build(
     device = resolve(target)
     strategy, provenance = _find_strategy(checked, steps, schedule, device, on_miss)
     strategy.check_use(checked, device)
+    order = _Order(checked, steps, device, strategy, provenance)
     if device.kind == "opencl":
-        return _build_opencl(checked, steps, device, strategy, provenance)
+        return _build_opencl(order)
 
     name = cache.key(shape=str(checked), epilogue=str(steps), target=asdict(device), strategy=str(strategy))
     cached = _cached(name, provenance) if _keeps_code(device) else None
     if cached is not None:
         return cached
 
-    kernel, compiled = _compile(checked, steps, device, strategy, provenance, for_torch=True)
+    kernel, compiled = _compile(order, for_torch=True)
     if _keeps_code(device):
         cache.store(name, compiled.library, kernel.info.to_json())
     return kernel
@@ -97,20 +98,28 @@ def build(
 def compile_kernel(shape: Shape, epilogue: Epilogue, target: Target, strategy: Strategy) -> Kernel:
     """Compile one candidate for CUDA or the CPU, past the cache: most are never used again."""
     strategy.check_use(shape, target)
-    return _compile(shape, epilogue, target, strategy, {"chosen": "candidate"})[0]
+    return _compile(_Order(shape, epilogue, target, strategy, {"chosen": "candidate"}))[0]
 
 
-def _compile(
-    shape: Shape,
-    epilogue: Epilogue,
-    target: Target,
-    strategy: Strategy,
-    provenance: dict[str, str],
-    *,
-    for_torch: bool = False,
-) -> tuple[Kernel, Compiled]:
+class _Order(NamedTuple):
+    """What is to be built: the first fields of `KernelInfo`."""
+
+    shape: Shape
+    epilogue: Epilogue
+    target: Target
+    strategy: Strategy
+    provenance: dict[str, str]
+
+    def describe(self, sch: Schedule, source: str, resources: Resources, workspace: Workspace) -> KernelInfo:
+        from tvm.ir import save_json
+
+        return KernelInfo(*self, sch.mod["main"].script(), save_json(sch.trace.as_json()), source, resources, workspace)
+
+
+def _compile(order: _Order, *, for_torch: bool = False) -> tuple[Kernel, Compiled]:
     from .compiler import compile_module
 
+    shape, epilogue, target, strategy, _ = order
     sch = schedule_for(shape, epilogue, strategy)
     mod, workspace = hoist(sch.mod) if target.is_gpu else (sch.mod, ())
     if for_torch:
@@ -119,8 +128,7 @@ def _compile(
     resources = _launch(sch, strategy.dynamic_bytes(shape, epilogue)) if target.is_gpu else Resources()
     if compiled.cubin is not None:
         resources = with_cubin_resources(resources, compiled.cubin)
-    info = _describe(shape, epilogue, target, strategy, provenance, sch, compiled.source, resources, workspace)
-    return from_library(info, compiled.library), compiled
+    return from_library(order.describe(sch, compiled.source, resources, workspace), compiled.library), compiled
 
 
 def schedule_for(shape: Shape, epilogue: Epilogue, strategy: Strategy) -> Schedule:
@@ -182,44 +190,14 @@ def _keeps_code(target: Target) -> bool:
     return target.kind == "cpu" or cuda.load_runtime().usable
 
 
-def _build_opencl(
-    shape: Shape, epilogue: Epilogue, target: Target, strategy: Strategy, provenance: dict[str, str]
-) -> Kernel:
+def _build_opencl(order: _Order) -> Kernel:
     from .opencl import compile_opencl
 
-    sch = schedule_for(shape, epilogue, strategy)
+    sch = schedule_for(order.shape, order.epilogue, order.strategy)
     mod, workspace = hoist(sch.mod)
-    compiled = compile_opencl(mod, max_threads=target.max_threads_per_block)
+    compiled = compile_opencl(mod, max_threads=order.target.max_threads_per_block)
     resources = Resources(compiled.grid, compiled.block, compiled.local_bytes)
-    info = _describe(shape, epilogue, target, strategy, provenance, sch, compiled.source, resources, workspace)
-    return Kernel(info, compiled)
-
-
-def _describe(
-    shape: Shape,
-    epilogue: Epilogue,
-    target: Target,
-    strategy: Strategy,
-    provenance: dict[str, str],
-    sch: Schedule,
-    source: str,
-    resources: Resources,
-    workspace: Workspace,
-) -> KernelInfo:
-    from tvm.ir import save_json
-
-    return KernelInfo(
-        shape=shape,
-        epilogue=epilogue,
-        target=target,
-        strategy=strategy,
-        provenance=provenance,
-        script=sch.mod["main"].script(),
-        trace=save_json(sch.trace.as_json()),
-        source=source,
-        resources=resources,
-        workspace=workspace,
-    )
+    return Kernel(order.describe(sch, compiled.source, resources, workspace), compiled)
 
 
 def _launch(sch: Schedule, shared_bytes: int) -> Resources:

@@ -85,13 +85,12 @@ _compile_source: ContextVar[Callable[[str], bytes] | None] = ContextVar("source"
 def _pipeline(simplify: bool) -> str:
     """Name TVM's passes for a schedule, with common subexpressions kept to the end.
 
-    TVM finds the address that all loads of a thread have in common, and later writes it
-    into each of them again. A load under a condition then begins with the thread's number
-    and the pointer, for the CUDA compiler computes nothing before a branch that only one
-    side of it needs. Half of the instructions of a small kernel were such addresses.
+    TVM finds the address that all loads of a thread have in common, and later writes it into each
+    again: half of the instructions of a small kernel, for the CUDA compiler computes nothing before
+    a branch that only one side of it needs.
 
-    TVM finds what each thread has of a buffer while an instruction of tensor cores still
-    stands for the whole buffer of a warp. The first passes show its operands before that.
+    The first passes show the operands of tensor cores' instructions before TVM finds what each
+    thread has of a buffer.
     """
     from tvm.s_tir import transform as s_transform
     from tvm.tirx.transform import CommonSubexprElim, LowerIntrin, LowerWarpMemory, StmtSimplify
@@ -206,9 +205,8 @@ def _name_sigmoid() -> Any:
 def _install_callback() -> None:
     """Stand between TVM's CUDA code generator and its compiler, for our own calls only.
 
-    TVM asks a global function for machine code, and on machines with a CUDA
-    runtime does so while it generates code. Ours compiles what `compile_module`
-    is waiting for, and passes everybody else's source to TVM's.
+    TVM asks a global function for machine code. Ours compiles what `compile_module` is waiting
+    for, and passes everybody else's source to TVM's.
     """
     import tvm.support.nvcc  # registers TVM's own  # noqa: F401
     import tvm_ffi

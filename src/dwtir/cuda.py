@@ -123,8 +123,7 @@ def _status_of(step: Callable[[], object]) -> Status:
 @functools.cache
 def _driver() -> ctypes.CDLL:
     """Load and initialise the driver library; raises `_UnavailableError` when there is none."""
-    # Plain ctypes rather than cuda-bindings, so that a compiled kernel can be
-    # loaded and run where only the driver and the CUDA runtime are installed.
+    # Plain ctypes, for compiled kernels run where only the driver and the CUDA runtime are installed.
     try:
         library = ctypes.CDLL(_DRIVER)
     except OSError as error:
@@ -199,10 +198,8 @@ def _load_runtime() -> None:
     _check_driver()
     _load_cudart()
 
-    # TVM loads its CUDA runtime when it is imported, which succeeds now if this
-    # is the first import. Loading the library once more is a no-op then; it
-    # registers the runtime if TVM was imported before cudart could be found,
-    # and it gives us the loader's error if it fails.
+    # TVM loads its CUDA runtime when it is imported. If that was before cudart could be found,
+    # loading it again registers it, or gives us the loader's error; else it is a no-op.
     import tvm.libinfo
 
     for folder in tvm.libinfo.package_lib_paths():
@@ -225,8 +222,7 @@ def cudart_status() -> Status:
 
 def _load_cudart() -> None:
     try:
-        # By its plain name: takes the copy that is in this process already
-        # (torch brings one), or the one on the loader's path.
+        # By its plain name: the copy in this process (torch brings one), or on the loader's path.
         ctypes.CDLL(_CUDART)
     except OSError as error:
         path = find_toolkit().cudart

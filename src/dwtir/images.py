@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import gcd, prod
+from typing import Any
 
 from .shape import Shape
 
@@ -80,6 +81,10 @@ class Images:
         if self.shape.operation == "forward":
             return (rows - 1) * stride + reach + 1
         return (rows - 1 + reach) // stride + 1
+
+    def turned(self, tap: Any) -> Any:
+        """Find the weight of a tap: a gradient has the kernel turned round."""
+        return tap if self.shape.operation == "forward" else prod(self.shape.kernel) - 1 - tap
 
     def under(self, axis: int, tap: int, result: int) -> int:
         """Find the row (axis 0) or column (axis 1) of the image that a result has under a tap."""

@@ -86,8 +86,6 @@ class KernelInfo:
     def from_json(cls, values: dict[str, Any]) -> KernelInfo:
         """Rebuild the object; a foreign or damaged description raises RecordError."""
         try:
-            target = dict(values["target"])
-            target["features"] = tuple(target["features"])
             resources: dict[str, Any] = {
                 name: tuple(value) if isinstance(value, list) else value for name, value in values["resources"].items()
             }
@@ -95,7 +93,7 @@ class KernelInfo:
             return cls(
                 shape=DepthwiseConv2dShape.parse(values["shape"]),
                 epilogue=Epilogue.of(values["epilogue"]),
-                target=Target(**target),
+                target=Target.from_json(values["target"]),
                 strategy=STRATEGIES[values["strategy"]].from_parameters(values["parameters"]),
                 provenance={str(k): str(v) for k, v in values["provenance"].items()},
                 resources=Resources(**resources),

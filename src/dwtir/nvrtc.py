@@ -292,10 +292,9 @@ def _bindings() -> Any:
 
         # The bindings look for the library at the first call, not at import.
         nvrtc.nvrtcVersion()
-    except ImportError as error:
-        raise ToolchainError(f"cuda-bindings is not usable ({error}). To get it: {INSTALL_CUDA}") from error
-    except RuntimeError as error:
-        raise ToolchainError(f"the NVRTC library is not usable ({error}). To get it: {INSTALL_CUDA}") from error
+    except (ImportError, RuntimeError) as error:
+        what = "cuda-bindings" if isinstance(error, ImportError) else "the NVRTC library"
+        raise ToolchainError(f"{what} is not usable ({error}). To get it: {INSTALL_CUDA}") from error
     return nvrtc
 
 
@@ -324,8 +323,8 @@ def _buffer(nvrtc: Any, function: str, program: object) -> bytes:
     return bytes(content)
 
 
-# From this version on NVRTC keeps what it compiled in the driver's cache, and gives code
-# from there without the log that tells its resources. Earlier ones refuse the option.
+# From this version on NVRTC takes code from the driver's cache, without the log that tells its
+# resources. Earlier ones refuse the option.
 _FIRST_WITH_CACHE = (12, 9)
 
 _FUNCTION = re.compile(r"Compiling entry function '(?P<name>[^']+)'")

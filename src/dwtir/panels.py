@@ -7,13 +7,11 @@ order: of a row of inputs there are first those that tiles begin with, four of e
 four that follow each of these, and so on. What is called a slot is an input of a warp's channels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .bands import COLUMNS, DEPTH, TILES
+from .bands import COLUMNS, DEPTH, TILES, place_of
 from .shape import Shape
 
 QUAD = 4
@@ -157,7 +155,7 @@ class Panels:
 
     def place(self, tile: Any) -> tuple[Any, Any, Any]:
         """Find a tile of a panel: its image, and its place in a column and in a row of tiles."""
-        return (tile // (self.down * self.pitch), tile // self.pitch % self.down, tile % self.pitch)
+        return place_of(tile, self.down, self.pitch)
 
     def quad(self, number: int) -> int:
         """Find the first slot of a quad of a tile, beside the tile's own first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -333,15 +334,11 @@ ShapeLike: TypeAlias = Shape | str | Mapping[str, Any]
 
 def _integer(name: str, value: object, least: int) -> int:
     """Return `value` as an int that is at least `least`; a bool is not a size."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
+    with contextlib.suppress(TypeError):
         number = operator.index(value)  # type: ignore[arg-type]  # the TypeError is the check
-    except TypeError:
-        raise InvalidShapeError(f"{name} must be an integer >= {least}, got {value!r}") from None
-    if number < least:
-        raise InvalidShapeError(f"{name} must be an integer >= {least}, got {value!r}")
-    return number
+        if number >= least and not isinstance(value, bool):
+            return number
+    raise InvalidShapeError(f"{name} must be an integer >= {least}, got {value!r}")
 
 
 def _pair(name: str, value: object) -> Pair:

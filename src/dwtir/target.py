@@ -55,6 +55,11 @@ class Target:
     """Measured copy bandwidth in bytes/s, counting reads and writes, and peak float32 FLOP/s. None
     where nobody measured."""
 
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Target:
+        """Make it of its fields as JSON has them."""
+        return cls(**{**fields, "features": tuple(fields["features"])})
+
     @property
     def is_gpu(self) -> bool:
         """Whether kernels are grids of thread blocks."""

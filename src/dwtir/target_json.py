@@ -38,14 +38,12 @@ def written(target: Target) -> dict[str, Any]:
 def read(name: str, value: object) -> Target:
     """Make a target of JSON values, which may be anybody's."""
     if not isinstance(value, dict) or not set(value) <= set(_FIELDS):
-        got = brief(value)
-        raise RecordError(f"target may have {sorted(_FIELDS)}, got {got}")
+        raise RecordError(f"target may have {sorted(_FIELDS)}, got {brief(value)}")
     value = _usual(name) | value
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,99}", name):
         raise RecordError(f"device must be lower case with hyphens, got {name!r}")
     if value["kind"] not in ("cuda", "cpu", "opencl"):
-        got = brief(value["kind"])
-        raise RecordError(f"target: kind must be cuda, cpu or opencl, got {got}")
+        raise RecordError(f"target: kind must be cuda, cpu or opencl, got {brief(value['kind'])}")
     for key, (least, most) in _LIMITS.items():
         integer(f"target: {key}", value[key], least, most + 1)
     features = value["features"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from . import files
 from .epilogue import Epilogue
 from .errors import DwtirError, InvalidScheduleError, RecordError
-from .schedules import STRATEGIES, WEIGHT, Strategy
+from .schedules import STRATEGIES, Strategy, sample
 from .shape import Shape
 from .target import Target
 
@@ -66,8 +66,7 @@ def _drawn(
     try:
         sch = Schedule(strategy.define(shape, epilogue or Epilogue()))
         for field, values in candidates.items():
-            decision = values.index(variables[field])
-            variables[field] = sch.sample_categorical(list(values), [WEIGHT] * len(values), decision)
+            variables[field] = sample(sch, values, values.index(variables[field]))
         type(strategy)(**variables).apply(sch, shape)
     except DwtirError:
         raise

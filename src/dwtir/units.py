@@ -13,8 +13,6 @@ The rows of all images of a channel are numbered one after the other, as steps, 
 between images as keep the gradients of one from the inputs of the next; `parts` blocks share them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -39,7 +37,7 @@ class Units:
     images: int
     warps: int
     parts: int
-    """Images that a block takes at a time, its warps, and blocks that share all steps."""
+    """Images that a block takes at a time, its warps, which share its channels, and blocks that share all steps."""
     ahead: int
     """Steps whose copies are under way."""
 

@@ -12,7 +12,7 @@ import torch
 
 from .. import suite
 from ..errors import ArgumentError, InvalidShapeError, ToolchainError
-from ..nn.chain import is_depthwise
+from ..nn.chain import is_depthwise, require_module
 from ..tune.tasks import build_model, has_model
 from .rounds import in_short
 
@@ -38,8 +38,7 @@ class Network:
         some random images: with those that they begin with, values grow or vanish from
         layer to layer, and errors with them.
         """
-        if not isinstance(model, torch.nn.Module):
-            raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        require_module(model)
         if not any(map(is_depthwise, model.modules())):
             raise ArgumentError(f"{name} has no depthwise convolution")
         norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]

@@ -21,8 +21,6 @@ inner loops need no bounds test. Only loads (which test for padding anyway) and
 the final stores have one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from threading import Lock

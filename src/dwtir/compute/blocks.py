@@ -1,7 +1,5 @@
 """Blocks that several operations begin and end with."""
 
-from __future__ import annotations
-
 from tvm.script import tirx as T
 
 from . import script

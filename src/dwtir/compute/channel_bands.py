@@ -34,7 +34,7 @@ from ..panels import QUAD, VECTOR, Panels
 from . import script
 from .forward import both_ends
 from .mma import left, right
-from .parts import UNROLLED
+from .parts import UNROLLED, untold
 
 _LOADS = 16
 """Vectors that a thread loads before it stores the first of them."""
@@ -60,7 +60,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
     has_residual = "residual" in epilogue.operands(shape)
     STAGED, FINISHED = panels.planes(has_residual)
 
-    def carry(count: int, load: Any, store: Any) -> None:
+    def carry(count: int, load, store) -> None:
         """Move vectors, many at a time: where a store follows each load, ptxas waits for each."""
         own = T.sblock_alloc_buffer((min(count, _LOADS), VECTOR), dtype, scope="local")
         for first in range(0, count, _LOADS):
@@ -69,22 +69,22 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.serial(some, annotations=UNROLLED) as one:
                     move(first + one, own, one)
 
-    def keep(own: tirx.Buffer, one: Any, inside: Any, value: Any) -> None:
+    def keep(own: tirx.Buffer, one, inside, value) -> None:
         with T.vectorized(VECTOR) as e:
             T.buffer_store(own, T.if_then_else(inside, value(e), T.cast(0, dtype)), [one, e])
 
-    def parts(one: Any, piece: Any, apart: int, slot: Any) -> Iterator[tuple[tuple[Any, ...], ...]]:
+    def parts(one, piece, apart: int, slot) -> Iterator[tuple[tuple[Any, ...], ...]]:
         """Go through a vector's elements and where they are in the slots of some warps."""
         for part in range(VECTOR // E):
             with T.vectorized(E) as e:
                 yield (one, part * E + e), ((piece * (VECTOR // E) + part) * apart + slot * E + e,)
 
-    def spread(buffer: tirx.Buffer, apart: int, piece: Any, slot: Any, own: tirx.Buffer, one: Any) -> None:
+    def spread(buffer: tirx.Buffer, apart: int, piece, slot, own: tirx.Buffer, one) -> None:
         """Store a vector of channels in the slots of some warps."""
         for at, there in parts(one, piece, apart, slot):
             T.buffer_store(buffer, own[at], there)
 
-    def gather(staged: tirx.Buffer, image: tirx.Buffer, block: Any, thread: Any) -> None:
+    def gather(staged: tirx.Buffer, image: tirx.Buffer, block, thread) -> None:
         n, y, x, c = block
         wide = gcd(panels.used_slots, TOGETHER)  # slots of a row that threads load at a time
         piece, place = thread % PIECES, thread // PIECES
@@ -92,7 +92,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
         lines, tall = IMAGES * panels.staged_rows, TOGETHER // wide
         along, lines_of_one = panels.used_slots // wide, panels.staged_rows
 
-        def find(number: Any) -> tuple[Any, Any, Any]:
+        def find(number) -> tuple[Any, Any, Any]:
             """Find the image and the row of an input among the staged, and its slot there."""
             line = number // along * tall + place // wide
             if lines % tall:  # some do the last again: under a test no load would be ahead
@@ -100,7 +100,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             at, down = (0, line) if IMAGES == 1 else (line // lines_of_one, line % lines_of_one)
             return at, down, number % along * wide + place % wide
 
-        def load(number: Any, own: tirx.Buffer, one: Any) -> None:
+        def load(number, own: tirx.Buffer, one) -> None:
             at, down, slot = find(number)
             row = down + (y * (DOWN * R) - TOP)
             column = slot // QUAD % panels.quads * COLUMNS + slot // QUAD // panels.quads * QUAD + slot % QUAD
@@ -108,30 +108,30 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             inside = tirx.all(*(n * IMAGES + at < N, 0 <= row, row < H, 0 <= column, column < W, channel < C))
             keep(own, one, inside, lambda e: image[n * IMAGES + at, row, column, channel + e])
 
-        def store(number: Any, own: tirx.Buffer, one: Any) -> None:
+        def store(number, own: tirx.Buffer, one) -> None:
             at, down, slot = find(number)
             first = at * panels.image_slots + down * panels.row_slots
             spread(staged, STAGED, piece, first + slot, own, one)
 
         carry(-(-lines // tall) * along, load, store)
 
-    def fetch(filters: tirx.Buffer, weight: tirx.Buffer, c: Any, thread: Any) -> None:
+    def fetch(filters: tirx.Buffer, weight: tirx.Buffer, c, thread) -> None:
         channel = thread % PIECES * VECTOR
         first = T.min(c * (V * E) + channel, C - VECTOR)
 
-        def find(number: Any) -> Any:
+        def find(number) -> Any:
             return T.min(number * TOGETHER + thread // PIECES, KH * KW - 1)
 
-        def load(number: Any, own: tirx.Buffer, one: Any) -> None:
+        def load(number, own: tirx.Buffer, one) -> None:
             tap = find(number)
             keep(own, one, True, lambda e: weight[tap // KW, tap % KW, first + e, 0])
 
-        def store(number: Any, own: tirx.Buffer, one: Any) -> None:
+        def store(number, own: tirx.Buffer, one) -> None:
             spread(filters, E, channel // VECTOR, find(number) * (TAP // E), own, one)
 
         carry(-(-KH * KW // TOGETHER), load, store)
 
-    def taps(band: tirx.Buffer, filters: tirx.Buffer, vw: Any, vl: Any) -> None:
+    def taps(band: tirx.Buffer, filters: tirx.Buffer, vw, vl) -> None:
         own = T.sblock_alloc_buffer((2, E), dtype, scope="local")
         with T.unroll(KH) as row, T.unroll(STEPS) as step, T.unroll(2) as further:
             for one in range(2):
@@ -144,7 +144,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.unroll(E) as e, T.unroll(2) as one:
                 T.buffer_store(band, own[one, e], [vw, row, step, e, vl, further, one])
 
-    def window(row: int, staged: tirx.Buffer, held: tirx.Buffer, group: Any) -> None:
+    def window(row: int, staged: tirx.Buffer, held: tirx.Buffer, group) -> None:
         with T.serial(32) as lane, T.sblock(f"window{row}"):
             vl = T.axis.spatial(32, lane)
             own = T.sblock_alloc_buffer((2, E), dtype, scope="local")
@@ -160,7 +160,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.unroll(E) as e, T.unroll(2) as one:
                     T.buffer_store(held, own[one, e], [step, e, vl, further, half, one])
 
-    def sums(staged: tirx.Buffer, band: tirx.Buffer, acc: tirx.Buffer, vw: Any) -> None:
+    def sums(staged: tirx.Buffer, band: tirx.Buffer, acc: tirx.Buffer, vw) -> None:
         held = T.sblock_alloc_buffer((STEPS, E, 32, 2, 2, 2), dtype, scope="local")
         with T.serial(32) as lane, T.sblock("zero"):
             vl = T.axis.spatial(32, lane)
@@ -172,7 +172,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             window(row, staged, held, vw)
             multiply(row, held, band, acc, vw)
 
-    def multiply(row: int, held: tirx.Buffer, band: tirx.Buffer, acc: tirx.Buffer, vw: Any) -> None:
+    def multiply(row: int, held: tirx.Buffer, band: tirx.Buffer, acc: tirx.Buffer, vw) -> None:
         first, end = max(0, row - KH + 1), min(R, row + 1)  # of the rows of a tile that a row of inputs meets
         with (
             T.unroll(end - first) as r,
@@ -189,7 +189,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             total = acc[vw, first + vr, ve, vl, vh, vo] + a * b
             T.buffer_store(acc, total, [vw, first + vr, ve, vl, vh, vo])
 
-    def end(results: tirx.Buffer, acc: tirx.Buffer, operands: Any, place: tuple[Any, ...]) -> None:
+    def end(results: tirx.Buffer, acc: tirx.Buffer, operands, place: tuple[Any, ...]) -> None:
         c, vw, vl = place
         own = T.sblock_alloc_buffer((E,), dtype, scope="local")
         there = T.sblock_alloc_buffer((R * 4 * E,), dtype, scope="local")
@@ -198,27 +198,23 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.unroll(R * 4) as one, T.vectorized(E) as e:
                 at = vw * FINISHED + (one * 32 + vl) * E + e
                 T.buffer_store(there, results[at], [one * E + e])
+            operands = operands | {"residual": there}
         with T.unroll(R) as r, T.unroll(2) as half, T.unroll(2) as one:
             number = (r * 2 + half) * 2 + one
             slot = number * 32 + vl
             with T.unroll(E) as e:
-                value = finish(
-                    acc[vw, r, e, vl, half, one],
-                    operands | {"residual": there} if has_residual else operands,
-                    channel + e,
-                    (number * E + e,),
-                )
+                value = finish(acc[vw, r, e, vl, half, one], operands, channel + e, (number * E + e,))
                 T.buffer_store(own, value, [e])
             with T.vectorized(E) as e:
                 T.buffer_store(results, own[e], [vw * FINISHED + slot * E + e])
 
-    def bring(results: tirx.Buffer, image: tirx.Buffer, block: Any, thread: Any, load: bool) -> None:
+    def bring(results: tirx.Buffer, image: tirx.Buffer, block, thread, load: bool) -> None:
         """Move results to their image, or what they are added to from there."""
         n, y, x, c = block
         piece = thread % PIECES
         channel = (c * PIECES + piece) * VECTOR
 
-        def find(number: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+        def find(number) -> tuple[Any, Any, tuple[Any, ...]]:
             """Find a vector's slot, whether it is a result, and which."""
             slot = number * TOGETHER + thread // PIECES
             lane, one, half, r = slot % 32, slot // 32 % 2, slot // 64 % 2, slot // 128
@@ -227,18 +223,18 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             inside = tirx.all(*(at < IMAGES, tx < ACROSS, n * IMAGES + at < N, row < OH, column < OW, channel < C))
             return slot, inside, (n * IMAGES + at, row, column)
 
-        def load_global(number: Any, own: tirx.Buffer, one: Any) -> None:
+        def load_global(number, own: tirx.Buffer, one) -> None:
             _, inside, (at, row, column) = find(number)
             keep(own, one, inside, lambda e: image[at, row, column, channel + e])
 
-        def store_shared(number: Any, own: tirx.Buffer, one: Any) -> None:
+        def store_shared(number, own: tirx.Buffer, one) -> None:
             spread(results, FINISHED, piece, find(number)[0], own, one)
 
-        def load_shared(number: Any, own: tirx.Buffer, one: Any) -> None:
+        def load_shared(number, own: tirx.Buffer, one) -> None:
             for at, there in parts(one, piece, FINISHED, find(number)[0]):
                 T.buffer_store(own, results[there], at)
 
-        def store_global(number: Any, own: tirx.Buffer, one: Any) -> None:
+        def store_global(number, own: tirx.Buffer, one) -> None:
             _, inside, place = find(number)
             with T.If(inside), T.Then(), T.vectorized(VECTOR) as e:
                 T.buffer_store(image, own[one, e], (*place, channel + e))
@@ -291,8 +287,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
                 for w in T.serial(V):
                     with T.sblock("products"):
                         vw = T.axis.spatial(V, w)
-                        T.reads()
-                        T.writes()
+                        untold()
                         sums(staged, band, acc, vw)
                 for w, lane in T.grid(V, 32):
                     with T.sblock("epilogue"):

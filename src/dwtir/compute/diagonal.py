@@ -31,17 +31,16 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..arguments import ALIGNMENT
 from ..bands import COLUMNS, TILES
 from ..diagonals import INPUTS, Diagonals
 from . import blocks, script
+from .forward import declared
 from .mma import left, right
 
 
 def nchw(sizes: Diagonals) -> tirx.PrimFunc:
     """Define the gradient on NCHW images."""
     shape = sizes.shape
-    data_shape, grad_shape = shape.input_shapes.values()
     N, M, H, W = shape.batch, shape.channel_multiplier, shape.height, shape.width
     C, RC, OH, OW = shape.in_channels, shape.out_channels, shape.out_height, shape.out_width
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
@@ -85,11 +84,8 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         return (*first, i // INPUTS, i % INPUTS // 2 * 4 + column // 2, i % 2, column % 2)
 
     @script.prim_func(s_tir=True)
-    def diagonal_nchw(
-        data: T.Buffer(data_shape, dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        grad_out: T.Buffer(grad_shape, dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        out: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-    ) -> None:
+    def diagonal_nchw() -> None:
+        data, grad_out, _, out = T.meta_var(declared(shape))
         loaded = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
         window = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
         grads = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2), dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -16,6 +17,8 @@ from .sizes import aligned, image, padded_sizes
 
 # The factories close over plain integers and call helpers at parse time:
 # TVMScript evaluates both, and the script that it prints shows the results.
+
+_NO_STEPS = Epilogue()
 
 
 def nchw(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
@@ -83,19 +86,18 @@ def nhwc(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     return depthwise_conv2d_nhwc
 
 
+def declared(shape: Shape, epilogue: Epilogue = _NO_STEPS) -> tuple[Any, ...]:
+    """Declare the inputs, the operands of the epilogue, which are by name, and the output."""
+
+    def parameters(tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+        return {name: T.arg(name, T.buffer(extents, shape.dtype, align=ALIGNMENT)) for name, extents in tensors.items()}
+
+    inputs, operands = parameters(shape.input_shapes), parameters(epilogue.operands(shape))
+    return *inputs.values(), operands, *parameters({"out": shape.result_shape}).values()
+
+
 def both_ends(shape: Shape, epilogue: Epilogue) -> tuple[Callable[[], tuple[Any, ...]], Callable[..., tirx.PrimExpr]]:
     """Give the two ends of a function: its parameters, and the epilogue's result for one element."""
-
-    def declare() -> tuple[Any, ...]:
-        """Declare the inputs, the operands of the epilogue, which are by name, and the output."""
-
-        def parameters(tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-            return {
-                name: T.arg(name, T.buffer(extents, shape.dtype, align=ALIGNMENT)) for name, extents in tensors.items()
-            }
-
-        inputs, operands = parameters(shape.input_shapes), parameters(epilogue.operands(shape))
-        return *inputs.values(), operands, *parameters({"out": shape.result_shape}).values()
 
     def finish(
         value: tirx.PrimExpr, operands: dict[str, Any], channel: tirx.Var, element: Sequence[tirx.Var]
@@ -104,7 +106,7 @@ def both_ends(shape: Shape, epilogue: Epilogue) -> tuple[Callable[[], tuple[Any,
             value = _apply(step, value, operands, channel, element)
         return T.cast(value, shape.dtype)
 
-    return declare, finish
+    return partial(declared, shape, epilogue), finish
 
 
 def _apply(

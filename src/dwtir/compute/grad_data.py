@@ -24,16 +24,16 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..arguments import ALIGNMENT
 from ..shape import Shape
 from . import blocks, script
+from .forward import declared
 from .sizes import SLACK, aligned, image
 
 
 def nchw(shape: Shape) -> tirx.PrimFunc:
     """Define the gradient on NCHW images."""
     N, C, M, H, W = image(shape)
-    OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
+    OC = shape.out_channels
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     (FIRST_H, PHASE_H, PH), (FIRST_W, PHASE_W, PW) = _axis(shape, 0), _axis(shape, 1)
     added, LEFT, PW = aligned(shape, -FIRST_W, PW)
@@ -43,11 +43,8 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
     where = _where(shape)
 
     @script.prim_func(s_tir=True)
-    def grad_data_nchw(
-        grad_out: T.Buffer((N, OC, OH, OW), dtype, align=ALIGNMENT),
-        weight: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),
-        out: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT),
-    ) -> None:
+    def grad_data_nchw() -> None:
+        grad_out, weight, _, out = T.meta_var(declared(shape))
         padded = T.sblock_alloc_buffer((N, OC, PH, PW), dtype)
         acc = T.sblock_alloc_buffer((N, C, AH, AW), "float32")
         blocks.pad_nchw(padded, grad_out, -FIRST_H, LEFT)
@@ -56,20 +53,11 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
                 vn, vc, vh, vw, vkh, vtap = T.axis.remap("SSSSRR", [n, c, h, w, kh, tap])
                 with T.init():
                     acc[vn, vc, vh, vw] = T.float32(0)
-                acc[vn, vc, vh, vw] = acc[vn, vc, vh, vw] + where(
-                    vh + PHASE_H + vkh * DH,
-                    vw + PHASE_W + vtap // M * DW,
-                    T.cast(
-                        padded[
-                            vn,
-                            vc * M + vtap % M,
-                            (vh + PHASE_H + vkh * DH) // SH,
-                            (vw + PHASE_W + vtap // M * DW) // SW,
-                        ],
-                        "float32",
-                    )
-                    * T.cast(weight[vc, vtap % M, KH - 1 - vkh, KW - 1 - vtap // M], "float32"),
-                )
+                row = T.meta_var(vh + PHASE_H + vkh * DH)
+                column = T.meta_var(vw + PHASE_W + vtap // M * DW)
+                value = T.meta_var(T.cast(padded[vn, vc * M + vtap % M, row // SH, column // SW], "float32"))
+                factor = T.meta_var(T.cast(weight[vc, vtap % M, KH - 1 - vkh, KW - 1 - vtap // M], "float32"))
+                acc[vn, vc, vh, vw] = acc[vn, vc, vh, vw] + where(row, column, value * factor)
         blocks.round_sums(out, acc)
 
     return grad_data_nchw
@@ -78,7 +66,7 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
 def nhwc(shape: Shape) -> tirx.PrimFunc:
     """Define the gradient on NHWC images."""
     N, C, M, H, W = image(shape)
-    OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
+    OC = shape.out_channels
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     (FIRST_H, PHASE_H, PH), (FIRST_W, PHASE_W, PW) = _axis(shape, 0), _axis(shape, 1)
     AH, AW = H + SLACK, W + SLACK
@@ -86,11 +74,8 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
     where = _where(shape)
 
     @script.prim_func(s_tir=True)
-    def grad_data_nhwc(
-        grad_out: T.Buffer((N, OH, OW, OC), dtype, align=ALIGNMENT),
-        weight: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),
-        out: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT),
-    ) -> None:
+    def grad_data_nhwc() -> None:
+        grad_out, weight, _, out = T.meta_var(declared(shape))
         padded = T.sblock_alloc_buffer((N, PH, PW, OC), dtype)
         acc = T.sblock_alloc_buffer((N, AH, AW, C), "float32")
         blocks.pad_nhwc(padded, grad_out, -FIRST_H, -FIRST_W)
@@ -99,20 +84,11 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
                 vn, vh, vw, vc, vkh, vtap = T.axis.remap("SSSSRR", [n, h, w, c, kh, tap])
                 with T.init():
                     acc[vn, vh, vw, vc] = T.float32(0)
-                acc[vn, vh, vw, vc] = acc[vn, vh, vw, vc] + where(
-                    vh + PHASE_H + vkh * DH,
-                    vw + PHASE_W + vtap // M * DW,
-                    T.cast(
-                        padded[
-                            vn,
-                            (vh + PHASE_H + vkh * DH) // SH,
-                            (vw + PHASE_W + vtap // M * DW) // SW,
-                            vc * M + vtap % M,
-                        ],
-                        "float32",
-                    )
-                    * T.cast(weight[KH - 1 - vkh, KW - 1 - vtap // M, vc, vtap % M], "float32"),
-                )
+                row = T.meta_var(vh + PHASE_H + vkh * DH)
+                column = T.meta_var(vw + PHASE_W + vtap // M * DW)
+                value = T.meta_var(T.cast(padded[vn, row // SH, column // SW, vc * M + vtap % M], "float32"))
+                factor = T.meta_var(T.cast(weight[KH - 1 - vkh, KW - 1 - vtap // M, vc, vtap % M], "float32"))
+                acc[vn, vh, vw, vc] = acc[vn, vh, vw, vc] + where(row, column, value * factor)
         blocks.round_sums(out, acc)
 
     return grad_data_nhwc

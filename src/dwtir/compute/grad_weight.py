@@ -1,20 +1,18 @@
 """The gradient with respect to the weight: every tap sums over all outputs."""
 
-from __future__ import annotations
-
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..arguments import ALIGNMENT
 from ..shape import Shape
 from . import blocks, script
+from .forward import declared
 from .sizes import aligned, image, padded_sizes
 
 
 def nchw(shape: Shape) -> tirx.PrimFunc:
     """Define the gradient on NCHW images."""
-    N, C, M, H, W = image(shape)
-    OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
+    N, C, M, *_ = image(shape)
+    OH, OW = shape.out_height, shape.out_width
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     TOP, LEFT = shape.padding[:2]
     _, _, PH, PW = padded_sizes(shape, slack=0)
@@ -22,11 +20,8 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
     dtype = shape.dtype
 
     @script.prim_func(s_tir=True)
-    def grad_weight_nchw(
-        data: T.Buffer((N, C, H, W), dtype, align=ALIGNMENT),
-        grad_out: T.Buffer((N, OC, OH, OW), dtype, align=ALIGNMENT),
-        out: T.Buffer((C, M, KH, KW), dtype, align=ALIGNMENT),
-    ) -> None:
+    def grad_weight_nchw() -> None:
+        data, grad_out, _, out = T.meta_var(declared(shape))
         padded = T.sblock_alloc_buffer((N, C, PH, PW), dtype)
         acc = T.sblock_alloc_buffer((C, M, KH, KW), "float32")
         blocks.pad_nchw(padded, data, TOP, LEFT)
@@ -45,19 +40,16 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
 
 def nhwc(shape: Shape) -> tirx.PrimFunc:
     """Define the gradient on NHWC images."""
-    N, C, M, H, W = image(shape)
-    OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
+    N, C, M, *_ = image(shape)
+    OH, OW = shape.out_height, shape.out_width
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     TOP, LEFT = shape.padding[:2]
     _, _, PH, PW = padded_sizes(shape, slack=0)
     dtype = shape.dtype
 
     @script.prim_func(s_tir=True)
-    def grad_weight_nhwc(
-        data: T.Buffer((N, H, W, C), dtype, align=ALIGNMENT),
-        grad_out: T.Buffer((N, OH, OW, OC), dtype, align=ALIGNMENT),
-        out: T.Buffer((KH, KW, C, M), dtype, align=ALIGNMENT),
-    ) -> None:
+    def grad_weight_nhwc() -> None:
+        data, grad_out, _, out = T.meta_var(declared(shape))
         padded = T.sblock_alloc_buffer((N, PH, PW, C), dtype)
         acc = T.sblock_alloc_buffer((KH, KW, C, M), "float32")
         blocks.pad_nhwc(padded, data, TOP, LEFT)

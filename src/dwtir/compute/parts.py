@@ -42,6 +42,18 @@ class Row:
         return self._buffer[place]
 
 
+def untold() -> None:
+    """Say nothing of what a block reads and writes, for TVM to order it by."""
+    T.reads()
+    T.writes()
+
+
+def clear(sums: Part, first: int, end: int) -> None:
+    """Make sums zero, from one to before another."""
+    with T.serial(first, end, annotations=UNROLLED) as place:
+        T.buffer_store(sums.buffer, T.float32(0), sums.at(place))
+
+
 def move(source: Part, target: Part, count: int, lanes: int) -> None:
     """Move what lies side by side between shared memory and registers, in vectors."""
     with T.serial(count // lanes, annotations=UNROLLED) as place, T.vectorized(lanes) as lane:

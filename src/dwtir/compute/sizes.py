@@ -1,7 +1,5 @@
 """Sizes that the factories share."""
 
-from __future__ import annotations
-
 from ..shape import Shape
 
 SLACK = 63

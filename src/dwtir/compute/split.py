@@ -20,7 +20,7 @@ from ..epilogue import Epilogue
 from ..images import Images
 from . import script
 from .forward import both_ends
-from .parts import UNROLLED, Part, Row, copy, move
+from .parts import UNROLLED, Part, Row, clear, copy, move
 
 
 def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
@@ -32,6 +32,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     READ, WRITTEN, TAPS = prod(images.source), prod(images.result), prod(shape.kernel)
     FROM, TO, APART, ROWS = images.stride(READ), images.stride(WRITTEN), images.taps, images.band(Z)
     TOGETHER = gcd(4, X * TAPS, C * TAPS) if APART == TAPS else 1
+    IN, OUT = (READ, FROM, images.lanes(READ)), (WRITTEN, TO, images.lanes(WRITTEN))
     LANES_IN, LANES_OUT = (gcd(16 // shape.itemsize, width) for width in (SW, RW))
     dtype = shape.dtype
     declare, finish = both_ends(shape, epilogue)
@@ -64,8 +65,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
                         if vb * Y + vy < N:
                             whole = T.meta_var(Part(data, vb * Y + vy, 0, 0, vc * X * READ))
-                            sizes = T.meta_var((READ, FROM, images.lanes(READ)))
-                            copy(some, whole, Part(planes, vy, 0), sizes, (X * Z, vz * X + vx))
+                            copy(some, whole, Part(planes, vy, 0), IN, (X * Z, vz * X + vx))
                 for z, y, x in T.grid(Z, Y, X):
                     with T.sblock("filters"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
@@ -87,9 +87,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
                         if adds and vb * Y + vy < N:
                             added = T.meta_var(operands["residual"])
                             whole = T.meta_var(Part(added, vb * Y + vy, 0, 0, vc * X * WRITTEN))
-                            sizes = T.meta_var((WRITTEN, TO, images.lanes(WRITTEN)))
-                            threads = T.meta_var((X * Z, vz * X + vx))
-                            copy(some, whole, Part(results, vy, 0), sizes, threads)
+                            copy(some, whole, Part(results, vy, 0), OUT, (X * Z, vz * X + vx))
                 for z, y, x in T.grid(Z, Y, X):
                     with T.sblock("epilogue"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
@@ -118,10 +116,8 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
                         if vb * Y + vy < N:
                             whole = T.meta_var(Part(out, vb * Y + vy, 0, 0, vc * X * WRITTEN))
-                            sizes = T.meta_var((WRITTEN, TO, images.lanes(WRITTEN)))
                             own = T.meta_var(Part(results, vy, 0))
-                            threads = T.meta_var((X * Z, vz * X + vx))
-                            copy(some, whole, own, sizes, threads, is_load=False)
+                            copy(some, whole, own, OUT, (X * Z, vz * X + vx), is_load=False)
 
     return split_nchw
 
@@ -159,8 +155,7 @@ def _sum(
         down, right, between = 1, 1, down
     apart = images.before(0) % between
     top = tirx.floordiv(first * down, between) - images.before(0) // between
-    with T.serial(most * width, annotations=UNROLLED) as place:
-        T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
+    clear(acc, 0, most * width)
     with T.serial(images.seen(most)) as seen:
         row = top + seen
         with T.If(tirx.all(0 <= row, row < images.source[0])), T.Then():
@@ -177,9 +172,7 @@ def _sum(
                         if not cols:
                             continue
                         tap = tirx.floordiv(above, below) * kernel_w + kw
-                        if shape.operation != "forward":
-                            tap = kernel_h * kernel_w - 1 - tap
-                        T.buffer_store(taps, weight[tap], [kw])
+                        T.buffer_store(taps, weight[images.turned(tap)], [kw])
                         at = images.under(1, kw, cols.start)
                         with T.serial(len(cols), annotations=UNROLLED) as col:
                             place = acc.at(h * width + cols.start + col * cols.step)

@@ -22,7 +22,7 @@ from ..epilogue import Epilogue
 from ..strips import Strip, apart, part_sizes
 from . import script
 from .forward import both_ends
-from .parts import Row
+from .parts import UNROLLED, Row
 
 
 def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.PrimFunc:
@@ -64,8 +64,8 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     # Its rows are loaded ahead as well.
     ADDED = strips.residual_rows(D)
     # What comes before a segment's first result is stored in its place, where all segments have
-    # one: a test parts what ptxas may do at a time. It is faster for float32. Of halves in NHWC a
-    # row leaves before others are added to, and has its registers for itself.
+    # one: a test parts what ptxas may do at a time, which is slower for float32. Of halves in NHWC
+    # a row leaves before others are added to, and has its registers for itself.
     UNTESTED = bool(epilogue.steps) and RH % DOWN == 0 and is_float
     FIRST = 1 if epilogue.steps and not is_float and not planes else KH
 
@@ -122,8 +122,6 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
 
     def is_output(strip, column) -> Any:
         return is_before(strip, column, RW)
-
-    unrolled = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
 
     @script.inline
     def load_row(data, raw, d, n, row, strip, vector):
@@ -198,7 +196,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                 # Rows of the strip that read the image, by their place in its window.
                 low = T.max(0, TOP - first_row(vs))
                 high = T.min(rows + KH - 1, TOP + last_row(vs, H))
-                for d in T.serial(D, annotations=unrolled):
+                for d in T.serial(D, annotations=UNROLLED):
                     for j, v in T.grid(LOADS * LOADED, V):
                         raw[d, j, v] = T.cast(0, dtype)
                 for d in T.unroll(AHEAD):
@@ -217,48 +215,35 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                     load_channels(operands[names[1]], channels, 1, vc)
                 if len(names) > 2:
                     load_channels(operands[names[2]], channels, 2, vc)
-                for kh in T.serial(KH, annotations=unrolled):
+                for kh in T.serial(KH, annotations=UNROLLED):
                     for kw, v in T.grid(KW, V):
                         wide[kh, kw, v] = T.cast(taps[kh, kw, v], "float32")
-                for kh in T.serial(KH, annotations=unrolled):
+                for kh in T.serial(KH, annotations=UNROLLED):
                     for j, v in T.grid(cols, V):
                         acc[kh, j, v] = T.float32(0)
                 for turn in T.serial(T.floordiv(high - low + (D - 1), D)):
                     for d in T.unroll(D):
-                        if d == 0 or low + turn * D + d < high:
+                        at_row = T.meta_var(low + turn * D + d)
+                        if d == 0 or at_row < high:
                             if not is_float:
-                                for j in T.serial(REACH, annotations=unrolled):
+                                for j in T.serial(REACH, annotations=UNROLLED):
                                     for v in T.serial(V):
                                         row[j, v] = T.cast(raw[d, j + LEAD, v], "float32")
-                            load_row(
-                                data,
-                                raw,
-                                T.floormod(d + AHEAD, D),
-                                vn,
-                                line(vs, low + turn * D + d + AHEAD - TOP),
-                                vx,
-                                vc,
-                            )
-                            for back in T.serial(FIRST, annotations=unrolled):
+                            coming = T.meta_var(line(vs, at_row + AHEAD - TOP))
+                            load_row(data, raw, T.floormod(d + AHEAD, D), vn, coming, vx, vc)
+                            for back in T.serial(FIRST, annotations=UNROLLED):
                                 add_row(acc, raw, row, wide, d, back)
-                            done = T.meta_var(low + turn * D + d - (KH - 1))
+                            done = T.meta_var(at_row - (KH - 1))
                             at = T.meta_var(line(vs, T.max(0, done) if UNTESTED else done))
                             held = T.meta_var(hold(channels, added, T.floormod(d, ADDED)))
-                            if UNTESTED or KH - 1 <= low + turn * D + d:
+                            if UNTESTED or KH - 1 <= at_row:
                                 store_row(acc, KH - 1, held, result, out, vn, at, vx, vc)
                             # Tested as well, for else it would be loaded where it is added.
-                            if has_residual and (UNTESTED or KH - 1 - ADDED <= low + turn * D + d):
-                                load_residual(
-                                    operands["residual"],
-                                    added,
-                                    T.floormod(d, ADDED),
-                                    vn,
-                                    line(vs, done) + ADDED * DOWN,
-                                    vx,
-                                    vc,
-                                )
+                            if has_residual and (UNTESTED or KH - 1 - ADDED <= at_row):
+                                later = T.meta_var(line(vs, done) + ADDED * DOWN)
+                                load_residual(operands["residual"], added, T.floormod(d, ADDED), vn, later, vx, vc)
                             if FIRST < KH:
-                                for back in T.serial(FIRST, KH, annotations=unrolled):
+                                for back in T.serial(FIRST, KH, annotations=UNROLLED):
                                     add_row(acc, raw, row, wide, d, back)
                 if has_residual:
                     for below in T.unroll(BELOW):

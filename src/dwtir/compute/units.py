@@ -27,17 +27,17 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..arguments import ALIGNMENT
 from ..units import LANES, Units
 from . import blocks, script
 from .async_copy import BYTES
+from .forward import declared
 from .mma import left, right
+from .parts import untold
 
 
 def nhwc(sizes: Units) -> tirx.PrimFunc:
     """Define the gradient on NHWC images."""
     shape = sizes.shape
-    data_shape, grad_shape = shape.input_shapes.values()
     N, C, H, W = shape.batch, shape.in_channels, shape.height, shape.width
     OH, OW, TOP, LEFT = shape.out_height, shape.out_width, *shape.padding[:2]
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
@@ -161,8 +161,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         for lane, h in T.grid(32, 2):
             with T.sblock("right"):
                 vo, vg, vl, vh = T.axis.remap("SSSS", [o, g, lane, h])
-                T.reads()
-                T.writes()
+                untold()
                 raw = T.sblock_alloc_buffer((2, READ), dtype, scope="local")
                 read(raw, staged, step, grad_at(w, vo, vg, vl, vh), sizes.grad_vectors)
                 for c, e in T.grid(READ, 2):
@@ -170,8 +169,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         for lane, r, s, h, m in T.grid(32, SH, SPANS, 2, 2):
             with T.sblock("left"):
                 vo, vg, vl, vr, vs, vh, vm = T.axis.remap("SSSSSSS", [o, g, lane, r, s, h, m])
-                T.reads()
-                T.writes()
+                untold()
                 raw = T.sblock_alloc_buffer((2, READ), dtype, scope="local")
                 read(raw, staged, step, input_at(w, vo, vg, vr, vs, vl, vh, vm), sizes.input_vectors)
                 for c, e in T.grid(READ, 2):
@@ -193,11 +191,8 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                         shared[w * OWN + o, s, lane, h, e] = acc[w, o, r, s, lane, h, e]
 
     @script.prim_func(s_tir=True)
-    def units_nhwc(
-        data: T.Buffer(data_shape, dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        grad_out: T.Buffer(grad_shape, dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-        out: T.Buffer((KH, KW, C, 1), dtype, align=ALIGNMENT),  # type: ignore[valid-type]
-    ) -> None:
+    def units_nhwc() -> None:
+        data, grad_out, _, out = T.meta_var(declared(shape))
         partial = T.sblock_alloc_buffer((PARTS, CHUNKS, TAPS), "float32")
         total = T.sblock_alloc_buffer((KH, KW, C, 1), "float32")
         for p, b in T.grid(PARTS, CHUNKS):
@@ -213,8 +208,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 for w, lane in T.grid(WARPS, 32):
                     with T.sblock("zero"):
                         vw, vl = T.axis.remap("SS", [w, lane])
-                        T.reads()
-                        T.writes()
+                        untold()
                         for k in T.serial(-(-SLOTS * SLOT // (LANES * THREADS))):
                             if task_of(k, vw, vl) * LANES < SLOTS * SLOT:
                                 for e in T.vectorized(LANES):
@@ -229,8 +223,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("first"):
                             vf, vw, vl = T.axis.remap("SSS", [first, w, lane])
-                            T.reads()
-                            T.writes()
+                            untold()
                             load(staged, data, grad_out, vp, vb, vf, vw, vl)
                 for turn in T.serial(TURNS):
                     for d in T.unroll(RING):
@@ -239,15 +232,13 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                         for w, lane in T.grid(WARPS, 32):
                             with T.sblock("pad"):
                                 vt, vd, vw, vl = T.axis.remap("SSSS", [turn, d, w, lane])
-                                T.reads()
-                                T.writes()
+                                untold()
                                 step = T.meta_var(vt * RING + vd + AHEAD)
                                 load(staged, data, grad_out, vp, vb, step, vw, vl)
                         for w in range(WARPS):
                             with T.sblock("multiply"):
                                 vt, vd, vw = T.axis.remap("SSS", [turn, d, w])
-                                T.reads()
-                                T.writes()
+                                untold()
                                 for o in T.unroll(OWN // READ):
                                     for g in T.unroll(GROUPS):
                                         multiply(*(staged, inputs, grads, acc), *(vt * RING + vd, vd, vw, o, g))
@@ -257,14 +248,12 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("leave"):
                             vr, vw, vl = T.axis.remap("SSS", [r, w, lane])
-                            T.reads()
-                            T.writes()
+                            untold()
                             leave(shared, acc, vr, vw, vl)
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("taps"):
                             vr, vw, vl = T.axis.remap("SSS", [r, w, lane])
-                            T.reads()
-                            T.writes()
+                            untold()
                             tap = T.sblock_alloc_buffer((1,), "float32", scope="local")
                             for k in T.unroll(SUMS):
                                 task = T.meta_var(task_of(k, vw, vl))

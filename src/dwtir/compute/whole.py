@@ -26,7 +26,7 @@ from ..epilogue import Epilogue
 from ..images import Images
 from . import script
 from .forward import both_ends
-from .parts import UNROLLED, Part, Row, copy, move, share
+from .parts import UNROLLED, Part, Row, clear, copy, move, share
 
 
 def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
@@ -183,15 +183,9 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                 taps = T.sblock_alloc_buffer((images.weights,), "float32", scope="local")
                 acc = T.sblock_alloc_buffer((RH * RW,), "float32", scope="local")
                 go = T.meta_var(going(vb % bands))
-                go(
-                    images,
-                    Part(acc, 0),
-                    window,
-                    taps,
-                    weighing(weight, vc),
-                    load=loading(data, window, vn, vc),
-                    store=storing(acc, operands, out, vn, vc),
-                )
+                load = T.meta_var(loading(data, window, vn, vc))
+                store = T.meta_var(storing(acc, operands, out, vn, vc))
+                go(images, Part(acc, 0), window, taps, weighing(weight, vc), load=load, store=store)
 
     return whole_nhwc
 
@@ -215,13 +209,11 @@ def _sum(
     """
     shape, (height, width), columns = images.shape, images.result, images.source[1]
     (down, right), (below, beside) = shape.stride, shape.dilation
-    count = prod(shape.kernel)
     rows_held, taps_held = set[int](), set[int]()
     for first in range(0, height, images.rows):
         until = min(first + images.rows, height)
-        with T.serial(first * width, until * width, annotations=UNROLLED) as place:
-            T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
-        for tap in range(count):
+        clear(acc, first * width, until * width)
+        for tap in range(prod(shape.kernel)):
             kh, kw = divmod(tap, shape.kernel[1])
             rows, cols = images.meets(0, kh, first, until), images.meets(1, kw, 0, width)
             if not (rows and cols):
@@ -233,8 +225,7 @@ def _sum(
                     load(row)
             if tap not in taps_held:
                 taps_held.add(tap)
-                turned = tap if shape.operation == "forward" else count - 1 - tap
-                T.buffer_store(taps, weight(turned), [tap])
+                T.buffer_store(taps, weight(images.turned(tap)), [tap])
             at = above * columns + kw * beside - images.before(1)
             with T.serial(rows.start, rows.stop, annotations=UNROLLED) as h, T.serial(cols.start, cols.stop) as w:
                 value = window[h * (down * columns) + w * right + at]
@@ -278,10 +269,8 @@ def _sum_band(
         with meets(apart), T.Then():
             for kw in used:
                 tap = (apart + before - first * down) * kernel_w + kw
-                tap = tap if shape.operation == "forward" else prod(shape.kernel) - 1 - tap
-                T.buffer_store(taps, weight(tap), [(apart + most) * kernel_w + kw])
-    with T.serial(images.rows * width, annotations=UNROLLED) as place:
-        T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
+                T.buffer_store(taps, weight(images.turned(tap)), [(apart + most) * kernel_w + kw])
+    clear(acc, 0, images.rows * width)
     for row, h, apart in pairs:
         with meets(apart), T.Then():
             for kw in used:
@@ -317,11 +306,9 @@ def _sum_in_turn(
         load(row, 0)
     for kh, kw in product(sorted({kh for _, _, kh in met}), used):
         tap = kh * shape.kernel[1] + kw
-        turned = tap if shape.operation == "forward" else prod(shape.kernel) - 1 - tap
-        T.buffer_store(taps, weight(turned), [tap])
+        T.buffer_store(taps, weight(images.turned(tap)), [tap])
     with T.serial(images.turns) as turn:
-        with T.serial(height * width, annotations=UNROLLED) as place:
-            T.buffer_store(acc.buffer, T.float32(0), acc.at(place))
+        clear(acc, 0, height * width)
         for row in range(rows):
             for (_, h, kh), kw in product(sorted(m for m in met if m[0] == row), used):
                 _multiply(images, acc, window, (row, h, kw), taps[kh * shape.kernel[1] + kw])

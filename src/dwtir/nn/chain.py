@@ -7,11 +7,18 @@ from typing import Any
 
 import torch
 
+from ..errors import ArgumentError
 from .functional import sides
 from .module import DepthwiseConv2d
 from .tensors import Tensor
 
 _ACTIVATIONS = {getattr(torch.nn, name): name.lower() for name in ("ReLU", "ReLU6", "Hardswish", "SiLU", "GELU")}
+
+
+def require_module(model: Any) -> None:
+    """Refuse what is no module."""
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
 
 def is_depthwise(module: Any) -> bool:

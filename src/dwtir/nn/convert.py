@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError, InvalidScheduleError, InvalidShapeError
-from .chain import Chain, is_depthwise, is_patched, steps_of, why_not
+from .chain import Chain, is_depthwise, is_patched, require_module, steps_of, why_not
 from .converted import ConvertedForward, FoldedForward, form_of
 from .measure import medians
 from .observe import Image, Run, observe
@@ -69,8 +69,7 @@ def convert(
     >>> report.layers[0].note
     '1, 2'
     """
-    if not isinstance(model, torch.nn.Module):
-        raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    require_module(model)
     if when not in ("faster", "always"):
         raise ArgumentError(f"when must be 'faster' or 'always', got {when!r}")
     measure = partial(medians, graphs=graphs) if when == "faster" else None

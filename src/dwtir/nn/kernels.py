@@ -131,43 +131,21 @@ def _prepared(
     device: torch.device, form: torch.memory_format, epilogue: str, operation: str, *found: Any
 ) -> Callable[..., Tensor]:
     kernel = _kernel(epilogue, operation, device, form, *found)
-    return (_weight_gradient if operation == "grad_weight" else _image)(kernel, form, device)
-
-
-def _image(kernel: Kernel, form: torch.memory_format, device: torch.device) -> Callable[..., Tensor]:
-    """Return what computes an image, or its gradient."""
     launch, sizes = kernel.launcher(), entry.in_torch(kernel.shape)
-    like, (_, packed) = _without_memory(sizes["out"], kernel, device), sizes["weight"]
-    last = form is torch.channels_last
+    like = _without_memory(sizes["out"], kernel, device)
+    _, packed = sizes["weight"] if form is torch.channels_last and operation != "grad_weight" else (None, None)
 
-    def compute(image: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
-        if last and (weight.stride() != packed or weight.data_ptr() % ALIGNMENT):
-            weight = packed_weight(weight)
+    def compute(image: Tensor, other: Tensor, *operands: Tensor) -> Tensor:
+        if packed and (other.stride() != packed or other.data_ptr() % ALIGNMENT):
+            other = packed_weight(other)
         out = _empty_like(like)
         try:
             if operands:
-                launch(image, weight, *operands, out)
+                launch(image, other, *operands, out)
             else:
-                launch(image, weight, out)
+                launch(image, other, out)
         except Exception:
-            _explain(kernel, form, image, weight, *operands)
-            raise
-        return out
-
-    return compute
-
-
-def _weight_gradient(kernel: Kernel, form: torch.memory_format, device: torch.device) -> Callable[..., Tensor]:
-    """Return what computes the gradient of the weight."""
-    launch, sizes = kernel.launcher(), entry.in_torch(kernel.shape)
-    like = _without_memory(sizes["out"], kernel, device)
-
-    def compute(image: Tensor, grad_out: Tensor) -> Tensor:
-        out = _empty_like(like)
-        try:
-            launch(image, grad_out, out)
-        except Exception:
-            _explain(kernel, form, image, grad_out)
+            _explain(kernel, form, image, other, *operands)
             raise
         return out
 

@@ -134,8 +134,7 @@ def _batched(tensor: Tensor, dim: int | None, size: int) -> Tensor:
 
 def _in_channels(image: Tensor, dim: int | None, size: int) -> Tensor:
     """Turn a batched image (N, C, H, W) into one of `size` times the channels."""
-    image = image.unsqueeze(0).expand(size, -1, -1, -1, -1) if dim is None else image.movedim(dim, 0)
-    return image.transpose(0, 1).flatten(1, 2)
+    return _batched(image, dim, size).transpose(0, 1).flatten(1, 2)
 
 
 def _out_of_channels(image: Tensor, size: int) -> tuple[Tensor, int]:

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ArgumentError
-from .chain import is_depthwise, is_patched
+from .chain import is_depthwise, is_patched, require_module
 from .module import DepthwiseConv2d
 
 
@@ -39,8 +38,7 @@ def replace(model: torch.nn.Module) -> int:
     >>> dwtir.nn.replace(model)
     1
     """
-    if not isinstance(model, torch.nn.Module):
-        raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    require_module(model)
     replaced: dict[Any, DepthwiseConv2d] = {}
     for parent in list(model.modules()):
         for name, conv in parent.named_children():

@@ -11,7 +11,7 @@ from .banded_channels import BandedChannels
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
 from .banded_sums import BandedSums
-from .base import WEIGHT, Strategy, paying
+from .base import Strategy, paying, sample
 from .channel_pairs import ChannelPairs
 from .channel_vector import ChannelVector
 from .cpu import Cpu
@@ -28,7 +28,6 @@ from .whole_image import WholeImage
 __all__ = [
     "ARTICLE_STEPS",
     "STRATEGIES",
-    "WEIGHT",
     "BandedChannels",
     "BandedMatrix",
     "BandedPlanes",
@@ -48,6 +47,7 @@ __all__ = [
     "WholeImage",
     "choose",
     "named",
+    "sample",
 ]
 
 STRATEGIES: dict[str, type[Strategy]] = {

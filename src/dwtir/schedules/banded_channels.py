@@ -40,7 +40,7 @@ from .base import Strategy, bind_threads, expected
 from .channel_vector import ChannelVector
 from .cost import registers_for
 from .row_stream import RowStream
-from .tiles import BLOCK_COUNTS, REGISTERS, even_split, with_value
+from .tiles import BLOCK_COUNTS, REGISTERS, SHARED, even_split, with_value
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -52,8 +52,6 @@ _MAX_PRODUCTS = 1024
 _SHARED = 99 * 1024
 """Bytes of shared memory that any GPU from sm_80 on lends to a block."""
 
-_SHARED_OF_ALL = 227 * 1024
-
 _LAUNCH, _TURN = 2.1e-6, 0.2e-6
 _PER_LOAD, _PER_RESULT, _PER_PRODUCT, _PER_WINDOW = 0.16e-9, 0.94e-9, 1.3e-9, 1.6e-9
 """Seconds of the kernel, of what blocks wait for at a time, and of an SM for a vector of inputs,
@@ -62,19 +60,7 @@ one of results, a product and a row of inputs of a warp, as measured on an H200.
 
 @dataclass(frozen=True)
 class BandedChannels(Strategy):
-    """Tile of the products with banded matrices.
-
-    Parameters
-    ----------
-    rows : int
-        Output rows of a tile, of 8 columns each.
-    down, across : int
-        Tiles of a block in a column and a row of an image; with as many images they are 16.
-    warps, channels : int
-        Warps of a block, and channels of each, 2 or 4.
-    min_blocks : int
-        Blocks that an SM shall have room for at a time.
-    """
+    """Tile of the products with banded matrices, as `Panels` has it, with 2 or 4 channels of a warp."""
 
     name = "banded_channels"
     layouts = ("NHWC",)
@@ -113,7 +99,6 @@ class BandedChannels(Strategy):
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[BandedChannels, ...]:
-        """List the tiles, those that are expected to take the least time first."""
         tiles = sorted(cls._tiles(shape, target), key=lambda tile: tile.expected_seconds(shape, target))
         return tuple(tiles[:8]) or (cls(1, 1, 1, 4, 2),)
 
@@ -129,7 +114,7 @@ class BandedChannels(Strategy):
             tile = cls(rows, down, across, warps, channels)
             taken = tile.panels(shape).shared_bytes(shape.operation == "forward")
             needed = 32 * warps * -(-tile._registers(shape) // 8) * 8
-            blocks = min(REGISTERS // needed, _SHARED_OF_ALL // (taken + 1024))
+            blocks = min(REGISTERS // needed, SHARED // (taken + 1024))
             tile = replace(tile, min_blocks=max(1, blocks))
             if taken <= _SHARED and tile.is_promising(shape):
                 yield tile
@@ -182,7 +167,6 @@ class BandedChannels(Strategy):
         return Panels(shape, self.rows, self.down, self.across, self.warps, self.channels)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        """Estimate the time of the kernel."""
         panels = self.panels(shape)
         blocks = prod(panels.blocks) / target.units
         at_a_time = min(self.min_blocks, ceil(blocks))
@@ -210,13 +194,12 @@ class BandedChannels(Strategy):
         tvm_ffi.structural_walk(sch.mod["main"].body, [(SBlock, lambda block: names.append(block.name_hint))])
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("panels"))), "blockIdx.x")
         for name in names:
+            loops = sch.get_loops(sch.get_sblock(name))
             if name in ("gather", "filters", "band", "residual", "epilogue", "store"):
-                bind_threads(sch, *sch.get_loops(sch.get_sblock(name))[-2:])
+                bind_threads(sch, *loops[-2:])
             elif name == "products":
-                *_, warp = sch.get_loops(sch.get_sblock(name))
-                sch.bind(warp, "threadIdx.y")
+                sch.bind(loops[-1], "threadIdx.y")
             elif name == "zero" or name.startswith("window"):
-                bind_threads(sch, sch.get_loops(sch.get_sblock(name))[-1])
+                bind_threads(sch, loops[-1])
             elif name.startswith("products"):
-                *_, lane, _, _, _ = sch.get_loops(sch.get_sblock(name))
-                sch.tensorize(lane, intrinsic(shape.dtype))
+                sch.tensorize(loops[-4], intrinsic(shape.dtype))

@@ -74,11 +74,10 @@ _SECOND_KIND = 40
 _BLOCKS = (4, 1), (4, 3), (4, 4), (2, 1)
 """Warps of a block, and blocks at a time: the first alone where rows are even."""
 
-# Time in rows of an odd width, fitted to 302 kernels of 21 layers on an H200, 7 % from theirs on
-# the average, and corrected by 21 of one more: seconds of a launch; bytes a second, there and as
-# the window's model has it; cycles of a start, a product, and a store to one row of an image; of a
-# warp by which the code's length doubles its time; warps of a scheduler that a wait takes as long
-# as; how much longer all takes where a column has an even number of tiles, which is not explained.
+# Time in rows of an odd width, fitted to 302 kernels of 21 layers on an H200, on average 7 % off,
+# and corrected by 21 of one more: a launch; bytes a second, also by the window's model; cycles of a
+# start, a product, a store to a row, and of a warp whose code's length doubles its time; warps that
+# take as long as a wait; what an even number of tiles in a column adds, which is not explained.
 _CLOCK, _LAUNCH, _BANDWIDTH, _WINDOW_BANDWIDTH = 1.755e9, 1.8e-6, 3.6e12, 4.4e12
 _START, _PRODUCT, _STORE, _CACHED, _WAIT, _EVEN_COLUMN = 50, 2.0, 1.75, 2200, 2.8, 0.25
 _PER_BAND = 2.5  # registers that the compiler takes, where it may
@@ -108,7 +107,6 @@ class BandedMatrix(Strategy):
     warps: int
     """Warps of a block."""
     min_blocks: int = 1
-    """Blocks that an SM shall have room for at a time."""
 
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:

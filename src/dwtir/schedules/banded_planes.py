@@ -90,7 +90,6 @@ class BandedPlanes(BandedMatrix):
         self._require(count < _MOST, "elements of a workspace", count, f"less than {_MOST}")
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        """Estimate the time of all kernels."""
         return self._cycles(shape, target) / _CLOCK
 
     def _cycles(self, shape: Shape, target: Target) -> float:

@@ -42,8 +42,8 @@ from .base import bind_threads, compute_at, unroll_all, unroll_in_source, with_g
 from .cost import registers_for
 from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
-from .tap_cost import LAUNCH, SHARED, parts_seconds
-from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SUMS, even_split
+from .tap_cost import LAUNCH, parts_seconds
+from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SUMS, SHARED, even_split
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -52,14 +52,13 @@ if TYPE_CHECKING:
 _LEAST_TAPS = 25
 """Taps from which on there is something to save: of a 5x5 kernel."""
 
-# Registers of a thread, beside its sums and the inputs of a row of gradients: of every one, and by
-# row, for loads under way. ptxas spills a few bytes without the latter, at the most; all registers
-# of a thread will do.
+# Registers beside sums and the inputs of a row of gradients: of every thread, and by row, for loads
+# under way, without which ptxas spills a few bytes at the most; and all that a thread needs.
 _REGISTERS, _PER_ROW, _ALL = 47, 3.55, 248
 
-# Time, fitted to 26 kernels of 6 layers on an H200, 6 % from theirs on the average: cycles of an SM
-# for a load and a product of a warp; of a turn of a warp that is alone, and more by those of the
-# SM; of a block's end, and by sum. Bytes a second. A last round that is not full, as in `tap_cost`.
+# Time, fitted to 26 kernels of 6 layers on an H200, on average 6 % off: cycles of an SM for a load
+# and a product of a warp; of a lone warp's turn, and more by those of the SM; of a block's end, and
+# by sum. Bytes a second. A last round as in `tap_cost`.
 _CLOCK, _BANDWIDTH, _LAST_ROUND = 1.755e9, 4.07e12, 0.43
 _LOAD, _PRODUCT, _WAIT, _ALONE, _END, _END_SUM = 2.3, 0.67, 485, 2.4, 4250, 4.0
 _TOGETHER, _WITH_MEMORY = 5.1, 2.55  # exponents: a large one takes the longest of two times
@@ -67,7 +66,7 @@ _TOGETHER, _WITH_MEMORY = 5.1, 2.55  # exponents: a large one takes the longest 
 
 @dataclass(frozen=True)
 class BandedSums(MatrixSums):
-    """Tile of the products."""
+    """Tile of the products, as `Diagonals` has it."""
 
     name = "banded_sums"
     layouts = ("NCHW",)
@@ -76,15 +75,10 @@ class BandedSums(MatrixSums):
     likeness = ("rows",)
 
     rows: int
-    """Output rows of a tile, of 8 columns each."""
     warps: int
-    """Warps of a block."""
     parts: int
-    """Blocks that share the outputs of a channel."""
     part_threads: int
-    """Threads of the second kernel over the parts, which it divides."""
     min_blocks: int = 1
-    """Blocks that an SM shall have room for at a time."""
 
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
@@ -153,7 +147,6 @@ class BandedSums(MatrixSums):
         return has_room and needed <= registers_for(threads, self.min_blocks)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        """Estimate the time of both kernels."""
         work = _LOAD * self._loads(shape) + _PRODUCT * self._products(shape)
         blocks = self.parts * shape.out_channels / target.units
         at_a_time = min(self.min_blocks, ceil(blocks)) * self.warps

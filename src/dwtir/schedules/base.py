@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -25,7 +25,7 @@ _MAX_GRID_Y = 65535
 _GUESSES = 24
 _ALIKE = 3
 
-WEIGHT = 0.5
+_WEIGHT = 0.5
 """Weight of each value of a random variable. Weights need not add up to 1; this one is short
 in a trace, and TVM does not write it as an integer."""
 
@@ -70,7 +70,8 @@ class Strategy(ABC):
     """Whether TVM needs simpler indices to see that a thread's results fit its registers."""
 
     min_blocks: int | None = None
-    """Blocks that an SM shall have room for at a time, where a strategy says so."""
+    """Blocks that an SM shall have room for at a time, where a strategy says so: the fewer, the more registers
+    has a thread, and the more loads under way."""
 
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
@@ -102,7 +103,7 @@ class Strategy(ABC):
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
-        """List tiles that may well be the fastest, the likeliest first: what `choose` picks."""
+        """List tiles that may well be the fastest, by the model if there is one. `choose` picks the first."""
         return (cls.choose(shape, target),)
 
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
@@ -118,7 +119,7 @@ class Strategy(ABC):
         return self
 
     def expected_seconds(self, shape: Shape, target: Target) -> float | None:
-        """Estimate the time of the kernel; None where the strategy has no model of it."""
+        """Estimate the time of all kernels of the tile; None where the strategy has no model of it."""
         return None
 
     @classmethod
@@ -140,6 +141,14 @@ class Strategy(ABC):
         InvalidScheduleError
             With the field or resource, its value and its limit.
         """
+
+    def fits(self, shape: Shape, target: Target) -> bool:
+        """Tell whether the tile passes `check`."""
+        try:
+            self.check(shape, target)
+        except InvalidScheduleError:
+            return False
+        return True
 
     def is_promising(self, shape: Shape) -> bool:
         """Tell whether a search should try a tile that passes `check`.
@@ -196,7 +205,7 @@ class Strategy(ABC):
             decision = None
             if decisions is not None and field in decisions:
                 decision = candidates.index(decisions[field])
-            variables[field] = sch.sample_categorical(list(candidates), [WEIGHT] * len(candidates), decision)
+            variables[field] = sample(sch, candidates, decision)
             values[field] = int(sch.get(variables[field]))
         return cls(**variables), cls(**values)
 
@@ -299,6 +308,11 @@ def with_guesses(values: Mapping[str, Iterable[int]], tiles: Iterable[Strategy])
     }
 
 
+def sample(sch: Schedule, values: Sequence[int], decision: int | None = None) -> Any:
+    """Draw one of some values as a random variable of the schedule: the one at a place, or any."""
+    return sch.sample_categorical(list(values), [_WEIGHT] * len(values), decision)
+
+
 def get_blocks(sch: Schedule) -> Blocks:
     """Find the blocks of `compute` in a schedule."""
     return Blocks(sch.get_sblock("pad"), sch.get_sblock("depthwise_conv2d"), sch.get_sblock("epilogue"))
@@ -377,7 +391,7 @@ def bind_threads(sch: Schedule, *loops: LoopRV) -> None:
 
 
 def unroll_all(sch: Schedule, loops: Iterable[LoopRV]) -> None:
-    """Unroll loops in TVM, which proves tests away once an index is a number."""
+    """Unroll loops in TVM, which proves tests for padding away once an index is a number."""
     for loop in loops:
         sch.unroll(loop)
 

@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import bind, compute_at, get_blocks, has_steps, stage_operands, stage_output, unroll_all, unroll_in_source
-from .cost import Work, conversions, halo
+from .base import bind, compute_at, get_blocks, stage_operands, stage_output, unroll_all, unroll_in_source
 from .tiles import (
     BLOCK_COUNTS,
     REGISTERS,
@@ -149,35 +148,11 @@ class ChannelVector(Window):
     def values(self, shape: Shape) -> int:
         return self.vector * loads_of(shape, self.rows, self.cols, "tile") + self.sums
 
-    def counts(self, shape: Shape) -> Work:
-        kernel_h, kernel_w = taps(shape)
-        cols, sums = self.cols, self.sums
-        steps, rows = self._steps(shape)
-        loads = steps * rows * (cols if self.window == "tap" else reach(shape, 1, cols))
-        values = loads * self.vector
-        weights = kernel_h * kernel_w
-        down, right = self.rows * self.thread_z, cols * self.thread_y
-        channels = self.thread_x * self.vector
-        return Work(
-            threads=self._threads,
-            blocks=shape.batch
-            * -(-shape.result_height // down)
-            * -(-shape.result_width // right)
-            * -(-shape.result_channels // channels),
-            steps=steps,
-            rows=self.rows,
-            sums=sums,
-            multiply_adds=sums * weights,
-            loads=loads,
-            weights=weights,
-            stores=self.rows * cols,
-            conversions=conversions(shape, values, sums),
-            in_use=self._in_use(shape) * self.vector,
-            values=values / steps * shape.itemsize / 4,
-            weight_values=self.vector * weights / steps * (0.6 if shape.itemsize == 2 else 1),
-            halo=halo(shape, down, right),
-            ragged=shape.result_width % right != 0 or shape.result_channels % channels != 0,
-        )
+    def _accesses(self, shape: Shape, width: int) -> tuple[int, int, int]:
+        return width, self.vector, self.vector
+
+    def _block(self, shape: Shape) -> tuple[int, int, int]:
+        return self.rows * self.thread_z, self.cols * self.thread_y, self.thread_x * self.vector
 
     def footprint(self, shape: Shape) -> Footprint:
         inputs, down, right = self._inputs_apart(shape)
@@ -199,7 +174,6 @@ class ChannelVector(Window):
     def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)
         weight_local = sch.cache_read(conv, 1, "local")
-        is_fused = has_steps(sch, epilogue)
         store = stage_output(sch, epilogue)
 
         # 1. Threads over channel vectors, columns and rows; all the rest are blocks.
@@ -210,11 +184,8 @@ class ChannelVector(Window):
         sch.reorder(n, bz, by, bx, tz, ty, tx, oh, ow, c)
         bind(sch, (n, bz, by, bx), tz, ty, tx)
 
-        # 2. Outputs are rounded one by one and leave as one vector a pixel. What there is to do
-        #    besides is done for a row before the next is begun: of all the sums together, ptxas
-        #    would store none until the last is there.
-        row = oh if self.window == "tile" and is_fused else tx
-        compute_at(sch, epilogue, row)
+        # 2. Outputs are rounded one by one and leave as one vector a pixel.
+        row = self._place(sch, epilogue, oh, tx)
         unroll_all(sch, sch.get_loops(epilogue)[-3:])
         stage_operands(sch, epilogue, tx, row, vector=True)
         sch.unroll(oh)
@@ -226,8 +197,7 @@ class ChannelVector(Window):
         *_, conv_n, conv_oh, conv_ow, conv_c, kh, kw = sch.get_loops(conv)
         sch.reorder(conv_n, kh, kw, conv_oh, conv_ow, conv_c)
 
-        # 4. Window and weights in registers, loaded as vectors. Unrolled here, because
-        #    TVM proves most tests for padding away once an index is a number.
+        # 4. Window and weights in registers, loaded as vectors.
         at, unrolled = {"tile": (tx, conv_n), "row": (kh, kw), "tap": (kw, conv_oh)}[self.window]
         sch.set_scope(pad, 0, "local")
         for load in (pad, weight_local):

@@ -8,7 +8,6 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..errors import InvalidScheduleError
 from ..shape import Shape
 from ..target import Target
 from .base import varied
@@ -48,7 +47,6 @@ class MatrixSums(PartSums):
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
-        """List the tiles that are expected to take the least times, the fastest first."""
         return varied(_ranked(cls, shape, target), attrgetter(*cls.likeness)) or (cls(*cls.least),)
 
     @classmethod
@@ -60,13 +58,5 @@ class MatrixSums(PartSums):
 @lru_cache(maxsize=1024)
 def _ranked(kind: Any, shape: Shape, target: Target) -> tuple[Any, ...]:
     """List the tiles that fit, the fastest first."""
-    tiles = [tile for tile in dict.fromkeys(kind.tiles(shape, target)) if _fits(tile, shape, target)]
+    tiles = [tile for tile in dict.fromkeys(kind.tiles(shape, target)) if tile.fits(shape, target)]
     return tuple(sorted(tiles, key=lambda tile: tile.expected_seconds(shape, target)))
-
-
-def _fits(tile: MatrixSums, shape: Shape, target: Target) -> bool:
-    try:
-        tile.check(shape, target)
-    except InvalidScheduleError:
-        return False
-    return True

@@ -29,6 +29,7 @@ class PartSums(Strategy):
 
     parts: int
     part_threads: int
+    """Threads of the second kernel over the parts, which it divides."""
 
     def _require_parts(self, target: Target, taps: int) -> None:
         """Check what limits the second kernel, if a block has so many taps."""

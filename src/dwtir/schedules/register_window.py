@@ -37,8 +37,7 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import bind, compute_at, get_blocks, has_steps, stage_operands, stage_output, unroll_all, unroll_in_source
-from .cost import Work, conversions, halo
+from .base import bind, compute_at, get_blocks, stage_operands, stage_output, unroll_all, unroll_in_source
 from .tiles import (
     BLOCK_COUNTS,
     MAX_SIDE,
@@ -163,33 +162,13 @@ class RegisterWindow(Window):
     def values(self, shape: Shape) -> int:
         return loads_of(shape, self.rows, self.cols, "tile") + self.sums
 
-    def counts(self, shape: Shape) -> Work:
-        kernel_h, kernel_w = taps(shape)
-        cols, sums = self.cols, self.sums
-        steps, rows = self._steps(shape)
-        width = vectors = cols
-        if self.window != "tap":
-            width = reach(shape, 1, cols)
-            vectors = (-shape.padding[1] % self.lanes + width - 1) // self.lanes + 1
-        down, right = self.rows * self.thread_y, cols * self.thread_x
-        channels = shape.batch * shape.result_channels
-        return Work(
-            threads=self._threads,
-            blocks=-(-channels // self.thread_z) * -(-shape.result_height // down) * -(-shape.result_width // right),
-            steps=steps,
-            rows=self.rows,
-            sums=sums,
-            multiply_adds=sums * kernel_h * kernel_w,
-            loads=steps * rows * vectors,
-            weights=kernel_h * kernel_w,
-            stores=sums / self.store,
-            conversions=conversions(shape, steps * rows * width, sums),
-            in_use=self._in_use(shape),
-            values=rows * vectors * self.lanes * shape.itemsize / 4,
-            weight_values=kernel_h * kernel_w / steps * (0.6 if shape.itemsize == 2 else 1),
-            halo=halo(shape, down, right),
-            ragged=shape.result_width % right != 0 or channels % self.thread_z != 0,
-        )
+    def _accesses(self, shape: Shape, width: int) -> tuple[int, int, int]:
+        if self.window == "tap":
+            return width, self.lanes, self.store
+        return (-shape.padding[1] % self.lanes + width - 1) // self.lanes + 1, self.lanes, self.store
+
+    def _block(self, shape: Shape) -> tuple[int, int, int]:
+        return self.rows * self.thread_y, self.cols * self.thread_x, self.thread_z
 
     def footprint(self, shape: Shape) -> Footprint:
         inputs, down, right = self._inputs_apart(shape)
@@ -215,7 +194,6 @@ class RegisterWindow(Window):
         *_, columns = sch.get_loops(pad)
         _, lanes = sch.split(columns, [None, self.lanes])
         vectors = sch.blockize(lanes)
-        is_fused = has_steps(sch, epilogue)
         store = stage_output(sch, epilogue)
 
         # 1. Threads over channels, rows and columns of tiles; all the rest are blocks.
@@ -226,10 +204,8 @@ class RegisterWindow(Window):
         sch.reorder(bz, by, bx, tz, ty, tx, oh, ow)
         bind(sch, (bz, by, bx), tz, ty, tx)
 
-        # 2. The outputs of a row leave as vectors, with an epilogue before the next row is begun:
-        #    of all the sums together, ptxas would store none until the last is there.
-        row = oh if self.window == "tile" and is_fused else tx
-        compute_at(sch, epilogue, row)
+        # 2. The outputs of a row leave as vectors.
+        row = self._place(sch, epilogue, oh, tx)
         unroll_all(sch, sch.get_loops(epilogue)[-2:])
         stage_operands(sch, epilogue, tx, row, vector=True, lanes=self.store)
         ow, vector = sch.split(ow, [None, self.store])
@@ -242,8 +218,7 @@ class RegisterWindow(Window):
         *_, conv_n, conv_c, conv_oh, conv_ow, kh, kw = sch.get_loops(conv)
         sch.reorder(conv_n, conv_c, kh, kw, conv_oh, conv_ow)
 
-        # 4. The input window in registers, in whole vectors. Unrolled here and not by the CUDA
-        #    compiler, because TVM proves most tests for padding away once an index is a number.
+        # 4. The input window in registers, in whole vectors.
         sch.set_scope(pad, 0, "local")
         at, unrolled = {"tile": (tx, conv_n), "row": (kh, kw), "tap": (kw, conv_oh)}[self.window]
         compute_at(sch, vectors, at)

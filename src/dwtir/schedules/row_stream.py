@@ -105,7 +105,6 @@ class RowStream(Strategy):
     """Threads of a block over channel vectors, strips and segments of rows; in NCHW over strips,
     channels of all images and segments."""
     min_blocks: int = 1
-    """Blocks that an SM shall have room for at a time."""
     depth: int = 1
     """Rows of inputs in registers as they were loaded: those on the way, and with float32 the one
     in use."""
@@ -142,7 +141,6 @@ class RowStream(Strategy):
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[RowStream, ...]:
-        """List the tiles that the model expects the least times of, the fastest first."""
         return _ranked(cls, shape, target)
 
     @classmethod
@@ -256,7 +254,6 @@ class RowStream(Strategy):
         return results * torn(self.thread_x, self.vector * shape.itemsize, pixel)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        """Estimate the time of the kernel."""
         kernel_h, kernel_w = shape.kernel
         strip = self._strip(shape)
         sums, inputs = (n * strip.channels for n in (self.cols, strip.reach))

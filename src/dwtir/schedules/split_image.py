@@ -45,7 +45,7 @@ from .base import Strategy, bind_threads, paying, varied, with_guesses
 from .cost import registers_for
 from .register_window import RegisterWindow
 from .row_stream import RowStream
-from .tiles import BLOCK_COUNTS, MAX_BLOCKS, MAX_SUMS, MAX_THREADS, MAX_UNROLLED
+from .tiles import BLOCK_COUNTS, MAX_BLOCKS, MAX_SUMS, MAX_THREADS, MAX_UNROLLED, SHARED
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -61,13 +61,9 @@ _OTHERS, _OTHERS_STRIDED = 9, 6
 _BEST_SUMS = 32
 """Of a thread: with more of them fewer warps wait for shared memory in turns."""
 
-_SHARED_BYTES = 227 << 10
-"""Of an SM, which its blocks share; each takes 1 KiB more than it asks for."""
-
-# Of the time: the clock, what it takes to launch and to end, bytes a second of memory, and warps
-# of an SM that take no longer than fewer; cycles of an instruction, and instructions of a row
-# beside its loads and of its tests; and the exponent by which the longer of arithmetic and memory
-# counts more, with one block of an SM at a time, and by how much more with twice as many. Fitted
+# Time: the clock, a launch, bytes a second, and warps of an SM that take no longer than fewer;
+# cycles of an instruction, instructions of a row beside its loads and of its tests; the exponent by
+# which the longer of arithmetic and memory counts more, and what twice the blocks add to it. Fitted
 # to 18 kernels of 8 layers on an H200, and the launch to 19 of 16 others: 6 % from their times.
 _CLOCK, _LAUNCH, _BANDWIDTH, _LEAST_WARPS = 1.755e9, 2.7e-6, 4.25e12, 7.4
 _CYCLES, _ROW, _TESTS, _LONGER, _TWICE = 1.17, 7.5, 3.3, 1.09, 0.39
@@ -94,7 +90,6 @@ class SplitImage(Strategy):
     bands: int
     """Bands of a result, each of a thread."""
     min_blocks: int = 1
-    """Blocks that an SM shall have room for at a time."""
 
     @classmethod
     def _is_for(cls, shape: Shape, target: Target) -> bool:
@@ -131,7 +126,6 @@ class SplitImage(Strategy):
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[SplitImage, ...]:
-        """List the tiles that are expected to take the least times, the fastest first."""
         return _ranked(shape, target)
 
     @classmethod
@@ -154,7 +148,6 @@ class SplitImage(Strategy):
         return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: Shape) -> bool:
-        """Tell whether registers suffice."""
         return self._registers(shape) <= registers_for(self._threads, self.min_blocks)
 
     def check(self, shape: Shape, target: Target) -> None:
@@ -218,7 +211,7 @@ class SplitImage(Strategy):
         counts = range(1, min(MAX_BLOCKS, MAX_THREADS // threads) + 1)
         needed, taken = self._registers(shape), self._images(shape).shared_bytes + 1024
         fitting = (n for n in counts if needed <= registers_for(threads, n))
-        return min(max(fitting, default=1), _SHARED_BYTES // taken)
+        return min(max(fitting, default=1), SHARED // taken)
 
     def _passes(self, shape: Shape, target: Target) -> bool:
         sums = self._images(shape).band(self.bands) * shape.result_width

@@ -23,12 +23,9 @@ from numpy.typing import NDArray
 
 from ..shape import Shape
 from ..target import Target
-from .tiles import MAX_BLOCKS, MAX_THREADS, REGISTERS
+from .tiles import MAX_BLOCKS, MAX_THREADS, REGISTERS, SHARED
 
 Numbers: TypeAlias = NDArray[np.float64]
-
-SHARED = 227 * 1024
-"""Bytes of an SM, of which every block takes 1024 more than it asks for."""
 
 _SCHEDULERS = 4
 _MOST_REGISTERS = 255
@@ -38,9 +35,9 @@ _SECTOR = 32  # bytes
 # Registers of a thread that hold no inputs: of every one, and by sum.
 _REGISTERS, _PER_SUM = 12.5, 0.593
 
-# Sums and loaded values of a tile, by the registers that `min_blocks` leaves to a thread, up to
-# which ptxas finds room for them: where all tiles are whole, and else. Of 1673 kernels that kept to
-# these none spilled, and five were compiled again without `min_blocks`; of 897 others, 282.
+# Sums and loaded values of a tile that ptxas finds room for, by the registers that `min_blocks`
+# leaves: where all tiles are whole, and else. Of 1673 such kernels none spilled, and five were
+# compiled again without `min_blocks`; of 897 others, 282.
 _SPREAD, _HELD = 1.45, 0.9
 
 # Instructions of a turn, beside one for each multiply-add.

@@ -62,7 +62,6 @@ class TapSums(PartSums):
     parts: int
     """Blocks that share the outputs of a channel."""
     part_threads: int
-    """Threads of the second kernel over the parts, which it divides."""
     kernel_threads: int = 1
     """Threads over kernel rows, each with `kernel_rows` of its own: what one of them loads, the
     others find in the L1 cache."""
@@ -71,8 +70,7 @@ class TapSums(PartSums):
     grad_lanes: int = 1
     """Gradients of the output of a vector load in NCHW. It divides those of a tile's row."""
     min_blocks: int = 1
-    """Blocks of the first kernel that an SM shall have room for at a time: the fewer, the more
-    registers has a thread, and the more loads under way."""
+    """Of the first kernel."""
 
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
@@ -142,7 +140,6 @@ class TapSums(PartSums):
         self._require_launch(target, threads=threads, shared_bytes=int(allocated_bytes(self, shape)))
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        """Estimate the time of both kernels."""
         return float(estimate(Tiles(*map(np.float64, self.parameters.values())), shape, target))
 
     def is_promising(self, shape: Shape) -> bool:

@@ -10,7 +10,6 @@ import numpy as np
 from ..shape import Shape
 from ..target import Target
 from .tap_cost import (
-    SHARED,
     Numbers,
     Tiles,
     allocated_bytes,
@@ -22,7 +21,7 @@ from .tap_cost import (
     warps_of,
     window,
 )
-from .tiles import MAX_BLOCKS, MAX_THREADS, divisors, even_split, largest_divisor, threads_over
+from .tiles import MAX_BLOCKS, MAX_THREADS, SHARED, divisors, even_split, largest_divisor, threads_over
 
 MAX_TAP_SUMS = 128
 """Sums of one thread, each a register."""
@@ -40,8 +39,8 @@ _MOST_KERNEL_COLS = 64
 # parts of a tap would have few parts each.
 _MOST_THREADS, _MOST_PART_THREADS = 512, 32
 
-# What is tried of threads over channels, of threads over tiles, of blocks at a time and of rounds:
-# a few of each for all tiles, then more for the best.
+# Threads over channels and over tiles, blocks at a time, and rounds: a few of each are tried for all
+# tiles, then more for the best.
 _ROUGH = ((16, 64), (1, 4, 16, 64, 128), (1, 2, 4, 8, 16), (1,))
 _TILES_AT_A_TIME = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 _FINE = ((4, 8, 16, 32, 64, 128), (*_TILES_AT_A_TIME, 96, 128, 192, 256), (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), (1, 2))

@@ -20,6 +20,9 @@ MAX_SIDE = 64
 REGISTERS = 65536
 """Registers of an SM, which the threads of a block share."""
 
+SHARED = 227 * 1024
+"""Bytes of shared memory of an SM, of which every block takes 1024 more than it asks for."""
+
 MAX_THREADS = 2048
 """Threads of an SM."""
 

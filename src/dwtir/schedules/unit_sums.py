@@ -42,8 +42,8 @@ from .base import bind_threads, unroll_all, with_guesses
 from .cost import registers_for
 from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
-from .tap_cost import LAUNCH, SHARED, parts_seconds
-from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SUMS
+from .tap_cost import LAUNCH, parts_seconds
+from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SUMS, SHARED
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -67,7 +67,7 @@ _CLOCK, _BANDWIDTH, _LAST_ROUND = 1.755e9, 4.1e12, 0.43
 
 @dataclass(frozen=True)
 class UnitSums(MatrixSums):
-    """Tile of the products."""
+    """Tile of the products, as `Units` has it."""
 
     name = "unit_sums"
     layouts = ("NHWC",)
@@ -77,21 +77,14 @@ class UnitSums(MatrixSums):
     margin = 0.92
 
     channels: int
-    """Channels of a block."""
     together: int
     """Channels of a unit, which has 8 gradients: 1, 2, 4 or 8."""
     images: int
-    """Images that a block takes at a time."""
     warps: int
-    """Warps of a block, which share its channels."""
     parts: int
-    """Blocks that share the rows of all images."""
     part_threads: int
-    """Threads of the second kernel over the parts, which it divides."""
     ahead: int = 1
-    """Steps whose copies are under way."""
     min_blocks: int = 1
-    """Blocks that an SM shall have room for at a time."""
 
     @classmethod
     def _is_for(cls, shape: Shape, target: Target) -> bool:
@@ -166,7 +159,6 @@ class UnitSums(MatrixSums):
         return has_room and needed <= registers_for(128 * ceil(self.warps * blocks / 4), 1)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        """Estimate the time of both kernels."""
         sizes = self.sizes(shape)
         blocks = self.parts * shape.in_channels / (self.channels * target.units)
         at_a_time = min(self.min_blocks, ceil(blocks))

@@ -73,11 +73,10 @@ _VECTOR = 4
 _WARPS = (16, 20, 24, 12, 8)
 """Warps of an SM at a time that are worth comparing, the likeliest first."""
 
-# Of the time: the clock, what it takes to launch, bytes a second of memory and of weights that
-# blocks load again, and warps of an SM that take no longer than fewer. By layout: cycles of an
-# instruction; and the exponent by which the longer of arithmetic and memory counts more, with one
-# block of an SM, and by how much more with twice as many: only other blocks compute while one
-# loads. Fitted to 903 kernels of 64 layers on an H200: what is chosen is 2 % from the best.
+# Time: the clock, a launch, bytes a second of memory and of weights that blocks load again, and
+# warps of an SM that take no longer than fewer. By layout: cycles of an instruction; the exponent
+# as in `split_image`, for only other blocks compute while one loads. Fitted to 903 kernels of 64
+# layers on an H200: what is chosen is 2 % from the best.
 _CLOCK, _LAUNCH, _BANDWIDTH, _WEIGHT_BANDWIDTH, _LEAST_WARPS = 1.755e9, 1.9e-6, 4.4e12, 25e12, 6.6
 _CYCLES = {"NCHW": 1.25, "NHWC": 1.5}
 _LONGER = {"NCHW": (1.0, 0.105), "NHWC": (1.4, 0.205)}
@@ -104,7 +103,6 @@ class WholeImage(Strategy):
     """Rows of the result that are summed together. With all of them a weight is loaded once and
     used at once; with fewer the first results are ready sooner."""
     min_blocks: int = 1
-    """Blocks that an SM shall have room for at a time."""
     turns: int = 1
     """Images of a thread, one after the other. The next one is loaded while one is computed."""
     bands: int = 1
@@ -133,7 +131,6 @@ class WholeImage(Strategy):
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[WholeImage, ...]:
-        """List the tiles that are expected to take the least times, the fastest first."""
         return _ranked(shape, target)
 
     @classmethod

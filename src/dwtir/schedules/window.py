@@ -6,13 +6,26 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, varied, with_guesses
-from .cost import LINE, SECTOR, Model, Work, blocks_at_a_time, ranking, registers_for, registers_needed, touched
+from .base import Strategy, compute_at, has_steps, varied, with_guesses
+from .cost import (
+    LINE,
+    SECTOR,
+    Model,
+    Work,
+    blocks_at_a_time,
+    conversions,
+    halo,
+    ranking,
+    registers_for,
+    registers_needed,
+    touched,
+)
 from .tiles import (
     BLOCK_COUNTS,
     MAX_LOADS,
@@ -31,6 +44,8 @@ from .tiles import (
 )
 
 if TYPE_CHECKING:
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import LoopRV, SBlockRV
     from typing_extensions import Self
 
 _LEAST_REGISTERS = 0.7
@@ -83,8 +98,6 @@ class Window(Strategy):
     thread_y: int
     thread_z: int
     min_blocks: int
-    """Blocks that an SM shall have room for at a time: the fewer, the more registers has a thread,
-    and the more loads under way."""
     window: str
     """One of `WINDOWS`: whether registers hold the whole input window, that of one
     kernel row or of one tap."""
@@ -160,8 +173,41 @@ class Window(Strategy):
         self._require_launch(target, threads=self._threads)
 
     @abstractmethod
+    def _accesses(self, shape: Shape, width: int) -> tuple[int, int, int]:
+        """Count the loads of so many inputs of a row, and the values of each, and of a store."""
+
+    @abstractmethod
+    def _block(self, shape: Shape) -> tuple[int, int, int]:
+        """Count the rows, columns and channels of a block, in NCHW those of all images."""
+
     def counts(self, shape: Shape) -> Work:
         """Count what a thread does."""
+        steps, rows = self._steps(shape)
+        width = self.cols if self.window == "tap" else reach(shape, 1, self.cols)
+        loads, lanes, stored = self._accesses(shape, width)
+        down, right, deep = self._block(shape)
+        images, channels = shape.batch, shape.result_channels
+        if shape.layout == "NCHW":
+            images, channels = 1, images * channels
+        vector, weights = self.sums // (self.rows * self.cols), prod(taps(shape))
+        tiles = -(-shape.result_height // down) * -(-shape.result_width // right)
+        return Work(
+            threads=self._threads,
+            blocks=images * tiles * -(-channels // deep),
+            steps=steps,
+            rows=self.rows,
+            sums=self.sums,
+            multiply_adds=self.sums * weights,
+            loads=steps * rows * loads,
+            weights=weights,
+            stores=self.sums / stored,
+            conversions=conversions(shape, steps * rows * width * vector, self.sums),
+            in_use=self._in_use(shape) * vector,
+            values=rows * loads * lanes * shape.itemsize / 4,
+            weight_values=vector * weights / steps * (0.6 if shape.itemsize == 2 else 1),
+            halo=halo(shape, down, right),
+            ragged=shape.result_width % right != 0 or channels % deep != 0,
+        )
 
     @abstractmethod
     def footprint(self, shape: Shape) -> Footprint:
@@ -192,8 +238,16 @@ class Window(Strategy):
         )
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        """Estimate the time of the kernel, for comparison with other strategies."""
         return Model(shape, target).absolute(self.work(shape), self.min_blocks)
+
+    def _place(self, sch: Schedule, epilogue: SBlockRV, row: LoopRV, thread: LoopRV) -> LoopRV:
+        """Compute results below the thread's loop, or where there is more to do than to round them, a row's.
+
+        Of all the sums together, ptxas would store none until the last is there.
+        """
+        at = row if self.window == "tile" and has_steps(sch, epilogue) else thread
+        compute_at(sch, epilogue, at)
+        return at
 
     def _has_registers(self, shape: Shape) -> bool:
         """Tell whether `min_blocks` leaves a thread the registers that it needs, or nearly."""

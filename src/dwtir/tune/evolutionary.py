@@ -29,7 +29,7 @@ from tvm.s_tir.schedule import Trace
 
 from .. import compute, schedules
 from ..errors import ToolchainError
-from ..schedules import WEIGHT, Strategy
+from ..schedules import Strategy, sample
 from ..target import Target
 from ..tvm_database import Workload, unscheduled
 from .outcome import Task
@@ -118,9 +118,7 @@ class _Designs:
         sch.annotate(block, "dwtir.strategy", strategy.name)
         own = strategy.parameters
         for field, values in strategy.space(self.task.shape, self.target).items():
-            weights = [WEIGHT] * len(values)
-            drawn = sch.sample_categorical(list(values), weights, values.index(own[field]))
-            sch.annotate(block, f"dwtir.{field}", drawn)
+            sch.annotate(block, f"dwtir.{field}", sample(sch, values, values.index(own[field])))
         return sch
 
     def _design(self, trace: Trace) -> int:
@@ -246,18 +244,18 @@ class EvolutionarySearch(Search):
         quiet.setLevel(logging.ERROR)
         mod = unscheduled(Workload(task.shape, task.epilogue))
         with _without_intrinsics():
+            space = ms.space_generator.ScheduleFn(
+                lambda sch: self._designs.schedules(),
+                sch_rules=[],
+                postprocs=[_IsValid(self._designs)],
+                mutator_probs={_MoveParameter(self._designs, state): 1.0},
+            )
+            sizes = {"population_size": _POPULATION, "init_min_unmeasured": _BATCH, "genetic_num_iters": _GENERATIONS}
             self._context = ms.TuneContext(
                 mod,
                 target=target.tvm(),
-                space_generator=ms.space_generator.ScheduleFn(
-                    lambda sch: self._designs.schedules(),
-                    sch_rules=[],
-                    postprocs=[_IsValid(self._designs)],
-                    mutator_probs={_MoveParameter(self._designs, state): 1.0},
-                ),
-                search_strategy=ms.search_strategy.EvolutionarySearch(
-                    population_size=_POPULATION, init_min_unmeasured=_BATCH, genetic_num_iters=_GENERATIONS
-                ),
+                space_generator=space,
+                search_strategy=ms.search_strategy.EvolutionarySearch(**sizes),
                 rand_state=state,
                 num_threads=1,  # the designs are Python; the cores are for the builders
                 logger=quiet,

@@ -184,7 +184,7 @@ def _target_there(channel: Channel, target: TargetLike, seconds: float) -> Targe
     answer = channel.call({"op": "device", "kind": kind}, seconds)
     if answer.get("cause"):
         raise DeviceError(f"the server has no such device: {answer['error']}")
-    found = Target(**answer["target"] | {"features": tuple(answer["target"]["features"])})
+    found = Target.from_json(answer["target"])
     if wanted is not None and wanted.name != found.name:
         raise InvalidTargetError(f"tuning needs {wanted.name}, and the server has {found.name}")
     return found

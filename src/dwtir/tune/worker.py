@@ -139,7 +139,7 @@ class Worker:
         self._drop({})
         self._testbed = None  # frees the last layer's tensors first
         self._kept.clear()
-        target = Target(**message["target"] | {"features": tuple(message["target"]["features"])})
+        target = Target.from_json(message["target"])
         shape = Shape.parse(message["shape"])
         self._threads.shutdown()
         self._threads = ThreadPoolExecutor(message["threads"])
