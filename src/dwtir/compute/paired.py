@@ -35,6 +35,7 @@ from . import script
 from .async_copy import BYTES
 from .forward import both_ends
 from .mma import left, right
+from .parts import untold
 
 Find: TypeAlias = Callable[[Any, Any], tuple[Any, ...]]
 """Tells by turn and element whether a vector is wanted, whether it is there, the element, and the vector's place."""
@@ -166,8 +167,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         """Take a row of inputs, and begin the sums that it is the first of."""
         with T.serial(32) as lane, T.sblock(f"window{row}"):
             vl = T.axis.spatial(32, lane)
-            T.reads()
-            T.writes()
+            untold()
             for result in [result for result, tap in pairs.met(row) if tap == 0]:
                 clear(acc, result, 1, vw, vl)
             own = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
@@ -198,8 +198,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 for result in [result for result, tap in met if tap == KH - 1 and result < R]:
                     with T.serial(32) as lane, T.sblock(f"leave{result}"):
                         vl = T.axis.spatial(32, lane)
-                        T.reads()
-                        T.writes()
+                        untold()
                         leave(results, acc, (result, SIZE), vw, vl)
 
     def clear(acc: tirx.Buffer, first: int, count: int, vw: Any, vl: Any) -> None:
@@ -297,14 +296,12 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("first"):
                             vf, vw, vl = T.axis.remap("SSS", [first, w, lane])
-                            T.reads()
-                            T.writes()
+                            untold()
                             load(staged, LOADS[1] * LOADS[2], inputs(image, block, vf, vw * 32 + vl))
                 for w, lane in T.grid(WARPS, 32):
                     with T.sblock("band"):
                         vw, vl = T.axis.remap("SS", [w, lane])
-                        T.reads()
-                        T.writes()
+                        untold()
                         taps(bands, weight, vc, vw, vl)
                         if RESIDUAL:  # or TVM, which sees no copies, would lay it over the results
                             added[vw * 32 + vl] = T.cast(0, dtype)
@@ -312,8 +309,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("begin"):
                             vw, vl = T.axis.remap("SS", [w, lane])
-                            T.reads()
-                            T.writes()
+                            untold()
                             clear(acc, 0, DELAY, vw, vl)
                 for step in T.serial(STEPS):
                     T.evaluate(T.ptx["cp.async.wait_group"](max(0, STAGES - 2)))
@@ -322,15 +318,13 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                         for w, lane in T.grid(WARPS, 32):
                             with T.sblock("residual"):
                                 vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
-                                T.reads()
-                                T.writes()
+                                untold()
                                 load(added, TURNS, residuals(operands["residual"], block, vs, vw * 32 + vl))
                     if STEPS > 1:
                         for w, lane in T.grid(WARPS, 32):
                             with T.sblock("pad"):
                                 vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
-                                T.reads()
-                                T.writes()
+                                untold()
                                 load(staged, LOADS[1] * LOADS[2], inputs(image, block, vs + (STAGES - 1), vw * 32 + vl))
                     for w in range(WARPS):
                         with T.sblock("multiply"):
@@ -344,8 +338,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                         for w, lane in T.grid(WARPS, 32):
                             with T.sblock("shift"):
                                 vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
-                                T.reads()
-                                T.writes()
+                                untold()
                                 shift(acc, vw, vl)
                     if RESIDUAL:
                         T.evaluate(T.ptx["cp.async.wait_group"](1 if STEPS > 1 else 0))

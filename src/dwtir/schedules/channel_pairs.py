@@ -41,7 +41,7 @@ from .base import Strategy, bind_threads, expected, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
 from .row_stream import RowStream
-from .tiles import BLOCK_COUNTS, REGISTERS, even_split
+from .tiles import BLOCK_COUNTS, REGISTERS, SHARED, even_split
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -55,8 +55,6 @@ _LEAST_TAPS = 25
 
 _MOST = Epilogue(("residual",))
 """Fused steps that take the most shared memory."""
-
-_SHARED_OF_ALL = 227 * 1024
 
 _REGISTERS, _PER_ROW = 46, 6
 """Registers of a thread beside its sums and weights."""
@@ -180,7 +178,7 @@ class ChannelPairs(Strategy):
         if needed > registers_for(threads, 1) or pairs.products > _MAX_PRODUCTS:
             return 0
         shared = pairs.shared_bytes(epilogue) + 1024
-        return min(REGISTERS // (threads * -(-needed // 8) * 8), _SHARED_OF_ALL // shared, 2048 // threads)
+        return min(REGISTERS // (threads * -(-needed // 8) * 8), SHARED // shared, 2048 // threads)
 
     def check(self, shape: Shape, target: Target) -> None:
         pairs = self.pairs(shape)
