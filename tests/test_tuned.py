@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -15,6 +15,7 @@ from dwtir.target import resolve
 from kernels import EPILOGUE, SHAPE, check
 
 CPU = resolve("cpu")
+OWN = {name: value for name, value in asdict(CPU).items() if name != "name"} | {"features": list(CPU.features)}
 TILE, MANUAL = Cpu(rows=3, cols=1, lanes=2), Cpu.choose(SHAPE, CPU)
 
 
@@ -76,7 +77,7 @@ def test_records_are_looked_for_in_order(folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"device": "nvidia-h200"}, "device must be 'cpu-.*', got 'nvidia-h200'"),
+        ({"device": "cpu-of-others", "target": OWN}, "device must be 'cpu-.*', got 'cpu-of-others'"),
         ("{'schema': 1}", "not readable as JSON"),
     ],
 )

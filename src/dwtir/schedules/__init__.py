@@ -11,12 +11,13 @@ from .banded_channels import BandedChannels
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
 from .banded_sums import BandedSums
-from .base import Strategy, paying, sample
+from .base import Strategy, paying
 from .channel_pairs import ChannelPairs
 from .channel_vector import ChannelVector
 from .cpu import Cpu
 from .cpu_tap_sums import CpuTapSums
 from .ladder import LADDER_STEPS, Ladder
+from .loops import sample
 from .register_window import RegisterWindow
 from .row_stream import RowStream
 from .shared_tile import SharedTile

@@ -36,9 +36,10 @@ from ..epilogue import Epilogue
 from ..panels import Panels
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, bind_threads, expected
+from .base import Strategy, expected
 from .channel_vector import ChannelVector
 from .cost import registers_for
+from .loops import bind_threads
 from .row_stream import RowStream
 from .tiles import BLOCK_COUNTS, REGISTERS, SHARED, even_split, with_value
 
@@ -194,12 +195,13 @@ class BandedChannels(Strategy):
         tvm_ffi.structural_walk(sch.mod["main"].body, [(SBlock, lambda block: names.append(block.name_hint))])
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("panels"))), "blockIdx.x")
         for name in names:
-            loops = sch.get_loops(sch.get_sblock(name))
             if name in ("gather", "filters", "band", "residual", "epilogue", "store"):
-                bind_threads(sch, *loops[-2:])
+                bind_threads(sch, *sch.get_loops(sch.get_sblock(name))[-2:])
             elif name == "products":
-                sch.bind(loops[-1], "threadIdx.y")
+                *_, warp = sch.get_loops(sch.get_sblock(name))
+                sch.bind(warp, "threadIdx.y")
             elif name == "zero" or name.startswith("window"):
-                bind_threads(sch, loops[-1])
+                bind_threads(sch, sch.get_loops(sch.get_sblock(name))[-1])
             elif name.startswith("products"):
-                sch.tensorize(loops[-4], intrinsic(shape.dtype))
+                *_, lane, _, _, _ = sch.get_loops(sch.get_sblock(name))
+                sch.tensorize(lane, intrinsic(shape.dtype))

@@ -48,8 +48,9 @@ from ..bands import COLUMNS, Bands
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, bind, compute_at, unroll_all, varied
+from .base import Strategy, varied
 from .cost import registers_for
+from .loops import bind, compute_at, unroll_all
 from .register_window import RegisterWindow
 from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SIDE, REGISTERS, even_split, with_value
 

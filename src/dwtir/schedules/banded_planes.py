@@ -26,7 +26,7 @@ from ..planes import Planes, channel_threads
 from ..shape import LAYOUTS, Shape
 from ..target import Target
 from .banded_matrix import BandedMatrix, place_residual
-from .base import bind, compute_at, unroll_all
+from .loops import bind, compute_at, unroll_all
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule

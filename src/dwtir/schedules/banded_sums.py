@@ -38,8 +38,9 @@ from ..diagonals import Diagonals
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
-from .base import bind_threads, compute_at, unroll_all, unroll_in_source, with_guesses
+from .base import with_guesses
 from .cost import registers_for
+from .loops import bind_threads, compute_at, unroll_all, unroll_in_source
 from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
 from .tap_cost import LAUNCH, parts_seconds

@@ -1,44 +1,31 @@
-"""What a strategy is: its parameters, their choice, their space, and the loops they make."""
+"""What a strategy is: its parameters, their choice and their space; and how strategies are compared."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ..epilogue import Epilogue
 from ..errors import InvalidScheduleError
 from ..shape import DTYPES, LAYOUTS, Shape
 from ..target import Target
+from .loops import sample
 from .tiles import MAX_BLOCKS, MAX_THREADS, most_blocks, whole_phases
 
 if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV, SBlockRV
     from typing_extensions import Self
 
 _MAX_GRID_Y = 65535
 _GUESSES = 24
 _ALIKE = 3
 
-_WEIGHT = 0.5
-"""Weight of each value of a random variable. Weights need not add up to 1; this one is short
-in a trace, and TVM does not write it as an integer."""
-
-
 _Tile = TypeVar("_Tile", bound="Strategy")
-
-
-class Blocks(NamedTuple):
-    """The three blocks of `compute`, by name."""
-
-    pad: SBlockRV
-    conv: SBlockRV
-    epilogue: SBlockRV
 
 
 class Strategy(ABC):
@@ -306,101 +293,3 @@ def with_guesses(values: Mapping[str, Iterable[int]], tiles: Iterable[Strategy])
     return {
         field: tuple(sorted({*usual, *(parameters[field] for parameters in found)})) for field, usual in values.items()
     }
-
-
-def sample(sch: Schedule, values: Sequence[int], decision: int | None = None) -> Any:
-    """Draw one of some values as a random variable of the schedule: the one at a place, or any."""
-    return sch.sample_categorical(list(values), [_WEIGHT] * len(values), decision)
-
-
-def get_blocks(sch: Schedule) -> Blocks:
-    """Find the blocks of `compute` in a schedule."""
-    return Blocks(sch.get_sblock("pad"), sch.get_sblock("depthwise_conv2d"), sch.get_sblock("epilogue"))
-
-
-def share_among_threads(sch: Schedule, block: SBlockRV, outer: int, threads: Mapping[str, Any]) -> list[LoopRV]:
-    """Let all threads of a block copy into shared memory together, neighbours to neighbours.
-
-    The loops of the copy below the first `outer` are fused and dealt out to the thread axes, given
-    from the slowest to the fastest with their extents.
-    """
-    rounds, *axes = sch.split(sch.fuse(*sch.get_loops(block)[outer:]), [None, *threads.values()])
-    for axis, loop in zip(threads, axes, strict=True):
-        sch.bind(loop, axis)
-    return [rounds, *axes]
-
-
-def stage_output(sch: Schedule, epilogue: SBlockRV) -> SBlockRV:
-    """Let the epilogue round into registers, and return the block that stores them.
-
-    The epilogue works on single values and the store on vectors: CUDA has no
-    vectors of 8 floats to round 8 halves from.
-    """
-    return sch.cache_write(epilogue, 0, "local")
-
-
-def has_steps(sch: Schedule, epilogue: SBlockRV) -> bool:
-    """Tell whether the epilogue does more than round the sums."""
-    from tvm import ir, tirx
-
-    value = sch.get(epilogue).body.value
-    if isinstance(value, tirx.Cast):
-        value = value.value
-    return not isinstance(value, ir.TensorLoad)
-
-
-def stage_operands(
-    sch: Schedule, epilogue: SBlockRV, at: LoopRV, row: LoopRV, *, vector: bool, lanes: Any = None
-) -> None:
-    """Load the tensors of the epilogue into registers, a vector of the innermost axis each.
-
-    `at` is the thread's loop, and `row` that in which the epilogue has its place already: there
-    images are loaded, what there is of each channel before. `vector` says whether the innermost
-    axis of the operands may be loaded as one, `lanes` how many elements of an image's: by default
-    the whole axis.
-    """
-    for index in range(1, len(sch.get(epilogue).reads)):
-        load = sch.cache_read(epilogue, index, "local")
-        is_image = len(sch.get(load).iter_vars) == 4
-        compute_at(sch, load, row if is_image else at)
-        *outer, innermost = sch.get_loops(load)[-len(sch.get(load).iter_vars) :]
-        if lanes is not None and len(outer) == 3:
-            vectors, innermost = sch.split(innermost, [None, lanes])
-            outer.append(vectors)
-        unroll_all(sch, outer)
-        sch.vectorize(innermost) if vector else sch.unroll(innermost)
-
-
-def compute_at(sch: Schedule, block: SBlockRV, loop: LoopRV, scope: str = "") -> None:
-    """Compute a block under a loop, where it keeps all of its loops, into a scope of memory if given."""
-    if scope:
-        sch.set_scope(block, 0, scope)
-    sch.compute_at(block, loop, preserve_unit_loops=True)
-
-
-def bind(sch: Schedule, grid: Iterable[LoopRV], *threads: LoopRV) -> None:
-    """Make loops, fused, the blocks of a grid, and others the threads of a block."""
-    sch.bind(sch.fuse(*grid), "blockIdx.x")
-    bind_threads(sch, *threads)
-
-
-def bind_threads(sch: Schedule, *loops: LoopRV) -> None:
-    """Make loops the threads of a block, the last one along x."""
-    for axis, loop in zip("zyx"[-len(loops) :], loops, strict=True):
-        sch.bind(loop, f"threadIdx.{axis}")
-
-
-def unroll_all(sch: Schedule, loops: Iterable[LoopRV]) -> None:
-    """Unroll loops in TVM, which proves tests for padding away once an index is a number."""
-    for loop in loops:
-        sch.unroll(loop)
-
-
-def unroll_in_source(sch: Schedule, loop: LoopRV) -> None:
-    """Unroll a loop and all below it by ``#pragma unroll``, for the compiler of the source.
-
-    The generated source stays short, which keeps TVM's own passes fast; it
-    suits code whose unrolling proves nothing new about its conditions.
-    """
-    sch.annotate(loop, "pragma_auto_unroll_max_step", 1 << 20)
-    sch.annotate(loop, "pragma_unroll_explicit", 0)

@@ -37,9 +37,10 @@ from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Pairs
 from ..shape import Shape
 from ..target import Target
 from .banded_channels import BandedChannels
-from .base import Strategy, bind_threads, expected, varied, with_guesses
+from .base import Strategy, expected, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
+from .loops import bind_threads
 from .row_stream import RowStream
 from .tiles import BLOCK_COUNTS, REGISTERS, SHARED, even_split
 

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, compute_at, get_blocks, unroll_all
+from .base import Strategy
+from .loops import compute_at, get_blocks, unroll_all
 from .tiles import even_tile, phases, step, with_value
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, get_blocks, unroll_all
+from .base import Strategy
 from .cpu import copy_input
+from .loops import get_blocks, unroll_all
 from .tiles import divisors
 
 if TYPE_CHECKING:

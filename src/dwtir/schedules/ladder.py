@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, bind_threads, compute_at, get_blocks
+from .base import Strategy
+from .loops import bind_threads, compute_at, get_blocks
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule

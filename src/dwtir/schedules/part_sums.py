@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, bind_threads, compute_at, get_blocks
+from .base import Strategy
+from .loops import bind_threads, compute_at, get_blocks
 from .tiles import largest_divisor
 
 if TYPE_CHECKING:

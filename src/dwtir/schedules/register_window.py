@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import bind, compute_at, get_blocks, stage_operands, stage_output, unroll_all, unroll_in_source
+from .loops import bind, compute_at, get_blocks, stage_operands, stage_output, unroll_all, unroll_in_source
 from .tiles import (
     BLOCK_COUNTS,
     MAX_SIDE,

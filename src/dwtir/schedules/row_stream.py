@@ -45,9 +45,10 @@ from ..epilogue import Epilogue
 from ..shape import Shape
 from ..strips import Strip, apart, has_parts, part_sizes
 from ..target import Target
-from .base import Strategy, bind, varied, with_guesses
+from .base import Strategy, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import LINE, SECTOR, touched
+from .loops import bind
 from .register_window import RegisterWindow
 from .stream_cost import STORE_BANDWIDTH, Stream, seconds, torn
 from .tiles import BLOCK_COUNTS, MAX_SIDE, MAX_SUMS, MAX_UNROLLED, divisors, even_split

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, bind_threads, compute_at, get_blocks, share_among_threads
+from .base import Strategy
+from .loops import bind_threads, compute_at, get_blocks, share_among_threads
 from .tiles import with_value
 
 if TYPE_CHECKING:

@@ -41,8 +41,9 @@ from ..shape import Shape
 from ..target import Target
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
-from .base import Strategy, bind_threads, paying, varied, with_guesses
+from .base import Strategy, paying, varied, with_guesses
 from .cost import registers_for
+from .loops import bind_threads
 from .register_window import RegisterWindow
 from .row_stream import RowStream
 from .tiles import BLOCK_COUNTS, MAX_BLOCKS, MAX_SUMS, MAX_THREADS, MAX_UNROLLED, SHARED

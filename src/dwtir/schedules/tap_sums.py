@@ -28,7 +28,7 @@ import numpy as np
 
 from ..shape import Shape
 from ..target import Target
-from .base import compute_at, get_blocks, unroll_all, unroll_in_source
+from .loops import compute_at, get_blocks, unroll_all, unroll_in_source
 from .part_sums import PartSums, sum_parts
 from .tap_cost import Tiles, allocated_bytes, estimate, is_held, window
 from .tap_tiles import MAX_KERNEL_THREADS, MAX_TAP_SUMS, grad_lanes_of, lanes_of, ranked, vectors_of

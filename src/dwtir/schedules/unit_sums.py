@@ -38,8 +38,9 @@ from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
 from ..units import LANES, Units
-from .base import bind_threads, unroll_all, with_guesses
+from .base import with_guesses
 from .cost import registers_for
+from .loops import bind_threads, unroll_all
 from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
 from .tap_cost import LAUNCH, parts_seconds

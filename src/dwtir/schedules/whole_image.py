@@ -43,9 +43,10 @@ from ..epilogue import Epilogue
 from ..images import Images, is_small
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, bind, bind_threads, paying, varied, with_guesses
+from .base import Strategy, paying, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
+from .loops import bind, bind_threads
 from .register_window import RegisterWindow
 from .row_stream import RowStream
 from .tiles import BLOCK_COUNTS, divisors, even_split

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, compute_at, has_steps, varied, with_guesses
+from .base import Strategy, varied, with_guesses
 from .cost import (
     LINE,
     SECTOR,
@@ -26,6 +26,7 @@ from .cost import (
     registers_needed,
     touched,
 )
+from .loops import compute_at, has_steps
 from .tiles import (
     BLOCK_COUNTS,
     MAX_LOADS,
