@@ -71,7 +71,10 @@ def test_who_gets_them(about, is_chosen):
     ("image", "epilogue", "is_chosen"),
     [
         ("96x56x56", "scale_shift+silu", True),
+        ("96x56x56", "bias+residual", True),
+        ("384x14x14", "bias+relu", True),
         ("384x14x14", "bias+residual+relu", True),
+        ("384x14x14", "bias+silu", False),
         ("240x28x28", "bias+silu", False),
     ],
 )

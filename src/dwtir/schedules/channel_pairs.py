@@ -57,6 +57,9 @@ _LEAST_TAPS = 25
 _MOST = Epilogue(("residual",))
 """Fused steps that take the most shared memory."""
 
+_ROWS = (7, 4, 3, 2, 1)
+"""Rows of a step that are worth trying."""
+
 _REGISTERS, _PER_ROW = 46, 6
 """Registers of a thread beside its sums and weights."""
 
@@ -138,7 +141,7 @@ class ChannelPairs(Strategy):
         across = even_split(width, STRIPS)
         images = min(shape.batch, max(1, STRIPS // across))
         channels = [n for n in _channels(shape) if n <= shape.result_channels] or [VECTOR]
-        for channel, rows, parts, ahead in product(channels, (1, 2, 3, 4, 7), (1, 2, 4, 8, 14, 28), (1, 2)):
+        for channel, rows, parts, ahead in product(channels, _ROWS[::-1], (1, 2, 4, 8, 14, 28), (1, 2)):
             part = even_split(height, -(-height // parts))
             if part < rows or (part == rows and ahead > 1):
                 continue
@@ -160,7 +163,7 @@ class ChannelPairs(Strategy):
             "channels": [n for n in (8, 16, 32, 48) if n <= shape.result_channels],
             "images": (1, 2, 4, 8),
             "across": (1, even_split(-(-shape.result_width // COLUMNS), STRIPS)),
-            "rows": (1, 2, 3, 4, 7),
+            "rows": _ROWS,
             "steps": (1,),
             "ahead": (1, 2, 3),
             "min_blocks": BLOCK_COUNTS,
@@ -206,7 +209,7 @@ class ChannelPairs(Strategy):
         """
         tile = replace(self, ahead=1) if "residual" in epilogue.steps else self
         rows = -(-shape.result_height // self.pairs(shape).blocks[1])
-        tiles = [tile, *(replace(tile, rows=n)._down(shape, rows) for n in (4, 3, 2, 1) if n < self.rows)]
+        tiles = [tile, *(replace(tile, rows=n)._down(shape, rows) for n in _ROWS if n < self.rows)]
         return next((tile for tile in tiles if tile._room(shape, epilogue) >= self.min_blocks), tile)
 
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
