@@ -18,6 +18,7 @@ from dwtir.schedules import ChannelPairs
         ("128x384x14x14_k5_p2_bfloat16_nhwc", "scale_shift+residual+relu"),
         ("8x40x28x27_k5_p2_s2_float16_nhwc", "bias+silu"),
         ("128x240x28x28_k5_p2_float16_nhwc", "bias+relu"),
+        ("128x240x28x28_k5_p2_bfloat16_nhwc", "scale_shift+relu"),
     ],
 )
 def test_products_and_shared_memory_are_what_the_tile_says(about, epilogue):
@@ -38,7 +39,8 @@ def test_products_and_shared_memory_are_what_the_tile_says(about, epilogue):
 def test_fused_steps_cost_rows_and_no_block():
     shape = Shape.parse("128x240x28x28_k5_p2_float16_nhwc")
     alone = ChannelPairs.choose(shape, H200)
-    for epilogue, ahead in (("bias+relu", alone.ahead), ("residual", 1)):
+    assert alone.with_room_for(shape, dwtir.Epilogue.of("bias+relu6")) == alone
+    for epilogue, ahead in (("scale_shift+relu", alone.ahead), ("residual", 1)):
         tile = alone.with_room_for(shape, dwtir.Epilogue.of(epilogue))
         assert tile.pairs(shape).blocks == alone.pairs(shape).blocks
         assert (tile.min_blocks, tile.ahead) == (alone.min_blocks, ahead)
@@ -93,8 +95,9 @@ def test_with_which_epilogue(image, epilogue, is_chosen):
     ],
 )
 @pytest.mark.parametrize("backend", [REPLAY, pytest.param(CUDA, marks=pytest.mark.gpu)])
-def test_tiles_that_hang_over_every_edge(tile, backend):
-    backend.check(tile, Shape.parse("4x40x7x11_k3x5_p1x2_float16_nhwc"), "bias+residual+relu")
+@pytest.mark.parametrize("epilogue", ["bias+residual+relu", "bias+relu6", "scale_shift+bias"])
+def test_tiles_that_hang_over_every_edge(tile, backend, epilogue):
+    backend.check(tile, Shape.parse("4x40x7x11_k3x5_p1x2_float16_nhwc"), epilogue)
 
 
 @pytest.mark.parametrize(

@@ -169,10 +169,12 @@ class Pairs:
         return self.images * self.rows * self.across * COLUMNS * self.channels
 
     def shared_bytes(self, epilogue: Epilogue) -> int:
-        """Count the bytes of shared memory: for inputs, results, which are sums until fused steps, and a residual."""
-        result = 4 if epilogue.steps else self.shape.itemsize
+        """Count the bytes of shared memory: for inputs, results or float32 sums, a residual and other operands."""
+        fused = Fused.of(epilogue)
+        result = 4 if fused.middle.steps else self.shape.itemsize
         residual = self.shape.itemsize if "residual" in epilogue.steps else 0
-        return self.stages * self.stage_halves * self.shape.itemsize + self.results * (result + residual)
+        operands = 4 * self.channels * (2 * fused.bias + len(fused.widened(self.shape)))
+        return self.stages * self.stage_halves * self.shape.itemsize + self.results * (result + residual) + operands
 
     def input_at(self, stage: Any, image: Any, row: Any, column: Any, vector: Any) -> Any:
         """Find a vector of inputs in shared memory, by its place in a stage."""
@@ -182,6 +184,38 @@ class Pairs:
     def result_at(self, line: Any, column: Any, part: Any, size: int) -> Any:
         """Find 16 bytes of results in shared memory, of so many, by their image's row."""
         return _place(line * self.across * COLUMNS, column, part, self.channels // size) * size
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Where the steps of an epilogue are applied.
+
+    Parameters
+    ----------
+    bias : bool
+        Whether sums begin with a bias, the first step.
+    middle : Epilogue
+        Steps that take the float32 sums, from shared memory.
+    last : Epilogue
+        Steps that take halves: the last, if they give the same before and after rounding.
+    """
+
+    bias: bool
+    middle: Epilogue
+    last: Epilogue
+
+    @classmethod
+    def of(cls, epilogue: Epilogue) -> Fused:
+        """Part an epilogue."""
+        steps = epilogue.steps
+        bias, last = steps[:1] == ("bias",), len(steps)
+        while last > bias and steps[last - 1] in ("relu", "relu6"):
+            last -= 1
+        return cls(bias, Epilogue(steps[bias:last]), Epilogue(steps[last:]))
+
+    def widened(self, shape: Shape) -> list[str]:
+        """List the operands of the steps between that have a value for each channel."""
+        return [name for name in self.middle.operands(shape) if name != "residual"]
 
 
 def _place(before: Any, column: Any, part: Any, parts: int) -> Any:

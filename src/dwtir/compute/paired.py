@@ -30,7 +30,7 @@ from tvm.script import tirx as T
 
 from .. import nvrtc
 from ..epilogue import Epilogue
-from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Pairs
+from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Fused, Pairs
 from . import script
 from .async_copy import BYTES
 from .forward import both_ends
@@ -53,10 +53,13 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     BN, BY, BX, BC = pairs.blocks
     dtype = shape.dtype
     PAIR = f"{dtype}x2"
-    declare, finish = both_ends(shape, epilogue)
-    SUMS_DTYPE = "float32" if epilogue.steps else dtype  # of what is in shared memory
+    fused = Fused.of(epilogue)
+    WIDENED = fused.widened(shape)
+    WIDE = dict.fromkeys(WIDENED, pairs.channels) | ({"bias": 2 * pairs.channels} if fused.bias else {})
+    declare, finish = both_ends(shape, epilogue)[0], both_ends(shape, fused.middle)[1]
+    SUMS_DTYPE = "float32" if fused.middle.steps else dtype  # of what is in shared memory
     RESIDUAL = "residual" in epilogue.steps
-    SIZE = 16 // (4 if epilogue.steps else 2)
+    SIZE = 16 // (4 if fused.middle.steps else 2)
     LANES = 32 * GROUPS  # threads with the same vector
 
     def deal(lines: int, columns: int) -> tuple[int, int, int]:
@@ -154,6 +157,14 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     mine = by_word(nvrtc.HALF_OF, own, word, vl // 4 % 2)
                     T.buffer_store(band, mine, [vw, row, step, word, vl, further, tirx.Ramp(0, 1, 2)])
 
+    def widen(wide: dict[str, tirx.Buffer], operands: Any, c: Any, thread: Any) -> None:
+        """Put operands of fused steps into shared memory, a bias that sums begin with as products have their sums."""
+        for name, buffer in wide.items():
+            number = thread // 4 * 2 + thread % 2 if name == "bias" and fused.bias else thread
+            with T.If(thread < WIDE[name]), T.Then():
+                value = operands[name][T.min(c * pairs.channels + number, C - 1)]
+                T.buffer_store(buffer, T.cast(value, "float32"), [thread])
+
     def by_word(name: str, own: tirx.Buffer, word: int, *others: Any) -> tirx.PrimExpr:
         """Apply a function of the CUDA source to a pair of channels."""
         both = T.reinterpret("uint32", own[tirx.Ramp(word * 2, 1, 2)])
@@ -163,13 +174,17 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         """Find the operands that a quad is part of: of products of both depths."""
         return (buffers[-1], 0, 0) if quad == QUADS - 1 and QUADS % 2 else (buffers[0], quad // 2, quad % 2)
 
-    def window(row: int, staged: tirx.Buffer, held: list[tirx.Buffer], acc: tirx.Buffer, step: Any, vw: Any) -> None:
+    def window(row: int, shared: tuple[Any, ...], held: list[tirx.Buffer], acc: Any, step: Any, vw: Any) -> None:
         """Take a row of inputs, and begin the sums that it is the first of."""
         with T.serial(32) as lane, T.sblock(f"window{row}"):
             vl = T.axis.spatial(32, lane)
             untold()
+            staged, _, wide = shared
             for result in [result for result, tap in pairs.met(row) if tap == 0]:
-                clear(acc, result, 1, vw, vl)
+                if fused.bias:
+                    begin(acc, result, wide["bias"], vw, vl)
+                else:
+                    clear(acc, result, 1, vw, vl)
             own = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
             for half in range(2):
                 _, n, x = strip(vw, half, vl)
@@ -185,25 +200,33 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def sums(shared: tuple[tirx.Buffer, ...], bands: Any, acc: tirx.Buffer, step: Any, vw: Any) -> None:
         """Go down the rows of a stage, and leave each result behind its last one."""
-        staged, results = shared
         held = [
             T.sblock_alloc_buffer((count, WORDS, 32, depth // 8, 2, 2), dtype, scope="local") for depth, count in DEPTHS
         ]
         for row in range(pairs.stage_rows):
             met = pairs.met(row)
             if met:
-                window(row, staged, held, acc, step, vw)
+                window(row, shared, held, acc, step, vw)
                 for (depth, count), part, band in zip(DEPTHS, held, bands, strict=True):
                     multiply(f"products{depth}_{row}", met, depth, count, part, band, acc, vw)
                 for result in [result for result, tap in met if tap == KH - 1 and result < R]:
                     with T.serial(32) as lane, T.sblock(f"leave{result}"):
                         vl = T.axis.spatial(32, lane)
                         untold()
-                        leave(results, acc, (result, SIZE), vw, vl)
+                        leave(shared[1], acc, (result, SIZE), vw, vl)
 
     def clear(acc: tirx.Buffer, first: int, count: int, vw: Any, vl: Any) -> None:
         with T.unroll(count) as r, T.unroll(WORDS) as word, T.unroll(2) as half, T.unroll(2) as one:
             T.buffer_store(acc, T.float32(0), [vw, first + r, word, vl, half, one])
+
+    def begin(acc: tirx.Buffer, result: int, bias: tirx.Buffer, vw: Any, vl: Any) -> None:
+        """Begin sums with the bias."""
+        own = T.sblock_alloc_buffer((4,), "float32", scope="local")
+        for word in range(WORDS):
+            with T.vectorized(4) as e:
+                T.buffer_store(own, bias[(vw % VECTORS * WORDS + word) * 4 + e], [e])
+            for e in range(4):
+                T.buffer_store(acc, own[e], [vw, result, word, vl, e // 2, e % 2])
 
     def shift(acc: tirx.Buffer, vw: Any, vl: Any) -> None:
         """Keep the sums that no step has left, for the next."""
@@ -244,16 +267,25 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.If(inside), T.Then(), T.vectorized(size) as e:
                     T.buffer_store(results, own[e], [place + e])
 
-    def store(out: tirx.Buffer, shared: tuple[Any, ...], operands: Any, at: tuple[Any, ...], thread: Any) -> None:
+    def clamp(value: tirx.PrimExpr) -> tirx.PrimExpr:
+        for step in fused.last.steps:
+            value = T.max(value, tirx.const(0, dtype))
+            value = T.min(value, tirx.const(6, dtype)) if step == "relu6" else value
+        return value
+
+    def store(out: tirx.Buffer, shared: tuple[Any, ...], at: tuple[Any, ...], thread: Any) -> None:
         *block, step = at
-        results, added = shared
+        results, added, wide = shared
         sums = T.sblock_alloc_buffer((VECTOR,), results.dtype, scope="local")
         own = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
-        loaded = {name: T.sblock_alloc_buffer((VECTOR,), dtype, scope="local") for name in operands}
+        loaded = {name: T.sblock_alloc_buffer((VECTOR,), "float32", scope="local") for name in WIDENED}
+        if RESIDUAL:
+            loaded["residual"] = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
 
-        def load(name: str, source: tirx.Buffer, first: Any) -> None:
-            with T.vectorized(VECTOR) as e:
-                T.buffer_store(loaded[name], source[first + e], [e])
+        def load(target: tirx.Buffer, source: tirx.Buffer, first: Any, size: int) -> None:
+            for part in range(VECTOR // size):
+                with T.vectorized(size) as e:
+                    T.buffer_store(target, source[first + part * size + e], [part * size + e])
 
         for turn in range(TURNS):
             inside, place, task = result_of(block, step, turn, thread)
@@ -263,13 +295,12 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     first = pairs.result_at(line, column, vector * (VECTOR // SIZE) + part, SIZE)
                     with T.vectorized(SIZE) as e:
                         T.buffer_store(sums, results[first + e], [part * SIZE + e])
-                for name in operands:
-                    if name == "residual":
-                        load(name, added, pairs.result_at(*task, VECTOR))
-                    else:
-                        load(name, operands[name], place[-1])
+                for name in WIDENED:
+                    load(loaded[name], wide[name], vector * VECTOR, 4)
+                if RESIDUAL:
+                    load(loaded["residual"], added, pairs.result_at(*task, VECTOR), VECTOR)
                 for e in range(VECTOR):
-                    T.buffer_store(own, finish(sums[e], loaded, e, (e,)), [e])
+                    T.buffer_store(own, clamp(finish(sums[e], loaded, e, (e,))), [e])
                 with T.vectorized(VECTOR) as e:
                     T.buffer_store(out, own[e], [*place[:-1], place[-1] + e])
 
@@ -291,6 +322,12 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     ]
                 )
                 acc = T.sblock_alloc_buffer((WARPS, SUMS, WORDS, 32, 2, 2), "float32", scope="local")
+                wide = T.meta_var(
+                    {
+                        name: T.sblock_alloc_buffer((places,), "float32", scope="shared.dyn")
+                        for name, places in WIDE.items()
+                    }
+                )
                 added = T.sblock_alloc_buffer((pairs.results if RESIDUAL else 1,), dtype, scope="shared.dyn")
                 for first in T.serial(max(1, STAGES - 1)):
                     for w, lane in T.grid(WARPS, 32):
@@ -303,6 +340,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                         vw, vl = T.axis.remap("SS", [w, lane])
                         untold()
                         taps(bands, weight, vc, vw, vl)
+                        widen(wide, operands, vc, vw * 32 + vl)
                         if RESIDUAL:  # or TVM, which sees no copies, would lay it over the results
                             added[vw * 32 + vl] = T.cast(0, dtype)
                 if STEPS > 1:
@@ -333,7 +371,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                             T.writes(results[:])
                             # TVM takes all that is shared for one, and would part inputs and results by barriers.
                             with T.attr(0, "hand_threaded", 0):
-                                sums((staged, results), bands, acc, vs, vw)
+                                sums((staged, results, wide), bands, acc, vs, vw)
                     if STEPS > 1:
                         for w, lane in T.grid(WARPS, 32):
                             with T.sblock("shift"):
@@ -348,6 +386,6 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                             vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
                             T.reads(results[:])
                             T.writes(out[vn * IMAGES : vn * IMAGES + IMAGES, :, :, :])
-                            store(out, (results, added), operands, (*block, vs), vw * 32 + vl)
+                            store(out, (results, added, wide), (*block, vs), vw * 32 + vl)
 
     return paired_nhwc

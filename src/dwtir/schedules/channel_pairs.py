@@ -54,7 +54,7 @@ _MAX_PRODUCTS = 640
 _LEAST_TAPS = 25
 """Taps from which it pays: with fewer, memory is all that kernels wait for, and `channel_vector` keeps it busier."""
 
-_MOST = Epilogue(("residual",))
+_MOST = Epilogue(("bias", "scale_shift", "residual"))
 """Fused steps that take the most shared memory."""
 
 _ROWS = (7, 4, 3, 2, 1)
