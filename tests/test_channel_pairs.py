@@ -39,8 +39,8 @@ def test_products_and_shared_memory_are_what_the_tile_says(about, epilogue):
 def test_fused_steps_cost_rows_and_no_block():
     shape = Shape.parse("128x240x28x28_k5_p2_float16_nhwc")
     alone = ChannelPairs.choose(shape, H200)
-    assert alone.with_room_for(shape, dwtir.Epilogue.of("bias+relu6")) == alone
-    for epilogue, ahead in (("scale_shift+relu", alone.ahead), ("residual", 1)):
+    assert alone.with_room_for(shape, dwtir.Epilogue.of("scale_shift+relu6")) == alone
+    for epilogue, ahead in (("bias+silu", alone.ahead), ("residual", 1)):
         tile = alone.with_room_for(shape, dwtir.Epilogue.of(epilogue))
         assert tile.pairs(shape).blocks == alone.pairs(shape).blocks
         assert (tile.min_blocks, tile.ahead) == (alone.min_blocks, ahead)
@@ -78,6 +78,7 @@ def test_who_gets_them(about, is_chosen):
         ("384x14x14", "bias+residual+relu", True),
         ("384x14x14", "bias+silu", False),
         ("240x28x28", "bias+silu", False),
+        ("144x56x56_s2", "scale_shift+silu", True),
     ],
 )
 def test_with_which_epilogue(image, epilogue, is_chosen):
@@ -95,9 +96,17 @@ def test_with_which_epilogue(image, epilogue, is_chosen):
     ],
 )
 @pytest.mark.parametrize("backend", [REPLAY, pytest.param(CUDA, marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("epilogue", ["bias+residual+relu", "bias+relu6", "scale_shift+bias"])
-def test_tiles_that_hang_over_every_edge(tile, backend, epilogue):
-    backend.check(tile, Shape.parse("4x40x7x11_k3x5_p1x2_float16_nhwc"), epilogue)
+@pytest.mark.parametrize(
+    ("kernel", "epilogue"),
+    [
+        ("k3x5_p1x2", "bias+residual+relu"),
+        ("k3x5_p1x2", "scale_shift+bias"),
+        ("k3x5_p1x2", "bias+relu6"),  # sums begin with the bias
+        ("k3_p1", "bias+relu6"),  # a pixel behind the window is 1, and the bias its weight
+    ],
+)
+def test_tiles_that_hang_over_every_edge(tile, backend, kernel, epilogue):
+    backend.check(tile, Shape.parse(f"4x40x7x11_{kernel}_float16_nhwc"), epilogue)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
-from .epilogue import Epilogue
+from .epilogue import STEPS, Epilogue
 from .shape import Shape
 
 STRIPS, COLUMNS, PIXELS = 16, 4, 8
@@ -93,6 +93,11 @@ class Pairs:
     def quads(self) -> int:
         """Loads of a row of a window, of four pixels each."""
         return -(-self.window * 2 // PIXELS)
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether there is a pixel behind a window in what is loaded, which can be 1 for a bias to be its weight."""
+        return self.window < self.quads * COLUMNS
 
     @property
     def depths(self) -> tuple[tuple[int, int], ...]:
@@ -168,12 +173,21 @@ class Pairs:
         """Results of a step."""
         return self.images * self.rows * self.across * COLUMNS * self.channels
 
+    def fused(self, epilogue: Epilogue) -> Fused:
+        """Part an epilogue: steps of few instructions take registers, on large images those of one, and not of 7x7."""
+        if self.images == 1 and self.has_spare:
+            return Fused(False, Epilogue(), epilogue)
+        bias = epilogue.steps[:1] == ("bias",)
+        others = Epilogue(epilogue.steps[bias:])
+        few = {"relu", "relu6"} if self.images == 1 else {"relu", "relu6", "bias", "scale_shift", "hardswish"}
+        return Fused(bias, others, Epilogue()) if few.issuperset(others.steps) else Fused(bias, Epilogue(), others)
+
     def shared_bytes(self, epilogue: Epilogue) -> int:
         """Count the bytes of shared memory: for inputs, results or float32 sums, a residual and other operands."""
-        fused = Fused.of(epilogue)
-        result = 4 if fused.middle.steps else self.shape.itemsize
+        fused = self.fused(epilogue)
+        result = 4 if fused.shared.steps else self.shape.itemsize
         residual = self.shape.itemsize if "residual" in epilogue.steps else 0
-        operands = 4 * self.channels * (2 * fused.bias + len(fused.widened(self.shape)))
+        operands = 4 * self.channels * (2 * (fused.bias and not self.has_spare) + len(fused.widened))
         return self.stages * self.stage_halves * self.shape.itemsize + self.results * (result + residual) + operands
 
     def input_at(self, stage: Any, image: Any, row: Any, column: Any, vector: Any) -> Any:
@@ -186,36 +200,17 @@ class Pairs:
         return _place(line * self.across * COLUMNS, column, part, self.channels // size) * size
 
 
-@dataclass(frozen=True)
-class Fused:
-    """Where the steps of an epilogue are applied.
-
-    Parameters
-    ----------
-    bias : bool
-        Whether sums begin with a bias, the first step.
-    middle : Epilogue
-        Steps that take the float32 sums, from shared memory.
-    last : Epilogue
-        Steps that take halves: the last, if they give the same before and after rounding.
-    """
+class Fused(NamedTuple):
+    """Where steps are applied: whether sums begin with a bias, and what they take in registers or shared memory."""
 
     bias: bool
-    middle: Epilogue
-    last: Epilogue
+    own: Epilogue
+    shared: Epilogue
 
-    @classmethod
-    def of(cls, epilogue: Epilogue) -> Fused:
-        """Part an epilogue."""
-        steps = epilogue.steps
-        bias, last = steps[:1] == ("bias",), len(steps)
-        while last > bias and steps[last - 1] in ("relu", "relu6"):
-            last -= 1
-        return cls(bias, Epilogue(steps[bias:last]), Epilogue(steps[last:]))
-
-    def widened(self, shape: Shape) -> list[str]:
-        """List the operands of the steps between that have a value for each channel."""
-        return [name for name in self.middle.operands(shape) if name != "residual"]
+    @property
+    def widened(self) -> list[str]:
+        """Operands of the others that have a value for each channel."""
+        return [name for step in (self.own.steps or self.shared.steps) for name in STEPS[step] if name != "residual"]
 
 
 def _place(before: Any, column: Any, part: Any, parts: int) -> Any:

@@ -30,7 +30,7 @@ from tvm.script import tirx as T
 
 from .. import nvrtc
 from ..epilogue import Epilogue
-from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Fused, Pairs
+from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Pairs
 from . import script
 from .async_copy import BYTES
 from .forward import both_ends
@@ -53,13 +53,15 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     BN, BY, BX, BC = pairs.blocks
     dtype = shape.dtype
     PAIR = f"{dtype}x2"
-    fused = Fused.of(epilogue)
-    WIDENED = fused.widened(shape)
-    WIDE = dict.fromkeys(WIDENED, pairs.channels) | ({"bias": 2 * pairs.channels} if fused.bias else {})
-    declare, finish = both_ends(shape, epilogue)[0], both_ends(shape, fused.middle)[1]
-    SUMS_DTYPE = "float32" if fused.middle.steps else dtype  # of what is in shared memory
+    fused, SPARE = pairs.fused(epilogue), pairs.has_spare
+    WIDE = dict.fromkeys(fused.widened, pairs.channels)
+    if fused.bias and not SPARE:
+        WIDE["bias"] = 2 * pairs.channels
+    declare, _ = both_ends(shape, epilogue)
+    finish_own, finish_shared = (both_ends(shape, steps)[1] for steps in (fused.own, fused.shared))
+    SUMS_DTYPE = "float32" if fused.shared.steps else dtype  # of what is in shared memory
     RESIDUAL = "residual" in epilogue.steps
-    SIZE = 16 // (4 if fused.middle.steps else 2)
+    SIZE = 16 // (4 if fused.shared.steps else 2)
     LANES = 32 * GROUPS  # threads with the same vector
 
     def deal(lines: int, columns: int) -> tuple[int, int, int]:
@@ -138,8 +140,8 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                         shared[found[3] + vv] = T.if_then_else(size[0] == BYTES, found[2], T.cast(0, dtype))
         T.evaluate(T.ptx["cp.async.commit_group"]())
 
-    def taps(bands: list[tirx.Buffer], weight: tirx.Buffer, c: Any, vw: Any, vl: Any) -> None:
-        """Make the banded matrices: a lane has a column's, of one of its channels."""
+    def taps(bands: list[tirx.Buffer], weight: tirx.Buffer, operands: Any, c: Any, vw: Any, vl: Any) -> None:
+        """Make the banded matrices: a lane has a column's, of one of its channels. A bias may be the weight of a 1."""
         own = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
         channel = T.min((c * VECTORS + vw % VECTORS) * VECTOR, C - VECTOR)
         for row in range(KH):
@@ -150,7 +152,10 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 tap = (KH - 1 - row, KW - 1 - column) if shape.operation == "grad_data" else (row, column)
                 with T.vectorized(VECTOR) as e:
                     at = (*tap, channel + e, 0)
-                    value = T.if_then_else(tirx.all(*seen), weight[at], T.cast(0, dtype))
+                    other = T.cast(0, dtype)
+                    if fused.bias and SPARE and (row, quad) == (0, QUADS - 1):
+                        other = T.if_then_else(vl % 4 == 3, operands["bias"][channel + e], other)
+                    value = T.if_then_else(tirx.all(*seen), weight[at], other)
                     T.buffer_store(own, value, [e])
                 band, step, further = part_of(bands, quad)
                 for word in range(WORDS):
@@ -181,7 +186,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
             untold()
             staged, _, wide = shared
             for result in [result for result, tap in pairs.met(row) if tap == 0]:
-                if fused.bias:
+                if fused.bias and not SPARE:
                     begin(acc, result, wide["bias"], vw, vl)
                 else:
                     clear(acc, result, 1, vw, vl)
@@ -196,6 +201,8 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     part, place, further = part_of(held, quad)
                     for word in range(WORDS):
                         held_word = by_word(nvrtc.WORD, own, word)
+                        if fused.bias and SPARE and quad == QUADS - 1:
+                            held_word = T.Select(vl % 4 == 3, tirx.Broadcast(tirx.const(1, dtype), 2), held_word)
                         T.buffer_store(part, held_word, [place, word, vl, further, half, tirx.Ramp(0, 1, 2)])
 
     def sums(shared: tuple[tirx.Buffer, ...], bands: Any, acc: tirx.Buffer, step: Any, vw: Any) -> None:
@@ -213,7 +220,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     with T.serial(32) as lane, T.sblock(f"leave{result}"):
                         vl = T.axis.spatial(32, lane)
                         untold()
-                        leave(shared[1], acc, (result, SIZE), vw, vl)
+                        leave(shared, acc, result, vw, vl)
 
     def clear(acc: tirx.Buffer, first: int, count: int, vw: Any, vl: Any) -> None:
         with T.unroll(count) as r, T.unroll(WORDS) as word, T.unroll(2) as half, T.unroll(2) as one:
@@ -252,41 +259,37 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
             place = [vw, first + vm * apart[0], vd, vl, vh, vo]
             T.buffer_store(acc, acc[tuple(place)] + a * b, place)
 
-    def leave(results: tirx.Buffer, acc: tirx.Buffer, at: tuple[Any, ...], vw: Any, vl: Any) -> None:
-        """Leave a row of sums in shared memory, rounded if nothing is to be done with them."""
-        result, size = at
-        own = T.sblock_alloc_buffer((size,), results.dtype, scope="local")
+    def load_wide(wide: dict[str, tirx.Buffer], vector: Any) -> dict[str, tirx.Buffer]:
+        """Load what fused steps take for a vector of channels."""
+        loaded = {name: T.sblock_alloc_buffer((VECTOR,), "float32", scope="local") for name in fused.widened}
+        for name, buffer in loaded.items():
+            for part in (0, 4):
+                with T.vectorized(4) as e:
+                    T.buffer_store(buffer, wide[name][vector * VECTOR + part + e], [part + e])
+        return loaded
+
+    def leave(shared: tuple[Any, ...], acc: tirx.Buffer, result: int, vw: Any, vl: Any) -> None:
+        """Leave a row of sums in shared memory, rounded if nothing else is to be done with them."""
+        _, results, wide = shared
+        own = T.sblock_alloc_buffer((SIZE,), results.dtype, scope="local")
+        loaded = load_wide(wide, vw % VECTORS) if fused.own.steps else {}
         for half in range(2):
             inside, image, across = strip(vw, half, vl)
-            for part in range(VECTOR // size):
-                for e in range(size):
-                    word, one = divmod(part * size + e, 2)
-                    T.buffer_store(own, T.cast(acc[vw, result, word, vl, half, one], results.dtype), [e])
-                column, vector = across * COLUMNS + vl % 4, vw % VECTORS * (VECTOR // size) + part
-                place = pairs.result_at(image * R + result, column, vector, size)
-                with T.If(inside), T.Then(), T.vectorized(size) as e:
+            for part in range(VECTOR // SIZE):
+                for e in range(SIZE):
+                    channel = part * SIZE + e
+                    value = acc[vw, result, channel // 2, vl, half, channel % 2]
+                    T.buffer_store(own, value if fused.shared.steps else finish_own(value, loaded, channel, ()), [e])
+                column, vector = across * COLUMNS + vl % 4, vw % VECTORS * (VECTOR // SIZE) + part
+                place = pairs.result_at(image * R + result, column, vector, SIZE)
+                with T.If(inside), T.Then(), T.vectorized(SIZE) as e:
                     T.buffer_store(results, own[e], [place + e])
-
-    def clamp(value: tirx.PrimExpr) -> tirx.PrimExpr:
-        for step in fused.last.steps:
-            value = T.max(value, tirx.const(0, dtype))
-            value = T.min(value, tirx.const(6, dtype)) if step == "relu6" else value
-        return value
 
     def store(out: tirx.Buffer, shared: tuple[Any, ...], at: tuple[Any, ...], thread: Any) -> None:
         *block, step = at
         results, added, wide = shared
         sums = T.sblock_alloc_buffer((VECTOR,), results.dtype, scope="local")
         own = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
-        loaded = {name: T.sblock_alloc_buffer((VECTOR,), "float32", scope="local") for name in WIDENED}
-        if RESIDUAL:
-            loaded["residual"] = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
-
-        def load(target: tirx.Buffer, source: tirx.Buffer, first: Any, size: int) -> None:
-            for part in range(VECTOR // size):
-                with T.vectorized(size) as e:
-                    T.buffer_store(target, source[first + part * size + e], [part * size + e])
-
         for turn in range(TURNS):
             inside, place, task = result_of(block, step, turn, thread)
             line, column, vector = task
@@ -295,12 +298,14 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     first = pairs.result_at(line, column, vector * (VECTOR // SIZE) + part, SIZE)
                     with T.vectorized(SIZE) as e:
                         T.buffer_store(sums, results[first + e], [part * SIZE + e])
-                for name in WIDENED:
-                    load(loaded[name], wide[name], vector * VECTOR, 4)
+                loaded = load_wide(wide, vector) if fused.shared.steps else {}
                 if RESIDUAL:
-                    load(loaded["residual"], added, pairs.result_at(*task, VECTOR), VECTOR)
+                    first = pairs.result_at(*task, VECTOR)
+                    loaded["residual"] = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
+                    with T.vectorized(VECTOR) as e:
+                        T.buffer_store(loaded["residual"], added[first + e], [e])
                 for e in range(VECTOR):
-                    T.buffer_store(own, clamp(finish(sums[e], loaded, e, (e,))), [e])
+                    T.buffer_store(own, finish_shared(sums[e], loaded, e, (e,)), [e])
                 with T.vectorized(VECTOR) as e:
                     T.buffer_store(out, own[e], [*place[:-1], place[-1] + e])
 
@@ -339,7 +344,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     with T.sblock("band"):
                         vw, vl = T.axis.remap("SS", [w, lane])
                         untold()
-                        taps(bands, weight, vc, vw, vl)
+                        taps(bands, weight, operands, vc, vw, vl)
                         widen(wide, operands, vc, vw * 32 + vl)
                         if RESIDUAL:  # or TVM, which sees no copies, would lay it over the results
                             added[vw * 32 + vl] = T.cast(0, dtype)

@@ -199,8 +199,8 @@ class ChannelPairs(Strategy):
         self._require_launch(target, threads=32 * pairs.warps)
 
     def suits(self, shape: Shape, epilogue: Epilogue) -> bool:
-        """Refuse what all warps wait for at a step's end: exponentials for images of which a block has several."""
-        return self.images == 1 or not epilogue.has_exponential
+        """Leave to `row_stream` what all warps wait for at a step's end: exponentials of several images."""
+        return self.images == 1 or max(shape.stride) > 1 or not epilogue.has_exponential
 
     def with_room_for(self, shape: Shape, epilogue: Epilogue) -> ChannelPairs:
         """Return the tile with fewer rows, so that an SM has room for as many blocks as without fused steps.
