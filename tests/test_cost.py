@@ -163,7 +163,7 @@ FASTEST = {
     "128x96x56x56_k7_p6_d2_float16": BandedMatrix(14, 7, 4, 1),
     "64x256x55x55_k3_p1_float16": BandedMatrix(12, 3, 4, 4),
     "128x96x57x57_k5_p2_float16_nhwc": ChannelPairs(32, 1, 15, 2, 31, 2, 3),
-    "128x240x28x28_k5_p2_float16_nhwc": ChannelPairs(32, 2, 7, 7, 5, 2, 2),
+    "128x240x28x28_k5_p2_float16_nhwc": ChannelPairs(32, 2, 7, 4, 8, 2, 2),
     "64x251x56x56_k3_p1_float16_nhwc": ChannelVector(8, 8, 1, 251, 1, 1, 1),
     "128x90x56x56_k5_p2_nhwc": ChannelVector(7, 8, 1, 90, 1, 1, 5),
     "32x728x37x37_k3_p1_float16_nhwc": ChannelVector(8, 3, 4, 182, 1, 1, 1),

@@ -57,18 +57,18 @@ _LEAST_TAPS = 25
 _MOST = Epilogue(("bias", "scale_shift", "residual"))
 """Fused steps that take the most shared memory."""
 
-_ROWS = (7, 4, 3, 2, 1)
-"""Rows of a step that are worth trying."""
+_CHANNELS, _ROWS = (16, 32, 48, 64, 80, 96), (7, 4, 3, 2, 1)
+"""Channels of a block and rows of a step that are worth trying."""
 
 _REGISTERS, _PER_ROW = 46, 6
 """Registers of a thread beside its sums and weights."""
 
-# Time, fitted on an H200: of a launch; cycles of a quarter of an SM for a product of a depth, and for a word of
-# a window; of an SM for 128 bytes of shared memory and for a step; what narrow pixels, few warps, few rows
-# under way and a last round that is not full add; how memory and products overlap.
-_LAUNCH, _DEEP, _SINGLE, _WORD, _WAVE, _STEP = 2.6e-6, 5.6, 3.0, 0.47, 0.34, 80
-_NARROW, _FEW_LOADS, _FEW_PRODUCTS, _FEW_ROWS, _LAST_ROUND, _OVERLAP = 1.25, 3.2, 3.9, 0.3, 0.25, 2.1
-_CLOCK, _BANDWIDTH = 1.98e9, 5.0e12
+# Time, fitted on an H200: of a launch; cycles of a quarter of an SM for a quad of a product, for a row of a
+# window and for a step; what few warps, few blocks, narrow pixels, little and much under way (of 64 KB of an SM)
+# and a last round that is not full add; how memory and products overlap.
+_LAUNCH, _PRODUCT, _ROW, _STEP = 1.61e-6, 0.12, 5.08, 23
+_FEW_WARPS, _FEW_BLOCKS, _NARROW, _LITTLE, _MUCH, _LAST_ROUND, _OVERLAP = 7.3, 1.24, 19.2, 0.187, 0.327, 0.748, 1.74
+_CLOCK, _BANDWIDTH = 1.98e9, 1.2e13
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,9 @@ class ChannelPairs(Strategy):
         width, height = -(-shape.result_width // COLUMNS), shape.result_height
         across = even_split(width, STRIPS)
         images = min(shape.batch, max(1, STRIPS // across))
-        channels = [n for n in _channels(shape) if n <= shape.result_channels] or [VECTOR]
-        for channel, rows, parts, ahead in product(channels, _ROWS[::-1], (1, 2, 4, 8, 14, 28), (1, 2)):
+        whole = shape.result_channels
+        channels = [n for n in _CHANNELS if n <= whole and (n < 64 or whole % n == 0)] or [VECTOR]
+        for channel, rows, parts, ahead in product(channels, _ROWS[::-1], (1, 2, 4, 8, 14, 28), (1, 2, 3)):
             part = even_split(height, -(-height // parts))
             if part < rows or (part == rows and ahead > 1):
                 continue
@@ -160,7 +161,7 @@ class ChannelPairs(Strategy):
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         values = {
-            "channels": [n for n in (8, 16, 32, 48) if n <= shape.result_channels],
+            "channels": [n for n in (VECTOR, *_CHANNELS) if n <= shape.result_channels],
             "images": (1, 2, 4, 8),
             "across": (1, even_split(-(-shape.result_width // COLUMNS), STRIPS)),
             "rows": _ROWS,
@@ -223,19 +224,18 @@ class ChannelPairs(Strategy):
         """Estimate the time of the kernel."""
         pairs = self.pairs(shape)
         blocks, products = prod(pairs.blocks), pairs.products // sum(count for _, count in pairs.depths)
-        warps = pairs.warps * min(self.min_blocks, ceil(blocks / target.units))
+        at_a_time = min(self.min_blocks, ceil(blocks / target.units))
         rows, columns = (min(sizes) for sizes in zip((pairs.input_rows, pairs.width), shape.source, strict=True))
         read = blocks * pairs.images * rows * columns * pairs.channels
-        moved = shape.itemsize * (read + prod(shape.result_shape)) * (_NARROW if self.channels < 32 else 1)
-        deep, single = divmod(pairs.quads, 2)
-        loads = 2 * pairs.quads * pairs.stage_rows
-        step = products * (_DEEP * deep + _SINGLE * single) / 4 + _WORD * WORDS * loads / 4
-        step = _STEP + pairs.warps * (step + _WAVE * 4 * (loads + 4 * self.rows))
-        under_way = self.ahead * pairs.stage_rows if self.steps > 1 else pairs.input_rows
+        under_way = at_a_time * shape.itemsize * pairs.stage_halves * (self.ahead if self.steps > 1 else 1) / 65536
         rounds = max(1.0, blocks / (target.units * self.min_blocks))
-        memory = moved / _BANDWIDTH * (1 + _FEW_LOADS / warps) * (1 + _FEW_ROWS / under_way)
+        memory = shape.itemsize * (read + prod(shape.result_shape)) / _BANDWIDTH
+        memory *= (1 + _NARROW / self.channels) * (1 + _LITTLE / under_way + _MUCH * under_way)
         memory *= 1 + _LAST_ROUND * (ceil(rounds) / rounds - 1)
-        busy = ceil(blocks / target.units) * self.steps * step / _CLOCK * (1 + _FEW_PRODUCTS / warps)
+        warp = _PRODUCT * products * pairs.quads + _ROW * (2 * pairs.quads * pairs.stage_rows + self.rows)
+        warps = pairs.warps if pairs.warps < 4 else 4 * ceil(pairs.warps / 4)  # as many as the fullest quarter has
+        busy = ceil(blocks / target.units) * self.steps * (_STEP + warps * warp) / _CLOCK
+        busy *= 1 + _FEW_WARPS / (pairs.warps * at_a_time) + _FEW_BLOCKS / at_a_time
         return float(_LAUNCH + (memory**_OVERLAP + busy**_OVERLAP) ** (1 / _OVERLAP))
 
     def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
@@ -264,8 +264,3 @@ class ChannelPairs(Strategy):
             elif name.startswith("products"):
                 sch.tensorize(loops[-4], mma.intrinsic(shape.dtype, 8 if name.startswith("products8") else 16))
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("block"))), "blockIdx.x")
-
-
-def _channels(shape: Shape) -> tuple[int, ...]:
-    """List the channels of a block: 64 bytes of a pixel, and what else there may be less waste of."""
-    return (32,) if shape.result_channels % 32 == 0 else (16, 32, 48)
