@@ -45,6 +45,8 @@ def test_fused_steps_cost_rows_and_no_block():
         assert tile.pairs(shape).blocks == alone.pairs(shape).blocks
         assert (tile.min_blocks, tile.ahead) == (alone.min_blocks, ahead)
         assert tile.rows < alone.rows
+    uneven, shape = ChannelPairs(32, 1, 14, 3, 21, 2, 2), Shape.parse("128x96x56x56_k7_p3_float16_nhwc")
+    assert [uneven.with_room_for(shape, dwtir.Epilogue.of(one)).rows for one in ("", "bias")] == [3, 4]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from .channel_vector import ChannelVector
 from .cost import registers_for
 from .loops import bind_threads
 from .row_stream import RowStream
-from .tiles import BLOCK_COUNTS, REGISTERS, SHARED, even_split, with_value
+from .tiles import BLOCK_COUNTS, LEAST_SHARED, REGISTERS, SHARED, even_split, with_value
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -49,9 +49,6 @@ if TYPE_CHECKING:
 
 _MAX_PRODUCTS = 1024
 """Products of a warp, in straight line."""
-
-_SHARED = 99 * 1024
-"""Bytes of shared memory that any GPU from sm_80 on lends to a block."""
 
 _LAUNCH, _TURN = 2.1e-6, 0.2e-6
 _PER_LOAD, _PER_RESULT, _PER_PRODUCT, _PER_WINDOW = 0.16e-9, 0.94e-9, 1.3e-9, 1.6e-9
@@ -117,7 +114,7 @@ class BandedChannels(Strategy):
             needed = 32 * warps * -(-tile._registers(shape) // 8) * 8
             blocks = min(REGISTERS // needed, SHARED // (taken + 1024))
             tile = replace(tile, min_blocks=max(1, blocks))
-            if taken <= _SHARED and tile.is_promising(shape):
+            if taken <= LEAST_SHARED and tile.is_promising(shape):
                 yield tile
 
     @classmethod
@@ -152,7 +149,7 @@ class BandedChannels(Strategy):
         self._require(together % 8 == 0, "channels of a block", together, "a multiple of 8")
         products = self.rows * shape.kernel[0] * panels.depth_steps * self.channels
         self._require_most("unrolled products", products, _MAX_PRODUCTS)
-        self._require_most("shared bytes per block", panels.shared_bytes(shape.operation == "forward"), _SHARED)
+        self._require_most("shared bytes per block", panels.shared_bytes(shape.operation == "forward"), LEAST_SHARED)
         self._require_launch(target, threads=32 * self.warps)
 
     def suits(self, shape: Shape, epilogue: Epilogue) -> bool:

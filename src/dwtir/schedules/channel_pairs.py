@@ -42,7 +42,7 @@ from .channel_vector import ChannelVector
 from .cost import registers_for
 from .loops import bind_threads
 from .row_stream import RowStream
-from .tiles import BLOCK_COUNTS, REGISTERS, SHARED, even_split
+from .tiles import BLOCK_COUNTS, LEAST_SHARED, REGISTERS, SHARED, even_split
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -206,11 +206,18 @@ class ChannelPairs(Strategy):
     def with_room_for(self, shape: Shape, epilogue: Epilogue) -> ChannelPairs:
         """Return the tile with fewer rows, so that an SM has room for as many blocks as without fused steps.
 
-        A residual takes the place of a stage that is under way.
+        A residual takes the place of a stage that is under way. From 7x7 on registers are full, and two blocks
+        wait for a step's last results, which not all threads have: with three rows 70 us, with four 62.
         """
         tile = replace(self, ahead=1) if "residual" in epilogue.steps else self
-        rows = -(-shape.result_height // self.pairs(shape).blocks[1])
+        pairs = self.pairs(shape)
+        rows = -(-shape.result_height // pairs.blocks[1])
         tiles = [tile, *(replace(tile, rows=n)._down(shape, rows) for n in _ROWS if n < self.rows)]
+        waits = self.min_blocks == 2 and pairs.results % (VECTOR * 32 * pairs.warps)
+        if epilogue.steps and shape.kernel[0] >= 7 and waits and rows >= 4:
+            four = replace(tile, rows=4, ahead=min(tile.ahead, 2))._down(shape, rows)
+            if four.pairs(shape).shared_bytes(_MOST) <= LEAST_SHARED:
+                tiles.insert(0, four)
         return next((tile for tile in tiles if tile._room(shape, epilogue) >= self.min_blocks), tile)
 
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:

@@ -23,6 +23,9 @@ REGISTERS = 65536
 SHARED = 227 * 1024
 """Bytes of shared memory of an SM, of which every block takes 1024 more than it asks for."""
 
+LEAST_SHARED = 99 * 1024
+"""Bytes of shared memory that any GPU from sm_80 on lends to a block."""
+
 MAX_THREADS = 2048
 """Threads of an SM."""
 
