@@ -254,13 +254,22 @@ def test_the_display_suits_the_stream(terminal):
     assert type(open_display(json=False, stream=StringIO())) is PlainDisplay
 
 
+def assert_plotted(outcomes, path):
+    plot(outcomes, path)
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
 @pytest.mark.parametrize("count", [0, 1, 6, 26])
 def test_the_plot_is_a_png(tmp_path, count):
-    path = tmp_path / "new" / "best.png"
-    unknown = outcome_of(TASKS[1], UNKNOWN, manual=None)
-    known = [outcome_of(TASKS[number % 2]) for number in range(count)]
-    plot([*known, unknown, replace(unknown, trials=())], path)
-    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert_plotted([outcome_of(TASKS[number % 2]) for number in range(count)], tmp_path / "new" / "best.png")
+
+
+def test_the_plot_takes_unknowns(tmp_path):
+    outcome = outcome_of(TASKS[1], UNKNOWN, manual=None)
+    slow = replace(outcome.trials[0], times=(1.0,))
+    failed = tuple(trial for trial in outcome.trials if trial.cause)
+    some = [replace(outcome, trials=trials) for trials in ((), failed, (slow, *outcome.trials[1:]))]
+    assert_plotted(some, tmp_path / "best")
 
 
 WITHOUT_RICH = """
