@@ -10,6 +10,7 @@
     `dwtir.build` for the GPU that is present, called with torch tensors.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -168,6 +169,10 @@ CUDA = Backend("cuda", lambda: resolve("cuda"), _cuda)
 def on_h200(shape, schedule="manual", **others):
     """Build a kernel for an H200, which need not be there."""
     return dwtir.build(shape, schedule, target=H200, **others)
+
+
+def kernel_names(source):
+    return set(re.findall(r"__global__ void.* (\w+)\(", source))
 
 
 def cells(turn):

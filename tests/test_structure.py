@@ -1,6 +1,5 @@
 """The schedules of the two articles: their grids, threads, shared memory, and their traces."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,7 @@ from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir.schedule import Trace
 
 import dwtir
-from backends import H200, OPENCL, REPLAY, on_h200
+from backends import H200, OPENCL, REPLAY, kernel_names, on_h200
 from dwtir import ARTICLE_STEPS, STRATEGIES, Epilogue, Shape, reference
 from dwtir.build import schedule_for
 from dwtir.images import Images
@@ -300,10 +299,6 @@ def test_small_results_have_a_place_of_their_own():
     assert 17 * 11 * 32 * 4 + 11 * 32 * 4 <= taken <= Images(shape, 32, 1, 1).shared_bytes
     with pytest.raises(dwtir.InvalidScheduleError, match="shared bytes"):
         on_h200(shape, SplitImage(32, 2, 1))
-
-
-def kernel_names(source):
-    return set(re.findall(r"__global__ void.* (\w+)\(", source))
 
 
 def test_a_strided_gradient_multiplies_only_the_taps_that_are_there():
