@@ -72,7 +72,10 @@ def disassembled(path):
     return subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
 
 
-@parametrize("name", [f"4x96x28x28_k{about}" for about in ("29_p14_float16_nhwc", "5_float16_nhwc_wgrad", "5_wgrad")])
+@parametrize(
+    "name",
+    [f"4x96x{about}" for about in ("28x28_k29_p14_float16_nhwc", "28x28_k5_float16_nhwc_wgrad", "112x112_k5_wgrad")],
+)
 def test_kernels_wait_for_the_one_before_and_touch_no_memory_until_then(name, tmp_path):
     kernel = on_h200(name)
     path = tmp_path / "cubin"

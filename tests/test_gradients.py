@@ -47,6 +47,8 @@ def test_the_oracle_is_its_own_adjoint(shape, seed):
 def test_the_weights_gradient_is_the_same_bits_every_time(backend, layout):
     shape = replace(Shape.parse("3x40x29x31_k3_s2_p1_wgrad"), layout=layout)
     tile = schedules.choose(shape, backend.target())
+    if backend.on_gpu:
+        tile = replace(tile, threads=tile.threads // 2, parts=2, part_threads=2)
     first, *others = backend.run(tile, shape, Epilogue(), *[real_tensors(shape, Epilogue(), 0)] * 4)
     assert {other.tobytes() for other in others} == {first.tobytes()}
 
@@ -70,7 +72,7 @@ def test_a_gradient_is_built_and_called_like_a_convolution(target, layout, endin
         tensors = [torch.from_numpy(array).cuda() for array in tensors]
     out = kernel(*tensors)
     np.testing.assert_array_equal(out.cpu().numpy() if target == "cuda" else out, expected)
-    assert (kernel.info.workspace != ()) == (ending == "wgrad" and target != "cpu")
+    assert (kernel.info.workspace != ()) == (getattr(kernel.strategy, "parts", 1) > 1)
     first, second = shape.input_shapes
     with pytest.raises(dwtir.ArgumentError, match=f"{second} must have shape"):
         kernel(tensors[0], tensors[0])

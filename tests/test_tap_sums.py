@@ -147,7 +147,8 @@ def test_large_layers_keep_the_device_busy(layer, dtype, layout):
     turns = float(tiles_of_channel(tile, shape)) / (tile.threads * tile.parts)
     assert turns > 0.8 * ceil(turns), "threads idle in the last turn"
     rounds = tile.parts * float(other_blocks(tile, shape)) / (GPU.units * tile.min_blocks)
-    assert rounds > 0.7 * ceil(rounds), "the last round of blocks is nearly empty"
+    # One part saves the second kernel, more than idle multiprocessors may cost.
+    assert tile.parts == 1 or rounds > 0.7 * ceil(rounds), "the last round of blocks is nearly empty"
     best = ranked(shape, GPU)
     estimates = estimate(Tiles(*np.array(best, dtype=np.float64).T), shape, GPU)
     assert np.isfinite(estimates).all()

@@ -143,8 +143,17 @@ class Units:
     @cached_property
     def shared_bytes(self) -> int:
         """Bytes of shared memory, in which sums take the place of the operands."""
-        sums = 512 * self.warps * self.own * self.spans
-        return max(2 * self.slots * self.slot_halves, sums)
+        return max(2 * self.slots * self.slot_halves, self.rows_left * self._row_bytes)
+
+    @cached_property
+    def rows_left(self) -> int:
+        """Rows of taps that a block leaves in shared memory at a time, in place of the operands."""
+        room = 2 * self.slots * self.slot_halves // self._row_bytes
+        return max(n for n in range(1, self.shape.kernel[0] + 1) if self.shape.kernel[0] % n == 0 and n <= max(1, room))
+
+    @property
+    def _row_bytes(self) -> int:
+        return 512 * self.warps * self.own * self.spans
 
     @cached_property
     def own(self) -> int:
@@ -174,14 +183,18 @@ class Units:
         return -(-self.all_steps // self.parts)
 
     @property
+    def block_steps(self) -> int:
+        """Steps of a block, which has the gradients before its part first."""
+        return self.part_steps + self.ring - 1
+
+    @property
     def turns(self) -> int:
-        """Turns of a part, the first of which has the gradients before it."""
-        return -(-(self.part_steps + self.ring - 1) // self.ring)
+        """Turns of a block, the last of which may have fewer steps."""
+        return -(-self.block_steps // self.ring)
 
     def even_parts(self, most: int) -> int:
-        """Find the fewest parts that take no more turns than `most` do."""
-        turns = replace(self, parts=min(most, self.all_steps)).turns
-        return -(-self.all_steps // (turns * self.ring - self.ring + 1))
+        """Find the fewest parts that take no more steps each than `most` do."""
+        return -(-self.all_steps // replace(self, parts=min(most, self.all_steps)).part_steps)
 
     @cached_property
     def loads(self) -> tuple[int, int]:

@@ -129,12 +129,18 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
                 partial[vp, vc, vm, vkh, vkw] = (
                     partial[vp, vc, vm, vkh, vkw] + shared[held(vp, vc * M + vm, vw, vkh, vkw, vj)]
                 )
-        for p, c, m, kh, kw in T.grid(PARTS, C, M, KH, KW):
-            with T.sblock("depthwise_conv2d"):
-                vp, vc, vm, vkh, vkw = T.axis.remap("RSSSS", [p, c, m, kh, kw])
-                with T.init():
-                    total[vc, vm, vkh, vkw] = T.float32(0)
-                total[vc, vm, vkh, vkw] = total[vc, vm, vkh, vkw] + partial[vp, vc, vm, vkh, vkw]
-        blocks.round_sums(out, total)
+        if PARTS > 1:
+            for p, c, m, kh, kw in T.grid(PARTS, C, M, KH, KW):
+                with T.sblock("depthwise_conv2d"):
+                    vp, vc, vm, vkh, vkw = T.axis.remap("RSSSS", [p, c, m, kh, kw])
+                    with T.init():
+                        total[vc, vm, vkh, vkw] = T.float32(0)
+                    total[vc, vm, vkh, vkw] = total[vc, vm, vkh, vkw] + partial[vp, vc, vm, vkh, vkw]
+            blocks.round_sums(out, total)
+        else:
+            for c, m, kh, kw in T.grid(C, M, KH, KW):
+                with T.sblock("epilogue"):
+                    vc, vm, vkh, vkw = T.axis.remap("SSSS", [c, m, kh, kw])
+                    out[vc, vm, vkh, vkw] = T.cast(partial[0, vc, vm, vkh, vkw], dtype)
 
     return diagonal_nchw

@@ -48,9 +48,11 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
     INPUTS, GRADS = sizes.loads
     THREADS, VECTORS = 32 * WARPS, sizes.vectors
     INPUT_LOADS, GRAD_LOADS = sizes.thread_loads
-    SLOTS, SLOT = sizes.slots, sizes.slot_halves
+    SLOTS, SLOT, STEPS = sizes.slots, sizes.slot_halves, sizes.block_steps
     GRADS_AT, UNITS = 2 * sizes.input_vectors, sizes.units
-    SUMS = -(-CHANNELS * KW // THREADS)
+    ROWS = sizes.rows_left
+    ROW_TAPS = CHANNELS * KW
+    SUMS = -(-ROWS * ROW_TAPS // THREADS)
     TAPS = KH * KW * CHANNELS
     dtype = shape.dtype
 
@@ -71,14 +73,14 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         _, images, down = image_and_row(part, step)
         row, image, column, vector = split(task, W)
         n, y = images * sizes.images + image, down * SH + row
-        here = tirx.all(*(RING - 1 <= step, step < sizes.part_steps + RING - 1), *(n < N, TOP <= y, y < TOP + H))
+        here = tirx.all(*(RING - 1 <= step, step < STEPS), *(n < N, TOP <= y, y < TOP + H))
         return here, data[n, y - TOP, column, chunk * CHANNELS + vector * LANES + lane]
 
     def grad_of(grad: tirx.Buffer, part, chunk, step, task, lane) -> tuple[Any, Any]:
         at, images, row = image_and_row(part, step)
         _, image, column, vector = split(task, OW)
         n = images * sizes.images + image
-        here = tirx.all(0 <= at, n < N, row < OH)
+        here = tirx.all(*(0 <= at, step < STEPS), *(n < N, row < OH))
         return here, grad[n, row, column, chunk * CHANNELS + vector * LANES + lane]
 
     def input_to(task) -> Any:
@@ -113,13 +115,13 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         return (at + lane // 4 // TOGETHER * VECTORS) * LANES + channel(warp, own, lane)
 
     def held(tap, column) -> tuple[Any, ...]:
-        """Find a sum on a diagonal: its unit's channels, product, lane, and place there."""
-        kw, channel = tap // CHANNELS, tap % CHANNELS
+        """Find a sum on a diagonal: its row, its unit's channels, product, lane, and place there."""
+        r, kw, channel = tap // ROW_TAPS, tap % ROW_TAPS // CHANNELS, tap % CHANNELS
         own, c = channel // (TOGETHER * READ) * READ + channel % READ, channel // READ % TOGETHER
         i = column * SW + kw * DW
         down, right = i % COLUMNS * TOGETHER + c, column * TOGETHER + c
         half = i // COLUMNS % 2
-        return own, i // (2 * COLUMNS), down * 4 + right // 2, half, right % 2
+        return r, own, i // (2 * COLUMNS), down * 4 + right // 2, half, right % 2
 
     def task_of(k, warp, lane) -> Any:
         return k * THREADS + warp * 32 + lane
@@ -156,8 +158,8 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 raw[e, c] = staged[step % SLOTS * SLOT + at + e * apart * LANES + c]
 
     @script.inline
-    def multiply(staged, inputs, grads, acc, step, d, w, o, g):
-        """Multiply what a warp has of a step, for units of channels and a group."""
+    def take(staged, grads, step, d, w, o, g):
+        """Take the gradients of a step, for units of channels and a group."""
         for lane, h in T.grid(32, 2):
             with T.sblock("right"):
                 vo, vg, vl, vh = T.axis.remap("SSSS", [o, g, lane, h])
@@ -166,6 +168,10 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 read(raw, staged, step, grad_at(w, vo, vg, vl, vh), sizes.grad_vectors)
                 for c, e in T.grid(READ, 2):
                     grads[w, vo * READ + c, vg, d % RING, vl, vh, e] = raw[e, c]
+
+    @script.inline
+    def multiply(staged, inputs, grads, acc, step, d, w, o, g):
+        """Multiply the inputs of a step by the gradients that they meet."""
         for lane, r, s, h, m in T.grid(32, SH, SPANS, 2, 2):
             with T.sblock("left"):
                 vo, vg, vl, vr, vs, vh, vm = T.axis.remap("SSSSSSS", [o, g, lane, r, s, h, m])
@@ -183,12 +189,13 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 ) * T.cast(grads[right(w, vo, vg, (d - vr * DH // SH) % RING, vl, ve, vk)], "float32")
 
     @script.inline
-    def leave(shared, acc, r, w, lane):
-        for o in T.unroll(OWN):
-            for s in T.unroll(SPANS):
-                for h in T.unroll(2):
-                    for e in T.vectorized(2):
-                        shared[w * OWN + o, s, lane, h, e] = acc[w, o, r, s, lane, h, e]
+    def leave(shared, acc, first, w, lane):
+        for r in T.unroll(ROWS):
+            for o in T.unroll(OWN):
+                for s in T.unroll(SPANS):
+                    for h in T.unroll(2):
+                        for e in T.vectorized(2):
+                            shared[r, w * OWN + o, s, lane, h, e] = acc[w, o, first + r, s, lane, h, e]
 
     @script.prim_func(s_tir=True)
     def units_nhwc() -> None:
@@ -204,52 +211,62 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 inputs = T.sblock_alloc_buffer((WARPS, READ, SH, SPANS, 32, 2, 2, 2), dtype, scope="local")
                 grads = T.sblock_alloc_buffer((WARPS, OWN, GROUPS, RING, 32, 2, 2), dtype, scope="local")
                 acc = T.sblock_alloc_buffer((WARPS, OWN, KH, SPANS, 32, 2, 2), "float32", scope="local")
-                shared = T.sblock_alloc_buffer((WARPS * OWN, SPANS, 32, 2, 2), "float32", scope="shared.dyn")
+                shared = T.sblock_alloc_buffer((ROWS, WARPS * OWN, SPANS, 32, 2, 2), "float32", scope="shared.dyn")
                 for w, lane in T.grid(WARPS, 32):
                     with T.sblock("zero"):
                         vw, vl = T.axis.remap("SS", [w, lane])
                         untold()
-                        for k in T.serial(-(-SLOTS * SLOT // (LANES * THREADS))):
-                            if task_of(k, vw, vl) * LANES < SLOTS * SLOT:
-                                for e in T.vectorized(LANES):
-                                    staged[task_of(k, vw, vl) * LANES + e] = T.cast(0, dtype)
                         for o in T.unroll(OWN):
                             for r, s, h, e in T.grid(KH, SPANS, 2, 2):
                                 acc[vw, o, r, s, vl, h, e] = T.float32(0)
                             for g, r, h, e in T.grid(GROUPS, RING, 2, 2):
                                 grads[vw, o, g, r, vl, h, e] = T.cast(0, dtype)
-                T.evaluate(T.tvm_storage_sync("shared.dyn"))
-                for first in T.serial(AHEAD):
+                for first in T.serial(SLOTS):
                     for w, lane in T.grid(WARPS, 32):
-                        with T.sblock("first"):
+                        with T.sblock("clear"):
                             vf, vw, vl = T.axis.remap("SSS", [first, w, lane])
                             untold()
-                            load(staged, data, grad_out, vp, vb, vf, vw, vl)
+                            for k in T.serial(-(-SLOT // (LANES * THREADS))):
+                                if task_of(k, vw, vl) * LANES < SLOT:
+                                    for e in T.vectorized(LANES):
+                                        staged[vf * SLOT + task_of(k, vw, vl) * LANES + e] = T.cast(0, dtype)
+                    T.evaluate(T.tvm_storage_sync("shared.dyn"))
+                    if first < AHEAD:
+                        for w, lane in T.grid(WARPS, 32):
+                            with T.sblock("first"):
+                                vf, vw, vl = T.axis.remap("SSS", [first, w, lane])
+                                untold()
+                                load(staged, data, grad_out, vp, vb, vf, vw, vl)
                 for turn in T.serial(TURNS):
                     for d in T.unroll(RING):
-                        T.evaluate(T.ptx["cp.async.wait_group"](AHEAD - 1))
-                        T.evaluate(T.tvm_storage_sync("shared.dyn"))
-                        for w, lane in T.grid(WARPS, 32):
-                            with T.sblock("pad"):
-                                vt, vd, vw, vl = T.axis.remap("SSSS", [turn, d, w, lane])
-                                untold()
-                                step = T.meta_var(vt * RING + vd + AHEAD)
-                                load(staged, data, grad_out, vp, vb, step, vw, vl)
-                        for w in range(WARPS):
-                            with T.sblock("multiply"):
-                                vt, vd, vw = T.axis.remap("SSS", [turn, d, w])
-                                untold()
-                                for o in T.unroll(OWN // READ):
-                                    for g in T.unroll(GROUPS):
-                                        multiply(*(staged, inputs, grads, acc), *(vt * RING + vd, vd, vw, o, g))
+                        if turn * RING + d < STEPS:
+                            T.evaluate(T.ptx["cp.async.wait_group"](AHEAD - 1))
+                            T.evaluate(T.tvm_storage_sync("shared.dyn"))
+                            for w, lane in T.grid(WARPS, 32):
+                                with T.sblock("pad"):
+                                    vt, vd, vw, vl = T.axis.remap("SSSS", [turn, d, w, lane])
+                                    untold()
+                                    step = T.meta_var(vt * RING + vd + AHEAD)
+                                    load(staged, data, grad_out, vp, vb, step, vw, vl)
+                            for w in range(WARPS):
+                                with T.sblock("multiply"):
+                                    vt, vd, vw = T.axis.remap("SSS", [turn, d, w])
+                                    untold()
+                                    for o in T.unroll(OWN // READ):
+                                        for g in T.unroll(GROUPS):
+                                            take(*(staged, grads), *(vt * RING + vd, vd, vw, o, g))
+                                    if vt * RING + vd >= RING - 1:  # inputs begin
+                                        for o in T.unroll(OWN // READ):
+                                            for g in T.unroll(GROUPS):
+                                                multiply(*(staged, inputs, grads, acc), *(vt * RING + vd, vd, vw, o, g))
                 T.evaluate(T.ptx["cp.async.wait_group"](0))
                 T.evaluate(T.tvm_storage_sync("shared.dyn"))
-                for r in T.unroll(KH):
+                for r in T.unroll(KH // ROWS):
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("leave"):
                             vr, vw, vl = T.axis.remap("SSS", [r, w, lane])
                             untold()
-                            leave(shared, acc, vr, vw, vl)
+                            leave(shared, acc, vr * ROWS, vw, vl)
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("taps"):
                             vr, vw, vl = T.axis.remap("SSS", [r, w, lane])
@@ -257,11 +274,11 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                             tap = T.sblock_alloc_buffer((1,), "float32", scope="local")
                             for k in T.unroll(SUMS):
                                 task = T.meta_var(task_of(k, vw, vl))
-                                if task < CHANNELS * KW:
+                                if task < ROWS * ROW_TAPS:
                                     tap[0] = T.float32(0)
                                     for j in T.unroll(COLUMNS):
                                         tap[0] = tap[0] + shared[held(task, j)]
-                                    partial[vp, vb, vr * (KW * CHANNELS) + task] = tap[0]
+                                    partial[vp, vb, vr * (ROWS * ROW_TAPS) + task] = tap[0]
         for p, kh, kw, c, m in T.grid(PARTS, KH, KW, C, 1):
             with T.sblock("depthwise_conv2d"):
                 vp, vkh, vkw, vc, vm = T.axis.remap("RSSSS", [p, kh, kw, c, m])

@@ -40,7 +40,7 @@ from ..shape import Shape
 from ..target import Target
 from .base import with_guesses
 from .cost import registers_for
-from .loops import bind_threads, compute_at, unroll_all, unroll_in_source
+from .loops import bind_threads, compute_at, number, unroll_all, unroll_in_source
 from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
 from .tap_cost import LAUNCH, parts_seconds
@@ -100,7 +100,7 @@ class BandedSums(MatrixSums):
             parts = min(max(1, parts), -(-groups // warps))
             turns = -(-groups // (warps * parts))
             parts = -(-groups // (warps * turns))
-            yield cls(rows, warps, parts, part_threads_for(parts, shape.kernel[1], target), fitting[-1])
+            yield cls(rows, warps, parts, part_threads_for(parts, shape, 1, target), fitting[-1])
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -123,7 +123,7 @@ class BandedSums(MatrixSums):
         self._require_most("unrolled loads", self._loads(shape), MAX_LOADS)
         self._require_most("unrolled products", self._products(shape), MAX_PRODUCTS)
         self._require_most("sums of a thread", self._sums(shape), MAX_SUMS)
-        self._require_parts(target, shape.kernel[1])
+        self._require_parts(shape, target, 1)
         threads = 32 * self.warps
         self._require_launch(target, threads=threads, shared_bytes=4 * self._sums(shape) * threads)
 
@@ -156,7 +156,7 @@ class BandedSums(MatrixSums):
         rounds += _LAST_ROUND * (ceil(rounds) - rounds)
         block = self.sizes(shape).turns * turn + _END + _END_SUM * self._sums(shape)
         first = _longer(rounds * block / _CLOCK, shape.least_bytes / _BANDWIDTH, _WITH_MEMORY)
-        return LAUNCH + first + float(parts_seconds(shape, self.parts, self.part_threads))
+        return LAUNCH + first + float(parts_seconds(shape, self.parts))
 
     def sizes(self, shape: Shape) -> Diagonals:
         return Diagonals(shape, self.rows, self.warps, self.parts)
@@ -174,7 +174,11 @@ class BandedSums(MatrixSums):
         )
 
         # 1. Blocks, and their taps.
-        p, c, m, kh, kw = sch.get_loops(sch.cache_write(taps, 0, "local"))
+        has_parts = number(sch, self.parts) > 1
+        tap = sch.cache_write(taps, 0, "local")
+        if not has_parts:
+            sch.reverse_compute_inline(sch.get_sblock("epilogue"))
+        p, c, m, kh, kw = sch.get_loops(tap)
         sch.reorder(p, c, m, kh, kw)
         block = sch.fuse(p, c, m)
         _, ty, tx = sch.split(sch.fuse(kh, kw), [None, self.warps, 32])
@@ -215,7 +219,8 @@ class BandedSums(MatrixSums):
         sch.tensorize(lane, intrinsic(shape.dtype))
 
         # 5. Sums of all blocks, by the second kernel.
-        sum_parts(sch, shape, self.part_threads, 1)
+        if has_parts:
+            sum_parts(sch, shape, self.part_threads, 1)
 
 
 def _longer(one: float, other: float, power: float) -> float:

@@ -27,6 +27,11 @@ def sample(sch: Schedule, values: Sequence[int], decision: int | None = None) ->
     return sch.sample_categorical(list(values), [_WEIGHT] * len(values), decision)
 
 
+def number(sch: Schedule, drawn: Any) -> int:
+    """Return the value of a parameter that may be a random variable of the schedule."""
+    return drawn if isinstance(drawn, int) else int(sch.get(drawn))
+
+
 def get_blocks(sch: Schedule) -> Blocks:
     """Find the blocks of `compute` in a schedule."""
     return Blocks(sch.get_sblock("pad"), sch.get_sblock("depthwise_conv2d"), sch.get_sblock("epilogue"))

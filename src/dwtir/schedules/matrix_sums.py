@@ -31,8 +31,6 @@ class MatrixSums(PartSums):
     """The smallest tile."""
     likeness: ClassVar[tuple[str, ...]]
     """Fields by which guesses differ."""
-    margin: ClassVar[float] = 1
-    """Share of the other way's expected time that it has to be below, for models err."""
 
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
@@ -43,7 +41,7 @@ class MatrixSums(PartSums):
     def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than sums in the registers of single threads."""
         own: Any = cls.choose(shape, target).expected_seconds(shape, target)
-        return bool(own < cls.margin * TapSums.choose(shape, target).expected_seconds(shape, target))
+        return bool(own < TapSums.choose(shape, target).expected_seconds(shape, target))
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:

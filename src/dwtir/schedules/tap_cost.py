@@ -6,13 +6,12 @@ their instructions, to move their lines through the L1 cache, and to wait for th
 one thread, which overlap in part. A block takes as long as its turns and, at the end, the
 sums over its threads; that many times over as there are rounds of blocks, or else as long
 as memory takes for the tensors, the rows that two tiles share among them. Then the second
-kernel runs over the parts.
+kernel runs over the parts, if there are several.
 
-The constants are fitted to 809 kernels of 24 layers, measured on an H200, by how much slower
-the kernel is that the model prefers than the best of the same layer: 3 % in the geometric
-mean, on layers left out of the fit as well, where one taken at random is 36 % slower. They
-serve to compare tiles of one layer, and say little about a time. The measurements and the
-program that fits the constants are in the history: ``git show 139d1f6:bench/fit_tap_cost.py``.
+The constants are fitted to 2200 kernels of 130 layers, half of them drawn at random, on an H200: the
+kernel that the model prefers is 4 % slower than the fastest measured of its layer in the geometric
+mean, 5.6 % on layers left out of a fit, and one taken at random 11 %. They serve to compare tiles of
+a layer, and say little about a time.
 """
 
 from math import prod
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..shape import Shape
 from ..target import Target
-from .tiles import MAX_BLOCKS, MAX_THREADS, REGISTERS, SHARED
+from .tiles import REGISTERS
 
 Numbers: TypeAlias = NDArray[np.float64]
 
@@ -32,33 +31,26 @@ _MOST_REGISTERS = 255
 _LINE = 128  # bytes
 _SECTOR = 32  # bytes
 
-# Registers of a thread that hold no inputs: of every one, and by sum.
-_REGISTERS, _PER_SUM = 12.5, 0.593
-
 # Sums and loaded values of a tile that ptxas finds room for, by the registers that `min_blocks`
 # leaves: where all tiles are whole, and else. Of 1673 such kernels none spilled, and five were
 # compiled again without `min_blocks`; of 897 others, 282.
 _SPREAD, _HELD = 1.45, 0.9
 
 # Instructions of a turn, beside one for each multiply-add.
-_LOAD, _CONVERSION, _START = 1.84, 2.32, 11.8
-_OVERHANG = 0.438  # by multiply-add, where columns hang over the last
-_GUARD = 0.0052  # more of them, where a thread may be beyond the last tile
-_AGAIN = 0.0639  # more of them, where registers hold a fraction of what is loaded
+_LOAD, _CONVERSION = 2.87, 1.55
+_OVERHANG = 0.58  # by multiply-add, where columns hang over the last
+_GUARD = 0.14  # more of them, where a thread may be beyond the last tile
 
-# Cycles of a turn of a thread that runs alone.
-_WAIT, _MORE_WAITS, _ALONE, _PER_LOAD = 148.0, 0.0422, 1.2, 1.38
+# Cycles: of a turn of a thread that runs alone, and by instruction; of the L1 cache for 128 bytes; of a
+# block's end, by sum of a thread.
+_WAIT, _ALONE, _PER_LINE, _END_SUM = 648.0, 1.625, 0.57, 14.8
+_ROW_TESTS = 1.0  # more to wait, where rows hang over the last and each is under a test of its own
+_TOGETHER, _WITH_MEMORY = 1.99, 1.81  # exponents: 1 adds times up, a large one takes the longest
 
-_PER_LINE, _PER_WORD = 0.267, 0.416  # cycles of the L1 cache, of 128 bytes and of 4 for each thread
-_TOGETHER, _WITH_MEMORY = 1.7, 1.79  # exponents: 1 adds times up, a large one takes the longest
-_LAST_ROUND, _LAST_TURN = 0.43, 0.179  # of a last round or turn that is not full
-_LARGE_BLOCK = 0.00251  # lost for each warp of a block above four
-
-# Cycles of a block's end: of every one, by sum of a thread, by sum over threads.
-_END, _END_SUM, _END_THREAD = 1.09e3, 5.46, 17.7
-
-_CLOCK, _BANDWIDTH, _HALO_BANDWIDTH = 1.755e9, 4.8e12, 1.42e13  # Hz, bytes/s, bytes/s
-LAUNCH, _PER_PART, _PARTS_BANDWIDTH = 3.08e-6, 8.2e-9, 7.76e12  # s, s, bytes/s
+_CLOCK, _BANDWIDTH, _HALO_BANDWIDTH = 1.755e9, 4.93e12, 1.73e13  # Hz, bytes/s, bytes/s
+_PARTIAL = 0.1  # of a line beside its sectors
+_APART = 161.0  # bytes of a turn of a block for which memory takes twice as long
+LAUNCH, _SECOND, _PARTS_BANDWIDTH = 1.48e-6, 1.37e-6, 1.61e12  # s, s of the second kernel, and its bytes/s
 
 
 class Tiles(NamedTuple):
@@ -161,11 +153,10 @@ def loaded_registers(tiles: Any, shape: Shape) -> Any:
     return _vectors(tiles, height, width) * of_data + _grads(tiles) * of_grad
 
 
-def estimate(tiles: Any, shape: Shape, target: Target, registers: Any = None) -> Numbers:
+def estimate(tiles: Any, shape: Shape, target: Target) -> Numbers:
     """Estimate the seconds of both kernels, for comparison with other tiles of the layer.
 
-    Where a thread's registers are known, so are the blocks at a time. Else these are `min_blocks`,
-    for ptxas may take all the registers that those leave.
+    Blocks at a time are `min_blocks`, for ptxas may take all the registers that those leave.
     """
     height, width = window(tiles, shape)
     sums = tiles.kernel_rows * tiles.kernel_cols * tiles.vector
@@ -175,53 +166,38 @@ def estimate(tiles: Any, shape: Shape, target: Target, registers: Any = None) ->
     warps = warps_of(tiles)
 
     # Instructions of a turn.
-    limit = _register_limit(warps * tiles.min_blocks)
-    loaded = loaded_registers(tiles, shape)
-    own = _REGISTERS + _PER_SUM * sums
-    tight = np.maximum(0, loaded / np.maximum(6, limit - own) - 1)
-    more = (1 + _AGAIN * tight) * (1 + _GUARD * ~is_exact(tiles, shape))
+    more = 1 + _GUARD * ~is_exact(tiles, shape)
     overhang = _OVERHANG * (shape.out_width % tiles.cols != 0)
     converted = (height * width + outputs) * tiles.vector * (size == 2)
     instructions = (1 + overhang) * sums * outputs + _LOAD * (inputs + grads)
-    instructions = more * (instructions + _CONVERSION * converted + _START)
+    instructions = more * (instructions + _CONVERSION * converted)
 
     # Blocks of a multiprocessor at a time.
-    fitting = tiles.min_blocks
-    if registers is not None:
-        fitting = _SCHEDULERS * (REGISTERS // (32 * _SCHEDULERS) // registers) // warps
-        for bound in (MAX_BLOCKS, MAX_THREADS // 32 // warps, SHARED // (1024 + shared_bytes(tiles))):
-            fitting = np.minimum(fitting, bound)
-    fitting = np.maximum(1, fitting)
+    fitting = np.maximum(1, tiles.min_blocks)
     blocks = tiles.parts * other_blocks(tiles, shape) / target.units
     active = np.minimum(fitting, np.ceil(blocks))
 
     # A turn, and a block.
+    turns = tiles_of_channel(tiles, shape) / (tiles.threads * tiles.parts)
     issue = np.maximum(1, active * warps / _SCHEDULERS) * instructions
     of_inputs, of_grads = _lines(tiles, shape)
     lines = inputs * of_inputs + grads * of_grads
-    words = np.maximum(tiles.vector, tiles.lanes) * inputs
-    words = (words + np.maximum(tiles.vector, tiles.grad_lanes) * grads) * size / 4
-    cache = active * warps * (lines * _PER_LINE + words * _PER_WORD)
-    alone = _WAIT * (1 + _MORE_WAITS * tight) + _ALONE * instructions
-    alone = alone + _PER_LOAD * (inputs + grads)
+    cache = active * warps * lines * _PER_LINE
+    tested = (shape.out_height % tiles.rows != 0) & (turns == np.ceil(turns))
+    alone = (_WAIT + _ALONE * instructions) * (1 + _ROW_TESTS * tested)
     turn = (issue**_TOGETHER + cache**_TOGETHER + alone**_TOGETHER) ** (1 / _TOGETHER)
-    turns = tiles_of_channel(tiles, shape) / (tiles.threads * tiles.parts)
-    turns = np.maximum(1, turns + _LAST_TURN * (np.ceil(turns) - turns))
     end = _END_SUM * sums * np.maximum(1, active * warps / _SCHEDULERS)
-    end = end + _END + _END_THREAD * tiles.threads * np.ceil(sums / tiles.threads)
-    rounds = np.maximum(1, blocks / fitting)
-    rounds = rounds + _LAST_ROUND * (np.ceil(rounds) - rounds)
-    busy = rounds * (turns * turn + end) / _CLOCK * (1 + _LARGE_BLOCK * np.maximum(0, warps - 4))
+    busy = np.ceil(blocks / fitting) * (np.ceil(turns) * turn + end) / _CLOCK
 
-    memory = _memory_seconds(tiles, shape)
+    together = tiles.threads * tiles.rows * tiles.cols * tiles.channels * tiles.vector * size
+    memory = _memory_seconds(tiles, shape) * (1 + _APART / together)
     first = (busy**_WITH_MEMORY + memory**_WITH_MEMORY) ** (1 / _WITH_MEMORY)
-    return np.asarray(LAUNCH + first + parts_seconds(shape, tiles.parts, tiles.part_threads))
+    return np.asarray(LAUNCH + first + parts_seconds(shape, tiles.parts))
 
 
-def parts_seconds(shape: Shape, parts: Any, part_threads: Any) -> Any:
-    """Estimate the time of the second kernel; `LAUNCH` is that of both launches."""
-    moved = 8 * prod(shape.weight_shape) * parts
-    return _PER_PART * parts / part_threads + moved / _PARTS_BANDWIDTH
+def parts_seconds(shape: Shape, parts: Any) -> Any:
+    """Estimate the time of the second kernel, which several parts take."""
+    return np.where(np.asarray(parts) > 1, _SECOND + 8 * prod(shape.weight_shape) * parts / _PARTS_BANDWIDTH, 0)
 
 
 def _register_limit(warps: Any) -> Any:
@@ -248,8 +224,9 @@ def _lines(tiles: Any, shape: Shape) -> tuple[Any, Any]:
     Threads over kernel rows load the same gradients, and rows of the input that one another's
     tiles begin at.
     """
+    met = 1 + (32 - np.gcd(np.asarray(tiles.channels, int), 32)) / tiles.channels
     channels = np.minimum(32, tiles.channels)
-    of_warp = np.minimum(tiles.threads, 32 / channels)
+    of_warp = np.minimum(tiles.threads, met)
     kernel_rows = np.clip(32 / (channels * of_warp), 1, tiles.kernel_threads)
     across = np.minimum(of_warp, np.ceil(shape.out_width / tiles.cols))
     rows = of_warp / across
@@ -275,5 +252,6 @@ def _memory_seconds(tiles: Any, shape: Shape) -> Any:
     read = read * (kernel_h / kernel_rows) * (kernel_w / tiles.kernel_cols)
     if shape.layout == "NHWC":
         run = tiles.channels * tiles.vector * shape.itemsize
-        read = read * np.ceil(run / _SECTOR) * _SECTOR / run
+        sectors, lines = (np.ceil(run / size) * size / run for size in (_SECTOR, _LINE))
+        read = read * sectors * (1 + _PARTIAL * (lines - 1))
     return shape.least_bytes / _BANDWIDTH + np.maximum(0, read - data - grad) / _HALO_BANDWIDTH

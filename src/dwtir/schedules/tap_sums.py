@@ -28,7 +28,7 @@ import numpy as np
 
 from ..shape import Shape
 from ..target import Target
-from .loops import compute_at, get_blocks, unroll_all, unroll_in_source
+from .loops import compute_at, get_blocks, number, unroll_all, unroll_in_source
 from .part_sums import PartSums, sum_parts
 from .tap_cost import Tiles, allocated_bytes, estimate, is_held, window
 from .tap_tiles import MAX_KERNEL_THREADS, MAX_TAP_SUMS, grad_lanes_of, lanes_of, ranked, vectors_of
@@ -135,7 +135,7 @@ class TapSums(PartSums):
         )
         self._require_most("unrolled loads", self._loads(shape), MAX_LOADS)
         self._require_most("sums of a thread", self._sums, MAX_TAP_SUMS)
-        self._require_parts(target, self.channels if shape.layout == "NHWC" else shape.kernel[1])
+        self._require_parts(shape, target, self.channels)
         threads = self.channels * self.threads * self.kernel_threads
         self._require_launch(target, threads=threads, shared_bytes=int(allocated_bytes(self, shape)))
 
@@ -190,7 +190,8 @@ class TapSums(PartSums):
         return int(height * width) + self.rows * self.cols
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
-        pad, conv, _ = get_blocks(sch)
+        pad, conv, epilogue = get_blocks(sch)
+        has_parts = number(sch, self.parts) > 1
         nchw = shape.layout == "NCHW"
         lanes = sch.get_loops(pad)[-1]
         window = pad
@@ -214,7 +215,7 @@ class TapSums(PartSums):
         sch.reorder(part, bc, m, bkh, bkw, tkh, thread, tc, turn, oh, ow, kh, kw, lane)
 
         # 2. The sums of a thread, of a block, and of all blocks.
-        block_sum = sch.rfactor(part, 0)
+        block_sum = sch.rfactor(part, 0) if has_parts else conv
         thread_sum = sch.rfactor(sch.get_loops(block_sum)[6], 0)
         part, bc, m, bkh, bkw, tkh, thread, tc, turn, oh, *_ = sch.get_loops(thread_sum)
         block = sch.fuse(part, bc, m, bkh, bkw)
@@ -245,12 +246,14 @@ class TapSums(PartSums):
         sch.set_scope(thread_sum, 0, "shared")
         leave = sch.cache_write(thread_sum, 0, "local")
         sch.reverse_compute_at(leave, tc, preserve_unit_loops=True)
-        unroll_all(sch, sch.get_loops(leave)[-6:])
+        unroll_all(sch, sch.get_loops(leave)[-len(sch.get(leave).iter_vars) :])
         unroll_in_source(sch, sch.get_loops(sch.decompose_reduction(thread_sum, turn))[4])
 
         # 5. Sums of a block: its threads share the taps and channels among them.
         sch.reverse_compute_at(block_sum, block, preserve_unit_loops=True)
         partial = sch.cache_write(block_sum, 0, "local")
+        if not has_parts:
+            sch.reverse_compute_inline(epilogue)
         sch.reverse_compute_at(partial, block, preserve_unit_loops=True)
         taps = sch.fuse(*sch.get_loops(partial)[1:])
         _, tz, ty, tx = sch.split(taps, [None, self.kernel_threads, self.threads, self.channels])
@@ -260,4 +263,5 @@ class TapSums(PartSums):
         compute_at(sch, block_sum, tx)
 
         # 6. Sums of all blocks, by the second kernel.
-        sum_parts(sch, shape, self.part_threads, self.channels)
+        if has_parts:
+            sum_parts(sch, shape, self.part_threads, self.channels)

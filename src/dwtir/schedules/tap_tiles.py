@@ -9,6 +9,7 @@ import numpy as np
 
 from ..shape import Shape
 from ..target import Target
+from .part_sums import MOST_PART_THREADS, taps_of_block
 from .tap_cost import (
     Numbers,
     Tiles,
@@ -35,9 +36,7 @@ _MOST_COLS_OF_A_ROW = 32  # of taps
 _MOST_PRODUCTS, _MOST_LOADS = 2600, 420
 _MOST_KERNEL_COLS = 64
 
-# Blocks: beyond 512 threads, their end takes longer than it saves. More than 32 threads over the
-# parts of a tap would have few parts each.
-_MOST_THREADS, _MOST_PART_THREADS = 512, 32
+_MOST_THREADS = 512  # of a block: beyond, its end takes longer than it saves
 
 # Threads over channels and over tiles, blocks at a time, and rounds: a few of each are tried for all
 # tiles, then more for the best.
@@ -177,8 +176,8 @@ def _in_blocks(
     parts = np.ceil(of_channel / (found.threads * np.ceil(most / parts)))
     used = found.min_blocks * all_rounds < parts * others_of / target.units + 1
     found, origin, parts = _take(found, used), origin[used], parts[used]
-    width = found.channels if shape.layout == "NHWC" else np.full_like(parts, shape.kernel[1])
-    most = np.maximum(1, np.minimum(_MOST_PART_THREADS, target.max_threads_per_block // width))
+    width = found.channels if shape.layout == "NHWC" else np.full_like(parts, taps_of_block(shape, 1))
+    most = np.maximum(1, np.minimum(MOST_PART_THREADS, target.max_threads_per_block // width))
     fewer = [(parts, np.arange(len(parts)))]
     for step in (2, 4, 8):
         (uneven,) = np.nonzero((parts > step) & (parts % step > 0))
