@@ -41,6 +41,10 @@ Find: TypeAlias = Callable[[Any, Any], tuple[Any, ...]]
 """Tells by turn and element whether a vector is wanted, whether it is there, the element, and the vector's place."""
 
 
+def _local(size: int, dtype: str) -> tirx.Buffer:
+    return T.sblock_alloc_buffer((size,), dtype, scope="local")
+
+
 def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient."""
     shape = pairs.shape
@@ -54,9 +58,9 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     dtype = shape.dtype
     PAIR = f"{dtype}x2"
     fused, SPARE = pairs.fused(epilogue), pairs.has_spare
-    WIDE = dict.fromkeys(fused.widened, pairs.channels)
+    WIDE = dict.fromkeys(fused.taken, (pairs.channels, "float32" if fused.own.steps else dtype))
     if fused.bias and not SPARE:
-        WIDE["bias"] = 2 * pairs.channels
+        WIDE["bias"] = (2 * pairs.channels, "float32")
     declare, _ = both_ends(shape, epilogue)
     finish_own, finish_shared = (both_ends(shape, steps)[1] for steps in (fused.own, fused.shared))
     SUMS_DTYPE = "float32" if fused.shared.steps else dtype  # of what is in shared memory
@@ -126,7 +130,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     @script.inline
     def load(shared, turns, find):
         """Begin to copy vectors to shared memory, or zeros where there are none."""
-        size = T.sblock_alloc_buffer((1,), "int32", scope="local")
+        size = _local(1, "int32")
         for k in T.unroll(turns):
             first = T.meta_var(find(k, 0))
             if first[0]:
@@ -142,7 +146,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def taps(bands: list[tirx.Buffer], weight: tirx.Buffer, operands: Any, c: Any, vw: Any, vl: Any) -> None:
         """Make the banded matrices: a lane has a column's, of one of its channels. A bias may be the weight of a 1."""
-        own = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
+        own = _local(VECTOR, dtype)
         channel = T.min((c * VECTORS + vw % VECTORS) * VECTOR, C - VECTOR)
         for row in range(KH):
             for quad in range(QUADS):
@@ -166,9 +170,9 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         """Put operands of fused steps into shared memory, a bias that sums begin with as products have their sums."""
         for name, buffer in wide.items():
             number = thread // 4 * 2 + thread % 2 if name == "bias" and fused.bias else thread
-            with T.If(thread < WIDE[name]), T.Then():
+            with T.If(thread < WIDE[name][0]), T.Then():
                 value = operands[name][T.min(c * pairs.channels + number, C - 1)]
-                T.buffer_store(buffer, T.cast(value, "float32"), [thread])
+                T.buffer_store(buffer, T.cast(value, buffer.dtype), [thread])
 
     def by_word(name: str, own: tirx.Buffer, word: int, *others: Any) -> tirx.PrimExpr:
         """Apply a function of the CUDA source to a pair of channels."""
@@ -190,7 +194,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     begin(acc, result, wide["bias"], vw, vl)
                 else:
                     clear(acc, result, 1, vw, vl)
-            own = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
+            own = _local(VECTOR, dtype)
             for half in range(2):
                 _, n, x = strip(vw, half, vl)
                 for quad in range(QUADS):
@@ -228,7 +232,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def begin(acc: tirx.Buffer, result: int, bias: tirx.Buffer, vw: Any, vl: Any) -> None:
         """Begin sums with the bias."""
-        own = T.sblock_alloc_buffer((4,), "float32", scope="local")
+        own = _local(4, "float32")
         for word in range(WORDS):
             with T.vectorized(4) as e:
                 T.buffer_store(own, bias[(vw % VECTORS * WORDS + word) * 4 + e], [e])
@@ -261,17 +265,18 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def load_wide(wide: dict[str, tirx.Buffer], vector: Any) -> dict[str, tirx.Buffer]:
         """Load what fused steps take for a vector of channels."""
-        loaded = {name: T.sblock_alloc_buffer((VECTOR,), "float32", scope="local") for name in fused.widened}
+        loaded = {name: _local(VECTOR, wide[name].dtype) for name in fused.taken}
         for name, buffer in loaded.items():
-            for part in (0, 4):
-                with T.vectorized(4) as e:
+            lanes = VECTOR if buffer.dtype == dtype else 4
+            for part in range(0, VECTOR, lanes):
+                with T.vectorized(lanes) as e:
                     T.buffer_store(buffer, wide[name][vector * VECTOR + part + e], [part + e])
         return loaded
 
     def leave(shared: tuple[Any, ...], acc: tirx.Buffer, result: int, vw: Any, vl: Any) -> None:
         """Leave a row of sums in shared memory, rounded if nothing else is to be done with them."""
         _, results, wide = shared
-        own = T.sblock_alloc_buffer((SIZE,), results.dtype, scope="local")
+        own = _local(SIZE, results.dtype)
         loaded = load_wide(wide, vw % VECTORS) if fused.own.steps else {}
         for half in range(2):
             inside, image, across = strip(vw, half, vl)
@@ -288,8 +293,9 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     def store(out: tirx.Buffer, shared: tuple[Any, ...], at: tuple[Any, ...], thread: Any) -> None:
         *block, step = at
         results, added, wide = shared
-        sums = T.sblock_alloc_buffer((VECTOR,), results.dtype, scope="local")
-        own = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
+        sums = _local(VECTOR, results.dtype)
+        own = _local(VECTOR, dtype)
+        loaded = load_wide(wide, thread % VECTORS) if fused.shared.steps else {}
         for turn in range(TURNS):
             inside, place, task = result_of(block, step, turn, thread)
             line, column, vector = task
@@ -298,10 +304,9 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     first = pairs.result_at(line, column, vector * (VECTOR // SIZE) + part, SIZE)
                     with T.vectorized(SIZE) as e:
                         T.buffer_store(sums, results[first + e], [part * SIZE + e])
-                loaded = load_wide(wide, vector) if fused.shared.steps else {}
                 if RESIDUAL:
                     first = pairs.result_at(*task, VECTOR)
-                    loaded["residual"] = T.sblock_alloc_buffer((VECTOR,), dtype, scope="local")
+                    loaded["residual"] = _local(VECTOR, dtype)
                     with T.vectorized(VECTOR) as e:
                         T.buffer_store(loaded["residual"], added[first + e], [e])
                 for e in range(VECTOR):
@@ -329,8 +334,8 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 acc = T.sblock_alloc_buffer((WARPS, SUMS, WORDS, 32, 2, 2), "float32", scope="local")
                 wide = T.meta_var(
                     {
-                        name: T.sblock_alloc_buffer((places,), "float32", scope="shared.dyn")
-                        for name, places in WIDE.items()
+                        name: T.sblock_alloc_buffer((places,), kind, scope="shared.dyn")
+                        for name, (places, kind) in WIDE.items()
                     }
                 )
                 added = T.sblock_alloc_buffer((pairs.results if RESIDUAL else 1,), dtype, scope="shared.dyn")

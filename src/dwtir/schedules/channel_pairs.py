@@ -200,8 +200,8 @@ class ChannelPairs(Strategy):
         self._require_launch(target, threads=32 * pairs.warps)
 
     def suits(self, shape: Shape, epilogue: Epilogue) -> bool:
-        """Leave to `row_stream` what all warps wait for at a step's end: exponentials of several images."""
-        return self.images == 1 or max(shape.stride) > 1 or not epilogue.has_exponential
+        """Leave to `row_stream` what all warps wait for at a step's end: the error function of several images."""
+        return self.images == 1 or max(shape.stride) > 1 or "gelu" not in epilogue.steps
 
     def with_room_for(self, shape: Shape, epilogue: Epilogue) -> ChannelPairs:
         """Return the tile with fewer rows, so that an SM has room for as many blocks as without fused steps.
