@@ -333,10 +333,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 )
                 acc = T.sblock_alloc_buffer((WARPS, SUMS, WORDS, 32, 2, 2), "float32", scope="local")
                 wide = T.meta_var(
-                    {
-                        name: T.sblock_alloc_buffer((places,), kind, scope="shared.dyn")
-                        for name, (places, kind) in WIDE.items()
-                    }
+                    {name: T.sblock_alloc_buffer((n,), kind, scope="shared.dyn") for name, (n, kind) in WIDE.items()}
                 )
                 added = T.sblock_alloc_buffer((pairs.results if RESIDUAL else 1,), dtype, scope="shared.dyn")
                 for first in T.serial(max(1, STAGES - 1)):
