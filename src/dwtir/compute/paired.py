@@ -58,9 +58,9 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     dtype = shape.dtype
     PAIR = f"{dtype}x2"
     fused, SPARE = pairs.fused(epilogue), pairs.has_spare
-    WIDE = dict.fromkeys(fused.taken, (pairs.channels, "float32" if fused.own.steps else dtype))
+    TAKEN = dict.fromkeys(fused.taken, (pairs.channels, dtype if fused.shared.steps else "float32"))
     if fused.bias and not SPARE:
-        WIDE["bias"] = (2 * pairs.channels, "float32")
+        TAKEN["bias"] = (2 * pairs.channels, "float32")
     declare, _ = both_ends(shape, epilogue)
     finish_own, finish_shared = (both_ends(shape, steps)[1] for steps in (fused.own, fused.shared))
     SUMS_DTYPE = "float32" if fused.shared.steps else dtype  # of what is in shared memory
@@ -166,11 +166,11 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     mine = by_word(nvrtc.HALF_OF, own, word, vl // 4 % 2)
                     T.buffer_store(band, mine, [vw, row, step, word, vl, further, tirx.Ramp(0, 1, 2)])
 
-    def widen(wide: dict[str, tirx.Buffer], operands: Any, c: Any, thread: Any) -> None:
+    def take(taken: dict[str, tirx.Buffer], operands: Any, c: Any, thread: Any) -> None:
         """Put operands of fused steps into shared memory, a bias that sums begin with as products have their sums."""
-        for name, buffer in wide.items():
+        for name, buffer in taken.items():
             number = thread // 4 * 2 + thread % 2 if name == "bias" and fused.bias else thread
-            with T.If(thread < WIDE[name][0]), T.Then():
+            with T.If(thread < buffer.shape[0]), T.Then():
                 value = operands[name][T.min(c * pairs.channels + number, C - 1)]
                 T.buffer_store(buffer, T.cast(value, buffer.dtype), [thread])
 
@@ -188,10 +188,10 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         with T.serial(32) as lane, T.sblock(f"window{row}"):
             vl = T.axis.spatial(32, lane)
             untold()
-            staged, _, wide = shared
+            staged, _, taken = shared
             for result in [result for result, tap in pairs.met(row) if tap == 0]:
                 if fused.bias and not SPARE:
-                    begin(acc, result, wide["bias"], vw, vl)
+                    begin(acc, result, taken["bias"], vw, vl)
                 else:
                     clear(acc, result, 1, vw, vl)
             own = _local(VECTOR, dtype)
@@ -263,21 +263,21 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
             place = [vw, first + vm * apart[0], vd, vl, vh, vo]
             T.buffer_store(acc, acc[tuple(place)] + a * b, place)
 
-    def load_wide(wide: dict[str, tirx.Buffer], vector: Any) -> dict[str, tirx.Buffer]:
+    def load_taken(taken: dict[str, tirx.Buffer], vector: Any) -> dict[str, tirx.Buffer]:
         """Load what fused steps take for a vector of channels."""
-        loaded = {name: _local(VECTOR, wide[name].dtype) for name in fused.taken}
+        loaded = {name: _local(VECTOR, taken[name].dtype) for name in fused.taken}
         for name, buffer in loaded.items():
             lanes = VECTOR if buffer.dtype == dtype else 4
             for part in range(0, VECTOR, lanes):
                 with T.vectorized(lanes) as e:
-                    T.buffer_store(buffer, wide[name][vector * VECTOR + part + e], [part + e])
+                    T.buffer_store(buffer, taken[name][vector * VECTOR + part + e], [part + e])
         return loaded
 
     def leave(shared: tuple[Any, ...], acc: tirx.Buffer, result: int, vw: Any, vl: Any) -> None:
         """Leave a row of sums in shared memory, rounded if nothing else is to be done with them."""
-        _, results, wide = shared
+        _, results, taken = shared
         own = _local(SIZE, results.dtype)
-        loaded = load_wide(wide, vw % VECTORS) if fused.own.steps else {}
+        loaded = load_taken(taken, vw % VECTORS) if fused.own.steps else {}
         for half in range(2):
             inside, image, across = strip(vw, half, vl)
             for part in range(VECTOR // SIZE):
@@ -292,10 +292,10 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def store(out: tirx.Buffer, shared: tuple[Any, ...], at: tuple[Any, ...], thread: Any) -> None:
         *block, step = at
-        results, added, wide = shared
+        results, added, taken = shared
         sums = _local(VECTOR, results.dtype)
         own = _local(VECTOR, dtype)
-        loaded = load_wide(wide, thread % VECTORS) if fused.shared.steps else {}
+        loaded = load_taken(taken, thread % VECTORS) if fused.shared.steps else {}
         for turn in range(TURNS):
             inside, place, task = result_of(block, step, turn, thread)
             line, column, vector = task
@@ -332,8 +332,8 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     ]
                 )
                 acc = T.sblock_alloc_buffer((WARPS, SUMS, WORDS, 32, 2, 2), "float32", scope="local")
-                wide = T.meta_var(
-                    {name: T.sblock_alloc_buffer((n,), kind, scope="shared.dyn") for name, (n, kind) in WIDE.items()}
+                taken = T.meta_var(
+                    {name: T.sblock_alloc_buffer((n,), kind, scope="shared.dyn") for name, (n, kind) in TAKEN.items()}
                 )
                 added = T.sblock_alloc_buffer((pairs.results if RESIDUAL else 1,), dtype, scope="shared.dyn")
                 for first in T.serial(max(1, STAGES - 1)):
@@ -347,7 +347,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                         vw, vl = T.axis.remap("SS", [w, lane])
                         untold()
                         taps(bands, weight, operands, vc, vw, vl)
-                        widen(wide, operands, vc, vw * 32 + vl)
+                        take(taken, operands, vc, vw * 32 + vl)
                         if RESIDUAL:  # or TVM, which sees no copies, would lay it over the results
                             added[vw * 32 + vl] = T.cast(0, dtype)
                 if STEPS > 1:
@@ -378,7 +378,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                             T.writes(results[:])
                             # TVM takes all that is shared for one, and would part inputs and results by barriers.
                             with T.attr(0, "hand_threaded", 0):
-                                sums((staged, results, wide), bands, acc, vs, vw)
+                                sums((staged, results, taken), bands, acc, vs, vw)
                     if STEPS > 1:
                         for w, lane in T.grid(WARPS, 32):
                             with T.sblock("shift"):
@@ -393,6 +393,6 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                             vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
                             T.reads(results[:])
                             T.writes(out[vn * IMAGES : vn * IMAGES + IMAGES, :, :, :])
-                            store(out, (results, added, wide), (*block, vs), vw * 32 + vl)
+                            store(out, (results, added, taken), (*block, vs), vw * 32 + vl)
 
     return paired_nhwc
