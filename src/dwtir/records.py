@@ -250,7 +250,7 @@ class Record:
         path.parent.mkdir(parents=True, exist_ok=True)
         values = self.as_json() | short
         left = (*_PLACE, "versions") if versions.is_common(path.parent, short["versions"]) else _PLACE
-        text = _pretty({name: values[name] for name in values if name not in left}).encode()
+        text = _line({name: values[name] for name in values if name not in left}).encode()
         if len(text) > MAX_BYTES:
             raise RecordError(f"{path}: a record is at most {MAX_BYTES} bytes, got {len(text)}")
         with files.locked(path):
@@ -287,8 +287,8 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.4g}")
 
 
-def _pretty(record: dict[str, Any]) -> str:
-    """Write a field a line, and numbers without zeros before their exponents' digits."""
+def _line(record: dict[str, Any]) -> str:
+    """Write a line, and numbers without zeros before their exponents' digits."""
     found = {name: traces.dump(value) for name, value in record.items()}
     short = {name: text if '"' in text else text.replace("e-0", "e-") for name, text in found.items()}
-    return "{\n" + ",\n".join(f'"{name}":{text}' for name, text in short.items()) + "\n}\n"
+    return "{" + ",".join(f'"{name}":{text}' for name, text in short.items()) + "}\n"
