@@ -47,8 +47,8 @@ def tune(
     Returns
     -------
     Outcome
-        Times on a GPU are cold, as `dwtir.timing` says; on the CPU the data
-        stays in its caches.
+        Times on a GPU are cold, as `dwtir.timing` says, and of what a third of the L2 cache
+        holds the mean of cold and warm; on the CPU the data stays in its caches.
 
     Raises
     ------
