@@ -106,6 +106,7 @@ REFUSED = [
     ("2x8x12x12_k7_p3_float16", (65, 7, 1), "rows must be at most 64"),
     ("2x8x12x12_k7_p3_float16", (4, 8, 1), "kernel_rows must be at most 7"),
     ("2x8x12x12_k7_p3_float16", (12, 7, 2), "warps must be at most 1"),
+    ("2x8x14x14_k7_p3_float16", (4, 7, 1, 1, "fours"), r"loads must be one of \('pairs',\)"),
     ("9x8x64x64_k63_p31_float16", (60, 63, 1), "unrolled loads"),
     ("9x8x64x64_k31_p15_float16", (32, 31, 1), "unrolled products"),
 ]
@@ -147,15 +148,43 @@ ODD = {
 }
 
 
-@parametrize(("about", "rows"), ODD.items())
-def test_rows_of_an_odd_width_are_loaded_in_pairs(about, rows):
-    shape, strategy = Shape.parse(about), BandedMatrix(*rows, 1)
-    assert strategy.bands(shape).alternates
+FOURS = {
+    "2x2x9x12_k5_p2_float16": (4, 5),
+    "2x3x8x20_k7_p3_bfloat16_dgrad": (8, 7),
+    "2x2x9x16_k5_s2_p2_float16": (3, 5),
+    "1x2x9x8_k5_p1x0x3x0_d2x1_m2_float16": (3, 2),
+    "1x2x12x12_k13_p6_float16": (12, 4),
+}
+
+
+@parametrize(("about", "rows"), (ODD | FOURS).items())
+def test_rows_of_an_odd_width_are_loaded_in_pairs_and_others_by_fours(about, rows):
+    loads, lanes, other = ("pairs", 2, 4) if about in ODD else ("fours", 4, 2)
+    shape, strategy = Shape.parse(about), BandedMatrix(*rows, 1, loads=loads)
+    assert strategy.bands(shape).alternates == (about in ODD)
     REPLAY.check(strategy, shape)
     kernel = on_h200(shape, strategy)
-    assert re.search(r"half2\*|nv_bfloat162\*", kernel.source())
-    assert not re.search(r"= (data|grad_out|image)_ptr\[", kernel.source())
+    assert re.search(rf"(half|nv_bfloat16){lanes}\*", kernel.source())
+    assert not re.search(rf"= (data|grad_out|image)_ptr\[|{other}\*\)\((data|grad_out)", kernel.source())
     assert kernel.resources().spill_bytes == 0
+
+
+TURNS = {
+    "128x96x56x56_k5_p2_float16": (8, 5, 4, 6, "fours"),
+    "1x96x56x56_k5_p2_float16": (7, 5, 4, 1, "pairs"),
+    "128x192x28x28_k7_p3_bfloat16": (14, 7, 2, 10, "pairs"),
+    "128x480x14x14_k5_p2_float16": (14, 5, 2, 10, "pairs"),
+}
+
+
+@parametrize(("about", "tile"), TURNS.items())
+def test_many_warps_take_turns(about, tile):
+    shape = Shape.parse(about)
+    strategy = BandedMatrix.choose(shape, H200)
+    assert tuple(strategy.parameters.values()) == tile
+    resources = on_h200(shape, strategy).resources()
+    assert resources.spill_bytes == 0
+    assert 65536 // (resources.registers * resources.threads) >= strategy.min_blocks
 
 
 @parametrize(

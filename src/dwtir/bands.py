@@ -40,6 +40,8 @@ class Bands:
     """Rows of a tile, and of the kernel in a step; of the image, where products go by these."""
     is_copied: bool = False
     """Whether `Planes` are read, to which the images were copied, or the images themselves."""
+    run: int = 2
+    """Inputs side by side that a lane loads."""
 
     @property
     def is_turned(self) -> bool:
@@ -107,7 +109,12 @@ class Bands:
         """Columns added on the left, so that inputs begin with a pair, at the most."""
         if self.alternates:
             return 1
-        return -self.shape.before[1] % 2 if self.has_pairs else 0
+        return -self.shape.before[1] % self.run if self.has_pairs else 0
+
+    @property
+    def has_fours(self) -> bool:
+        """Whether inputs can be loaded by fours, aligned to 8 bytes."""
+        return not self.is_copied and self.parts[1] == 1 and self.shape.source[1] % 4 == 0
 
     @property
     def depth_steps(self) -> int:

@@ -36,17 +36,7 @@ WORDS = VECTOR // 2
 class Pairs:
     """Sizes of a block's share of a convolution, or of the data's gradient of one with stride 1.
 
-    Parameters
-    ----------
-    shape : Shape
-    channels : int
-        Channels of a block.
-    images, across : int
-        Images of a block, and strips of each side by side.
-    rows, steps : int
-        Rows of results that a step leaves, and steps of a block.
-    ahead : int
-        Stages that are under way, if there is more than one step.
+    The fields are those of `dwtir.schedules.ChannelPairs`.
     """
 
     shape: Shape

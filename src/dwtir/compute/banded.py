@@ -20,9 +20,9 @@ The blocks are those of `compute`, and some more:
     the results, from those who hold them to their place.
 
 What a lane holds follows ``mma.sync.m16n8k16`` (PTX ISA, "Matrix Fragments for
-mma.m16n8k16"). Lane ``4 * m + x`` has inputs ``2 * x``, ``2 * x + 1`` and eight further, of
-tiles ``m`` and ``m + 8``; the sums of columns ``2 * x`` and ``2 * x + 1`` of the same tiles;
-and, as lane ``4 * x + k``, of the band's column ``x`` the rows of its inputs.
+mma.m16n8k16"). Lane ``4 * m + x`` has inputs ``2 * x``, ``2 * x + 1`` and eight further, or, as their
+order is free, four from ``4 * x``, of tiles ``m`` and ``m + 8``; the sums of columns ``2 * x`` and
+``2 * x + 1`` of the same tiles; and, as lane ``4 * x + k``, of the band's column ``x`` the rows of its inputs.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     GROUPS = bands.groups
     TURNED, PAIRS, ALTERNATES = bands.is_turned, bands.has_pairs, bands.alternates
     KINDS = 1 + ALTERNATES  # of rows, each with a band of its own
+    RUN, APART = bands.run, 8 if bands.run == 2 else 2  # from lane to lane, and from a lane's pair to its next
     NHWC, COPIED = shape.layout == "NHWC", bands.is_copied
     copies = Planes(bands)
     POSITIONS, WEIGHTS = copies.positions, copies.images
@@ -117,9 +118,10 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         lane, further, half, one = turn(*place)
         n, y, x = tile(group, half, lane)
         row = line(y, row, SH)
-        first = x * (COLUMNS * SW) + step * DEPTH + further * 8 + lane % 4 * 2
-        tested = side(first, 0, one if ACROSS == 2 or not PAIRS else 0)
-        column = side(first, half, one) - LEFT
+        first = x * (COLUMNS * SW) + step * DEPTH + lane % 4 * RUN
+        pair = first + further * APART
+        tested = side(pair if RUN == 2 else first, 0, one if ACROSS == 2 or not PAIRS else 0)
+        column = side(pair, half, one) - LEFT
         return T.if_then_else(
             tirx.all(
                 *(n < N, TOP <= row, row < TOP + H),
@@ -158,7 +160,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     def tap(weight: tirx.Buffer, channel, row, step, *place) -> Any:
         lane, further, one = place
         row, kind = row // KINDS, row % KINDS
-        apart = step * DEPTH + further * 8 + lane % 4 * 2 + one - SHIFT - lane // 4 * SW
+        apart = step * DEPTH + further * APART + lane % 4 * RUN + one - SHIFT - lane // 4 * SW
         if ALTERNATES:
             apart = apart + later(channel // M, kind)
         row, column = UNSEEN + row, apart // DW

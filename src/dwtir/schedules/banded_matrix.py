@@ -16,9 +16,10 @@ halves need no conversion. With few taps there is little to save, and memory or 
 take longer: `claims` says from where on it pays.
 
 An input row is loaded for the lanes that multiply it, 4 bytes each, and serves all `rows`
-outputs above it. Lanes with the same inputs in a row hold neighbouring tiles, so that a warp
-loads whole cache lines. No shared memory. Blocks that run together have neighbouring channels,
-planes side by side: by one channel of many images, memory took a tenth longer.
+outputs above it. 8 bytes are half as many loads, and moves to where products take them: they pay
+with few products to a load, in low tiles. Lanes with the same inputs in a row hold neighbouring
+tiles, so that a warp loads whole cache lines. No shared memory. Blocks that run together have
+neighbouring channels, planes side by side: by one channel of many images, memory took a tenth longer.
 
 Rows of an odd width begin with an aligned pair and in the middle of one, in turn. So that all
 loads are pairs nevertheless, those of every other row begin a column earlier, and are multiplied
@@ -41,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, gcd, inf, sqrt
+from math import ceil, gcd, inf, prod, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
 from ..bands import COLUMNS, Bands
@@ -74,6 +75,12 @@ _SECOND_KIND = 40
 
 _BLOCKS = (4, 1), (4, 3), (4, 4), (2, 1)
 """Warps of a block, and blocks at a time: the first alone where rows are even."""
+
+_CROWD, _MOST_TAPS = 20, 49
+"""Warps for each SM from which on, and taps up to which, some multiply while others wait."""
+
+_HIGH, _LOW, _LOW_TAPS = 14, 8, 25
+"""Rows of tiles, and of low ones that load by fours; taps up to which these are faster."""
 
 # Time in rows of an odd width, fitted to 302 kernels of 21 layers on an H200, on average 7 % off,
 # and corrected by 21 of one more: a launch; bytes a second, also by the window's model; cycles of a
@@ -108,6 +115,8 @@ class BandedMatrix(Strategy):
     warps: int
     """Warps of a block."""
     min_blocks: int = 1
+    loads: str = "pairs"
+    """What a lane loads at once: "pairs" of inputs, or "fours" where rows are aligned to 8 bytes."""
 
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
@@ -138,7 +147,19 @@ class BandedMatrix(Strategy):
     @classmethod
     def choose(cls, shape: Shape, target: Target) -> BandedMatrix:
         """Choose the tile whose loads and products take the least time."""
-        return min(cls._tiles(shape), key=lambda tile: tile._cycles(shape, target), default=cls(1, 1, 1))
+        tiles = cls._tiles(shape)
+        return min(tiles, key=lambda tile: tile._cycles(shape, target), default=cls(1, 1, 1))._in_turns(shape, target)
+
+    def _in_turns(self, shape: Shape, target: Target) -> Self:
+        """Of many warps, hold down registers or tiles, that more of them have room: up to 15 % of the time."""
+        bands, taps = self.bands(shape), prod(shape.kernel)
+        steps = bands.kernel_steps * bands.depth_steps
+        is_crowd = bands.groups * shape.result_channels >= _CROWD * target.units
+        if steps > 1 or taps > _MOST_TAPS or not is_crowd or bands.is_copied or bands.alternates:
+            return self
+        if bands.has_fours and taps <= _LOW_TAPS:
+            return replace(self, rows=even_split(_height(shape), _LOW), min_blocks=6, loads="fours")
+        return replace(self, warps=min(2, self.warps), min_blocks=10)
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[BandedMatrix, ...]:
@@ -185,10 +206,11 @@ class BandedMatrix(Strategy):
 
     def with_room_for(self, shape: Shape, epilogue: Epilogue) -> Self:
         """Take small blocks: others start while some end with an epilogue."""
-        bands, tile = self.bands(shape), replace(self, warps=min(2, self.warps), min_blocks=8)
+        rows = self.rows if self.loads == "pairs" else even_split(_height(shape), _HIGH)
+        tile = replace(self, rows=rows, warps=min(2, self.warps), min_blocks=8, loads="pairs")
+        bands = tile.bands(shape)
         is_even = bands.kernel_steps == 1 and not (bands.is_copied or bands.alternates)
-        fits = is_even and self.min_blocks == 1 and tile._least(bands, 0) <= tile._has
-        return tile if fits and epilogue.waits else self
+        return tile if is_even and epilogue.waits and tile._least(bands, 0) <= tile._has else self
 
     @property
     def _has(self) -> int:
@@ -203,6 +225,7 @@ class BandedMatrix(Strategy):
     def check(self, shape: Shape, target: Target) -> None:
         self._require_most("rows", self.rows, MAX_SIDE)
         bands, loads, products = self._counts(shape)
+        self._require_in("loads", ("pairs", "fours")[: 1 + bands.has_fours])
         self._require_most("kernel_rows", self.kernel_rows, bands.product_rows)
         self._require_most("warps", self.warps, bands.groups, ", one a group")
         self._require_most("unrolled loads", loads, MAX_LOADS)
@@ -217,7 +240,7 @@ class BandedMatrix(Strategy):
 
     def bands(self, shape: Shape) -> Bands:
         """Return the sizes that the tile has for a shape."""
-        return Bands(shape, self.rows, self.kernel_rows)
+        return Bands(shape, self.rows, self.kernel_rows, run=2 if self.loads == "pairs" else 4)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float | None:
         """Estimate the time in rows of an odd width. Of others there is only a measure."""
@@ -308,7 +331,12 @@ class BandedMatrix(Strategy):
             holder = loops.pop(2)
             sch.reorder(holder, *loops)
             sch.bind(holder, "threadIdx.x")
-            if load is pad and (bands.is_copied or not bands.is_odd):
+            if load is pad and self.loads == "fours":
+                *loops, further, half, one = loops
+                sch.reorder(half, further, one)
+                sch.vectorize(sch.fuse(further, one))
+                loops.append(half)
+            elif load is pad and (bands.is_copied or not bands.is_odd):
                 sch.vectorize(loops.pop())
             unroll_all(sch, loops)
 
@@ -332,12 +360,15 @@ def _band(bands: Bands) -> int:
     return 2 * bands.depth_steps * bands.band_rows(bands.kernel_rows) * (1 + bands.alternates)
 
 
+def _height(shape: Shape) -> int:
+    """Return the rows of results in a part of an image."""
+    return -(-shape.result_height // Bands(shape, 1, 1).parts[0])
+
+
 def _heights(shape: Shape) -> list[int]:
     """List the rows of a tile that are worth trying; in rows of an odd width, even numbers too."""
-    bands = Bands(shape, 1, 1)
-    part = -(-shape.result_height // bands.parts[0])
-    heights = {even_split(part, most) for most in (1, 2, 4, 7, 8, 14)}
-    if bands.is_odd:
+    heights = {even_split(_height(shape), most) for most in (1, 2, 4, 7, _LOW, _HIGH)}
+    if Bands(shape, 1, 1).is_odd:
         pairs = -(-shape.result_height // 2)
         heights |= {2 * even_split(pairs, most) for most in (1, 2, 4, 5, 6, 8, 10, 15)}
     return sorted(heights)
