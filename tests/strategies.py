@@ -191,7 +191,12 @@ def epilogues(draw, *, steps=tuple(STEPS)):
 
 # Tiles
 
-STRUCTURES = {"window": ("tile", "row"), "padding": ("staged", "inline"), "step": LADDER_STEPS}
+STRUCTURES = {
+    "window": ("tile", "row"),
+    "padding": ("staged", "inline"),
+    "step": LADDER_STEPS,
+    "loads": ("pairs", "fours"),
+}
 """The values of the strategies' string fields, which `Strategy.space` does not list."""
 
 

@@ -151,9 +151,9 @@ class BandedMatrix(Strategy):
         return min(tiles, key=lambda tile: tile._cycles(shape, target), default=cls(1, 1, 1))._in_turns(shape, target)
 
     def _in_turns(self, shape: Shape, target: Target) -> Self:
-        """Of many warps, hold down registers or tiles, that more of them have room: up to 15 % of the time."""
+        """Of many warps, hold down registers or tiles, that more have room: up to 15 % of the time."""
         bands, taps = self.bands(shape), prod(shape.kernel)
-        steps = bands.kernel_steps * bands.depth_steps
+        steps = bands.kernel_steps * bands.depth_steps * prod(bands.parts)
         is_crowd = bands.groups * shape.result_channels >= _CROWD * target.units
         if steps > 1 or taps > _MOST_TAPS or not is_crowd or bands.is_copied or bands.alternates:
             return self
