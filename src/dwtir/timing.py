@@ -13,7 +13,7 @@ from typing import Any
 from . import cuda
 from .errors import DeviceError, ToolchainError
 
-_L2_SIZES = 3
+L2_SIZES = 3
 _MAX_SETS = 768
 _MAX_CALLS = 1024
 _GRAPH_SECONDS = 1e-3
@@ -25,7 +25,7 @@ def rotation(set_bytes: int, device: int = 0) -> int:
     Small tensors stop at 768 sets, which is then as many bytes as a network
     puts between two runs of such a layer.
     """
-    return min(max(2, ceil(_L2_SIZES * cuda.device_properties(device).l2_bytes / set_bytes)), _MAX_SETS)
+    return min(max(2, ceil(L2_SIZES * cuda.device_properties(device).l2_bytes / set_bytes)), _MAX_SETS)
 
 
 class GraphTimer:

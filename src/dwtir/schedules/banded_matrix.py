@@ -153,9 +153,9 @@ class BandedMatrix(Strategy):
     def _in_turns(self, shape: Shape, target: Target) -> Self:
         """Of many warps, hold down registers or tiles, that more have room: up to 15 % of the time."""
         bands, taps = self.bands(shape), prod(shape.kernel)
-        steps = bands.kernel_steps * bands.depth_steps * prod(bands.parts)
+        is_whole = _is_in_one_step(bands) and bands.depth_steps * prod(bands.parts) == 1
         is_crowd = bands.groups * shape.result_channels >= _CROWD * target.units
-        if steps > 1 or taps > _MOST_TAPS or not is_crowd or bands.is_copied or bands.alternates:
+        if not is_whole or not is_crowd or taps > _MOST_TAPS:
             return self
         if bands.has_fours and taps <= _LOW_TAPS:
             return replace(self, rows=even_split(_height(shape), _LOW), min_blocks=6, loads="fours")
@@ -209,8 +209,8 @@ class BandedMatrix(Strategy):
         rows = self.rows if self.loads == "pairs" else even_split(_height(shape), _HIGH)
         tile = replace(self, rows=rows, warps=min(2, self.warps), min_blocks=8, loads="pairs")
         bands = tile.bands(shape)
-        is_even = bands.kernel_steps == 1 and not (bands.is_copied or bands.alternates)
-        return tile if is_even and epilogue.waits and tile._least(bands, 0) <= tile._has else self
+        fits = _is_in_one_step(bands) and tile._least(bands, 0) <= tile._has
+        return tile if fits and epilogue.waits else self
 
     @property
     def _has(self) -> int:
@@ -358,6 +358,10 @@ def place_residual(sch: Schedule, epilogue: SBlockRV, thread: LoopRV) -> list[SB
 def _band(bands: Bands) -> int:
     """Count the registers of a step's bands."""
     return 2 * bands.depth_steps * bands.band_rows(bands.kernel_rows) * (1 + bands.alternates)
+
+
+def _is_in_one_step(bands: Bands) -> bool:
+    return bands.kernel_steps == 1 and not (bands.is_copied or bands.alternates)
 
 
 def _height(shape: Shape) -> int:

@@ -13,13 +13,13 @@ from ..errors import CompileError, DeviceError, DwtirError
 from ..kernel import Kernel
 from ..reference import numpy_dtype
 from ..target import Target
-from ..timing import GraphTimer, rotation
+from ..timing import L2_SIZES, GraphTimer, rotation
 from .outcome import Task
 
 _Array = np.ndarray[Any, Any]
 
-_RESIDENT_SETS = 9
-"""So many sets of tensors are three times the L2 cache if a third of it holds one."""
+_RESIDENT_SETS = 3 * L2_SIZES
+"""Sets of tensors that are timed if a third of the L2 cache holds one."""
 
 
 @contextlib.contextmanager
