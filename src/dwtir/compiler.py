@@ -168,7 +168,7 @@ def _show_alignment() -> Any:
 
 
 def _launch_early() -> Any:
-    """Launch each kernel but the first while the one before still runs, and let it wait: it begins 0.4 us sooner.
+    """Launch each kernel but the first while the one before still runs, and let it wait: it begins sooner.
 
     The first one, behind others' work, would begin later.
     """
@@ -193,8 +193,7 @@ def _name_sigmoid() -> Any:
     """Call the sigmoid of `nvrtc` in SiLU: TVM's has an exponential and a division, rounded.
 
     It wants a factor. If tensors are of halves, what is multiplied and added before takes it along,
-    and a result an instruction less: up to 6 % of the time. Arguments above 2.3e38 are infinite
-    then, in bfloat16. Kernels of float32 took up to 3 % longer so, and none took less.
+    and a result an instruction less. Arguments above 2.3e38 are infinite then, in bfloat16.
     """
     import tvm_ffi
     from tvm import ir, tirx

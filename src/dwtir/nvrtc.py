@@ -159,14 +159,11 @@ _COPIED_AS_WORDS = """
 def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubin:
     """Compile the CUDA source of TVM's code generator for one architecture.
 
-    Floating point is strict but for `SIGMOID`: no fast-math, subnormals are kept, division and
-    square root are rounded correctly. Multiply-add contraction is on, as in
-    nvcc. Thread-safe, and threads run in parallel: NVRTC works without the GIL.
+    Floating point is strict but for `SIGMOID`; multiply-add contraction is on, as in nvcc.
+    Thread-safe, and threads run in parallel: NVRTC works without the GIL.
 
-    ptxas likes to spill a few bytes to fit one more block on an SM, or to have more loads
-    under way. A kernel that spills is compiled once more with the word that one block is
-    enough, while there are registers left, then as ptxas itself likes it, and the one that
-    spills least is taken.
+    A kernel that spills is compiled once more with the word that one block of an SM is enough, while
+    there are registers left, then as ptxas itself likes it, and the one that spills least is taken.
 
     Parameters
     ----------
@@ -177,9 +174,7 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
         ``sm_90``, or with a suffix ``sm_90a``.
     min_blocks : int, optional
         Blocks that an SM shall have room for at a time, of the kernel with the products of
-        tensor cores, or else of the first. With so many
-        registers ptxas has loads under way together; left to itself it takes fewer, for more
-        blocks, and waits for a few loads at a time.
+        tensor cores, or else of the first.
 
     Raises
     ------

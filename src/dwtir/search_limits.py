@@ -55,10 +55,8 @@ current: ContextVar[Limit | None] = ContextVar("current", default=None)
 def for_search(limit: Limit) -> Iterator[None]:
     """Let `nvrtc.compile_cubin` refuse in this context what is not worth a search's time.
 
-    A kernel that spills is refused where `min_blocks` says how many registers it has: to
-    compile it in the other ways takes three times as long, up to minutes, and they are other
-    candidates, with another `min_blocks`. What is not refused is what the same call makes
-    outside.
+    A kernel that spills is refused where `min_blocks` says how many registers it has: the other
+    ways to compile it are other candidates. What is not refused is what the same call makes outside.
 
     Raises
     ------

@@ -47,10 +47,8 @@ def train(
 ) -> NetworkRow:
     """Train a network by PyTorch, and with our layers in it, on the same images.
 
-    A step is forward, cross entropy, backward and SGD, by eager PyTorch, on a GPU as a CUDA
-    graph too, and by torch.compile, in a graph where it can be captured. First all are
-    trained from the same weights, for the losses, and then steps are timed in turns. How
-    fast roundings grow in the network is seen by PyTorch's losses from weights nudged by one.
+    A step is forward, cross entropy, backward and SGD. First all are trained from the same weights,
+    for the losses, and PyTorch from weights nudged by a rounding; then steps are timed in turns.
 
     Parameters
     ----------

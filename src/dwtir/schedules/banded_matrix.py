@@ -19,7 +19,7 @@ An input row is loaded for the lanes that multiply it, 4 bytes each, and serves 
 outputs above it. 8 bytes are half as many loads, and moves to where products take them: they pay
 with few products to a load, in low tiles. Lanes with the same inputs in a row hold neighbouring
 tiles, so that a warp loads whole cache lines. No shared memory. Blocks that run together have
-neighbouring channels, planes side by side: by one channel of many images, memory took a tenth longer.
+neighbouring channels, planes side by side.
 
 Rows of an odd width begin with an aligned pair and in the middle of one, in turn. So that all
 loads are pairs nevertheless, those of every other row begin a column earlier, and are multiplied
@@ -82,10 +82,10 @@ _CROWD, _MOST_TAPS = 20, 49
 _HIGH, _LOW, _LOW_TAPS = 14, 8, 25
 """Rows of tiles, and of low ones that load by fours; taps up to which these are faster."""
 
-# Time in rows of an odd width, fitted to 302 kernels of 21 layers on an H200, on average 7 % off,
-# and corrected by 21 of one more: a launch; bytes a second, also by the window's model; cycles of a
-# start, a product, a store to a row, and of a warp whose code's length doubles its time; warps that
-# take as long as a wait; what an even number of tiles in a column adds, which is not explained.
+# Time in rows of an odd width, fitted to 323 kernels of 22 layers on an H200: a launch; bytes a
+# second, also by the window's model; cycles of a start, a product, a store to a row, and of a warp whose
+# code's length doubles its time; warps that take as long as a wait; what an even number of tiles in a
+# column adds.
 _CLOCK, _LAUNCH, _BANDWIDTH, _WINDOW_BANDWIDTH = 1.755e9, 1.8e-6, 3.6e12, 4.4e12
 _START, _PRODUCT, _STORE, _CACHED, _WAIT, _EVEN_COLUMN = 50, 2.0, 1.75, 2200, 2.8, 0.25
 _PER_BAND = 2.5  # registers that the compiler takes, where it may
@@ -151,7 +151,7 @@ class BandedMatrix(Strategy):
         return min(tiles, key=lambda tile: tile._cycles(shape, target), default=cls(1, 1, 1))._in_turns(shape, target)
 
     def _in_turns(self, shape: Shape, target: Target) -> Self:
-        """Of many warps, hold down registers or tiles, that more have room: up to 15 % of the time."""
+        """Of many warps, hold down registers or tiles, that more have room."""
         bands, taps = self.bands(shape), prod(shape.kernel)
         is_whole = _is_in_one_step(bands) and bands.depth_steps * prod(bands.parts) == 1
         is_crowd = bands.groups * shape.result_channels >= _CROWD * target.units

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
 _LEAST_TAPS = 144
-"""Products of an input with weights from which on the copies pay: of a 12x12 kernel. At 11x11
-`row_stream` is an eighth faster."""
+"""Products of an input with weights from which on the copies pay: of a 12x12 kernel."""
 
 _MOST = 2**31
 _CLOCK, _LAUNCH, _BANDWIDTH = 1.755e9, 2e-6, 8e12

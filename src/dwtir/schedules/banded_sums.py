@@ -57,7 +57,7 @@ _LEAST_TAPS = 25
 # under way, without which ptxas spills a few bytes at the most; and all that a thread needs.
 _REGISTERS, _PER_ROW, _ALL = 47, 3.55, 248
 
-# Time, fitted to 26 kernels of 6 layers on an H200, on average 6 % off: cycles of an SM for a load
+# Time, fitted to 26 kernels of 6 layers on an H200: cycles of an SM for a load
 # and a product of a warp; of a lone warp's turn, and more by those of the SM; of a block's end, and
 # by sum. Bytes a second. A last round as in `tap_cost`.
 _CLOCK, _BANDWIDTH, _LAST_ROUND = 1.755e9, 4.07e12, 0.43

@@ -5,16 +5,12 @@ it takes to issue their instructions, to move their lines through the L1 cache, 
 for the loads of one thread; that many times over as there are blocks. Memory takes its time
 for the tensors, and more where blocks overlap, or write less than whole sectors. A thread
 waits once where its registers hold all that it loads, and more often where they do not,
-which is why the registers of a thread are chosen too: `Strategy.min_blocks`. Where those are
-too few it has as many as there are, and fewer blocks run at a time. How many it needs is
-known but roughly, so that the closer a tile comes to its limit, the less it is trusted.
+which is why the registers of a thread are chosen too: `Strategy.min_blocks`. How many it needs
+is known but roughly: the closer a tile comes to its limit, the less it is trusted.
 
-The constants are fitted to 7854 kernels of 288 layers, measured on an H200, by how much
-slower the kernel is that the model prefers than the best of the same layer: 3.3 % in the
-geometric mean, 25 % at the worst. Fitted anew from other starts to three quarters of the images
-and kernels, it is 3.7 to 4.1 % slower on the others, 54 % at the worst. They serve to compare
-tiles of one layer, and say little about a time. The measurements, and the program that fits the
-constants to them or to another GPU's, are in the history: ``git show 139d1f6:bench/fit_cost.py``.
+The constants are fitted to 7854 kernels of 288 layers on an H200: what is preferred is 3.3 %
+slower than the best of its layer, 3.7 to 4.1 % of layers left out of a fit. They compare tiles of
+one layer, and say little about a time. ``git show 139d1f6:bench/fit_cost.py`` fits them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -62,8 +58,8 @@ _LAUNCH = 2.5e-6
 _BANDWIDTH, _HALO_BANDWIDTH = 4.69e12, 17.8e12
 _SCATTERED_BANDWIDTH, _SHARED_BANDWIDTH = 3.31e12, 0.779e12
 
-# For times that mean something, 5.7 % from those of 84 kernels on the average: memory works while
-# multiprocessors do, and of the two times the longer one counts most.
+# For times that mean something: memory works while multiprocessors do, and the longer of the two
+# times counts most.
 _LAUNCHED, _BUSY, _COPY_BANDWIDTH, _LONGER = 1.79e-6, 0.61, 4.25e12, 1.68
 
 

@@ -19,8 +19,7 @@ several. Planes and weights lie in shared memory as those of `whole_image`; what
 together is free of conflicts where `thread_x` fills as many banks as there are.
 
 With a stride, a band of the data's gradient has whole groups of rows, each of which meets other
-rows of the kernel, so that all bands still have one code; small blocks, many of them at a time,
-are the fastest.
+rows of the kernel, so that all bands still have one code.
 
 Registers: a band's sums, a row of the image, a row of the kernel, and a few more. Shared bytes:
 thread_x * (thread_y * H * W elements + 4 * KH * KW).
@@ -65,12 +64,11 @@ _BEST_SUMS = 32
 # Time: the clock, a launch, bytes a second, and warps of an SM that take no longer than fewer;
 # cycles of an instruction, instructions of a row beside its loads and of its tests; the exponent by
 # which the longer of arithmetic and memory counts more, and what twice the blocks add to it. Fitted
-# to 18 kernels of 8 layers on an H200, and the launch to 19 of 16 others: 6 % from their times.
+# to 18 kernels of 8 layers on an H200, and the launch to 19 of 16 others.
 _CLOCK, _LAUNCH, _BANDWIDTH, _LEAST_WARPS = 1.755e9, 2.7e-6, 4.25e12, 7.4
 _CYCLES, _ROW, _TESTS, _LONGER, _TWICE = 1.17, 7.5, 3.3, 1.09, 0.39
 _MARGIN, _STRIDED_MARGIN = 1.06, 1.2
-"""By which windows are slower than expected where images are small. Gradients with a stride took
-27 to 99 % longer, and here 4 to 10 %."""
+"""By which windows are slower than expected where images are small, and for gradients with a stride."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +108,7 @@ class SplitImage(Strategy):
     def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than windows and streams.
 
-        Tensor cores are left what they pay for. Forward with a stride it was 3 to 20 % slower. Of
-        large results few threads have registers at a time.
+        Tensor cores are left what they pay for. Of large results few threads have registers at a time.
         """
         is_strided, is_smaller = _is_strided(shape), is_small(shape, _MOST_PIXELS)
         if not is_strided and (not is_smaller or shape.stride != (1, 1)):

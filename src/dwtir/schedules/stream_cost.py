@@ -5,11 +5,9 @@ warps of its scheduler, and beside them waits for what a row loads, the less the
 ahead that is. Blocks follow each other in rounds, of which the last may have fewer. Memory
 works meanwhile: of the two times the longer one counts most.
 
-The constants of NHWC are fitted to 1200 kernels of 87 layers, measured on an H200: 7.6 % from
-the measured time on the average; the tile that the model prefers is 3.4 % slower than the best
-measured one. Those of NCHW are fitted to 644 kernels of 23 layers in float32: 14 % from the time
-of the faster ones, and 5 % slower. There what lies beside the lines that a warp fills counts for
-more than the instructions do.
+The constants are fitted to 1200 kernels of 87 layers of NHWC on an H200, of which what is preferred
+is 3.4 % slower than the best, and to 644 of 23 of NCHW in float32: 5 %. There what lies beside the
+lines that a warp fills counts for more than the instructions do.
 """
 
 from math import gcd

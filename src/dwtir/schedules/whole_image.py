@@ -16,7 +16,7 @@ Loop nest in NCHW, for blocks of `thread_y` images x `thread_x` channels, `turns
         out = results                                              (all threads)
 
 All loops of a thread are written out, for each tap over the results that it has an input
-for: of 13x13 taps on 7x7 inputs 71 % lie in the padding. The others cost one instruction each.
+for. These cost one instruction each.
 
 Planes lie apart in shared memory by an odd number of vectors, so that a warp reads all
 banks, and are copied as one piece. In NHWC neighbouring threads have neighbouring channels: loads,
@@ -62,8 +62,7 @@ _MOST_TAPS = 512
 """Of a kernel, whose weights a block has in shared memory."""
 
 _MOST_TURNING, _TURNING = 64, 1.028
-"""Taps of a kernel for which several images a thread pay: 13x13 took 4 to 29 % longer. And how much
-they must promise: up to 2.7 % expected, 5x5 took up to 8 % longer, and from 2.9 on, 7x7 less."""
+"""Taps of a kernel for which several images a thread pay, and how much they must promise."""
 
 _OTHERS = 20
 """Registers for weights, addresses and loads on the way."""
@@ -77,13 +76,12 @@ _WARPS = (16, 20, 24, 12, 8)
 # Time: the clock, a launch, bytes a second of memory and of weights that blocks load again, and
 # warps of an SM that take no longer than fewer. By layout: cycles of an instruction; the exponent
 # as in `split_image`, for only other blocks compute while one loads. Fitted to 903 kernels of 64
-# layers on an H200: what is chosen is 2 % from the best.
+# layers on an H200.
 _CLOCK, _LAUNCH, _BANDWIDTH, _WEIGHT_BANDWIDTH, _LEAST_WARPS = 1.755e9, 1.9e-6, 4.4e12, 25e12, 6.6
 _CYCLES = {"NCHW": 1.25, "NHWC": 1.5}
 _LONGER = {"NCHW": (1.0, 0.105), "NHWC": (1.4, 0.205)}
 _MARGIN, _BANDS_MARGIN = {"NCHW": 1.0, "NHWC": 0.93}, 0.75
-"""By which it has to be faster than another strategy; in NHWC those are nearly as fast. Bands of
-13x13 took what was expected of them, of 7x7 a sixth more."""
+"""By which it has to be faster than another strategy; in NHWC those are nearly as fast."""
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _LEAST_REGISTERS = 0.7
-"""Of the registers that a thread is expected to need: with fewer, all of 238 kernels spilled or
-took too long to compile. With three quarters one is the fastest of its layer."""
+"""Of the registers that a thread is expected to need: with fewer, kernels spill."""
 
 
 class Access(NamedTuple):
