@@ -27,9 +27,12 @@ STRIPS, COLUMNS, PIXELS = 16, 4, 8
 """Strips of a product, columns of a strip, and pixels of a product's depth."""
 
 VECTOR = 8
-"""Channels that move together: 16 bytes, of which a lane takes the operands of `WORDS` products."""
+"""Channels that move together: 16 bytes, which are `WORDS` pairs, each an operand of a product."""
 
 WORDS = VECTOR // 2
+
+_MOST_THERE = 0.72
+"""Share of rows that are in the image from which on those of padding are multiplied too."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Pairs:
     rows: int
     steps: int
     ahead: int
+    words: int
 
     @property
     def vectors(self) -> int:
@@ -58,9 +62,14 @@ class Pairs:
         return -(-self.images * self.across // STRIPS)
 
     @property
+    def shares(self) -> int:
+        """Warps that share a vector."""
+        return WORDS // self.words
+
+    @property
     def warps(self) -> int:
-        """Warps of a block: one for each vector and group."""
-        return self.vectors * self.groups
+        """Warps of a block: those of each vector and group."""
+        return self.vectors * self.shares * self.groups
 
     @property
     def blocks(self) -> tuple[int, int, int, int]:
@@ -143,10 +152,17 @@ class Pairs:
         )
 
     @property
+    def skips(self) -> bool:
+        """Whether it pays to leave out rows of padding, by a test: where they are many, and registers left."""
+        shape = self.shape
+        rows = (shape.result_height - 1) * shape.stride[0] + (shape.kernel[0] - 1) * shape.dilation[0] + 1
+        return self.words < WORDS and shape.source[0] <= _MOST_THERE * rows
+
+    @property
     def products(self) -> int:
         """Products of a warp in a step."""
         met = sum(len(self.met(row)) for row in range(self.stage_rows))
-        return WORDS * met * sum(count for _, count in self.depths)
+        return self.words * met * sum(count for _, count in self.depths)
 
     @property
     def width(self) -> int:
@@ -164,10 +180,7 @@ class Pairs:
         return self.images * self.rows * self.across * COLUMNS * self.channels
 
     def fused(self, epilogue: Epilogue) -> Fused:
-        """Part an epilogue: steps of few instructions take registers, on large images those of one, and not of 7x7.
-
-        With four images SiLU takes 5 to 9 % less there.
-        """
+        """Part an epilogue: steps of few instructions take registers, with four images SiLU too."""
         if self.images == 1 and self.has_spare:
             return Fused(False, Epilogue(), epilogue)
         bias = epilogue.steps[:1] == ("bias",)

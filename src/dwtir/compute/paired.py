@@ -22,7 +22,7 @@ What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`. Lane ``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, TypeAlias
 
 from tvm import tirx
@@ -30,15 +30,16 @@ from tvm.script import tirx as T
 
 from .. import nvrtc
 from ..epilogue import Epilogue
-from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Pairs
+from ..pairs import COLUMNS, VECTOR, Pairs
 from . import script
 from .async_copy import BYTES
 from .forward import both_ends
 from .mma import left, right
+from .pair_tasks import Tasks
 from .parts import untold
 
-Find: TypeAlias = Callable[[Any, Any], tuple[Any, ...]]
-"""Tells by turn and element whether a vector is wanted, whether it is there, the element, and the vector's place."""
+Met: TypeAlias = tuple[tuple[int, int], ...]
+"""Sums that a row of inputs is part of, each with the row of the kernel."""
 
 
 def _local(size: int, dtype: str) -> tirx.Buffer:
@@ -48,16 +49,17 @@ def _local(size: int, dtype: str) -> tirx.Buffer:
 def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient."""
     shape = pairs.shape
-    (H, W), (TOP, LEFT) = shape.source, shape.before
-    N, C, OH, OW = shape.batch, shape.result_channels, shape.result_height, shape.result_width
+    H, TOP, C = shape.source[0], shape.before[0], shape.result_channels
     (KH, KW), (SH, SW), DW = shape.kernel, shape.stride, shape.dilation[1]
-    R, IMAGES, ACROSS, STEPS = pairs.rows, pairs.images, pairs.across, pairs.steps
-    VECTORS, GROUPS, WARPS, QUADS = pairs.vectors, pairs.groups, pairs.warps, pairs.quads
+    R, IMAGES, STEPS = pairs.rows, pairs.images, pairs.steps
+    VECTORS, WARPS, QUADS = pairs.vectors, pairs.warps, pairs.quads
     STAGES, DEPTHS, DELAY, SUMS = pairs.stages, pairs.depths, pairs.delay, pairs.rows + pairs.delay
+    WORDS, PARTS = pairs.words, pairs.vectors * pairs.shares
     BN, BY, BX, BC = pairs.blocks
     dtype = shape.dtype
     PAIR = f"{dtype}x2"
     fused, SPARE = pairs.fused(epilogue), pairs.has_spare
+    SKIPS = pairs.skips and not (fused.bias and SPARE)
     TAKEN = dict.fromkeys(fused.taken, (pairs.channels, dtype if fused.shared.steps else "float32"))
     if fused.bias and not SPARE:
         TAKEN["bias"] = (2 * pairs.channels, "float32")
@@ -66,66 +68,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     SUMS_DTYPE = "float32" if fused.shared.steps else dtype  # of what is in shared memory
     RESIDUAL = "residual" in epilogue.steps
     SIZE = 16 // (4 if fused.shared.steps else 2)
-    LANES = 32 * GROUPS  # threads with the same vector
-
-    def deal(lines: int, columns: int) -> tuple[int, int, int]:
-        """Deal lines of columns out to threads: columns at a time, and turns over lines and over columns."""
-        deals = ((n, -(-lines * n // LANES), -(-columns // n)) for n in (8, 16, 32) if LANES % n == 0)
-        return min(deals, key=lambda deal: deal[1] * deal[2])
-
-    def share(turn, deal, thread) -> tuple[Any, Any, Any]:
-        """Find the line, the column and the vector of a thread's turn."""
-        wide, _, across = deal
-        place = thread // VECTORS
-        line = turn // across * (LANES // wide) + place // wide
-        return line, turn % across * wide + place % wide, thread % VECTORS
-
-    LINES = IMAGES * pairs.stage_rows
-    LOADS, STORES = deal(LINES, pairs.width), deal(IMAGES * R, COLUMNS * ACROSS)
-    TURNS = STORES[1] * STORES[2]
-
-    def result_of(block, step, turn, thread) -> tuple[Any, tuple[Any, ...], tuple[Any, Any, Any]]:
-        """Tell whether a step has results for a thread's turn; find them, and their place in shared memory."""
-        line, column, vector = task = share(turn, STORES, thread)
-        n, y, x, c = block
-        image, down = n * IMAGES + line // R, step * R + line % R - DELAY
-        row, right = y * pairs.height + down, x * (ACROSS * COLUMNS) + column
-        inside = [line < IMAGES * R, image < N, 0 <= down, row < OH, column < ACROSS * COLUMNS, right < OW]
-        channel = (c * VECTORS + vector) * VECTOR
-        return tirx.all(*inside, channel < C), (image, row, right, channel), task
-
-    def strip(warp, half, lane) -> tuple[Any, Any, Any]:
-        """Find a strip of a product: whether it is one, its image and its place there."""
-        number = warp // VECTORS * STRIPS + half * (STRIPS // 2) + lane // 4
-        if IMAGES * ACROSS % STRIPS == 0:
-            return True, number // ACROSS, number % ACROSS
-        inside = T.min(number, IMAGES * ACROSS - 1)
-        return number < IMAGES * ACROSS, inside // ACROSS, inside % ACROSS
-
-    def inputs(image, block, stage, thread) -> Find:
-        """Find what a thread has of a stage."""
-
-        def find(turn, lane) -> tuple[Any, ...]:
-            line, column, vector = task = share(turn, LOADS, thread)
-            n, y, x, c = block
-            n, down = n * IMAGES + line // pairs.stage_rows, stage * pairs.stage_rows + line % pairs.stage_rows
-            row, right = y * (pairs.height * SH) - TOP + down, x * (ACROSS * COLUMNS * SW) - LEFT + column
-            channel = (c * VECTORS + vector) * VECTOR
-            here = [n < N, 0 <= row, row < H, 0 <= right, right < W, channel < C, down < pairs.input_rows]
-            wanted = tirx.all(line < LINES, column < pairs.width, stage < STEPS)
-            at = pairs.input_at(stage % STAGES, 0, *task)
-            return wanted, tirx.all(*here), image[n, row, right, channel + lane], at
-
-        return find
-
-    def residuals(residual, block, step, thread) -> Find:
-        """Find what a thread adds to the results of a step."""
-
-        def find(turn, lane) -> tuple[Any, ...]:
-            wanted, (n, row, column, channel), task = result_of(block, step, turn, thread)
-            return wanted, T.bool(True), residual[n, row, column, channel + lane], pairs.result_at(*task, VECTOR)
-
-        return find
+    tasks = Tasks(pairs)
 
     @script.inline
     def load(shared, turns, find):
@@ -146,15 +89,16 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def taps(bands: list[tirx.Buffer], weight: tirx.Buffer, operands: Any, c: Any, vw: Any, vl: Any) -> None:
         """Make the banded matrices: a lane has a column's, of one of its channels. A bias may be the weight of a 1."""
-        own = _local(VECTOR, dtype)
-        channel = T.min((c * VECTORS + vw % VECTORS) * VECTOR, C - VECTOR)
+        own = _local(2 * WORDS, dtype)
+        vector, first = tasks.channels(vw)
+        channel = T.min((c * VECTORS + vector) * VECTOR, C - VECTOR) + first
         for row in range(KH):
             for quad in range(QUADS):
                 apart = quad * COLUMNS + vl % 4 - vl // 8 * SW
                 column = apart // DW if DW > 1 else apart
                 seen = [0 <= apart, column < KW] + ([apart % DW == 0] if DW > 1 else [])
                 tap = (KH - 1 - row, KW - 1 - column) if shape.operation == "grad_data" else (row, column)
-                with T.vectorized(VECTOR) as e:
+                with T.vectorized(2 * WORDS) as e:
                     at = (*tap, channel + e, 0)
                     other = T.cast(0, dtype)
                     if fused.bias and SPARE and (row, quad) == (0, QUADS - 1):
@@ -183,24 +127,30 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         """Find the operands that a quad is part of: of products of both depths."""
         return (buffers[-1], 0, 0) if quad == QUADS - 1 and QUADS % 2 else (buffers[0], quad // 2, quad % 2)
 
-    def window(row: int, shared: tuple[Any, ...], held: list[tirx.Buffer], acc: Any, step: Any, vw: Any) -> None:
-        """Take a row of inputs, and begin the sums that it is the first of."""
-        with T.serial(32) as lane, T.sblock(f"window{row}"):
+    def start(name: str, met: Met, taken: dict[str, tirx.Buffer], acc: Any, vw: Any) -> None:
+        """Begin the sums that a row of inputs is the first of."""
+        with T.serial(32) as lane, T.sblock(name):
             vl = T.axis.spatial(32, lane)
             untold()
-            staged, _, taken = shared
-            for result in [result for result, tap in pairs.met(row) if tap == 0]:
+            for result in [result for result, tap in met if tap == 0]:
                 if fused.bias and not SPARE:
                     begin(acc, result, taken["bias"], vw, vl)
                 else:
                     clear(acc, result, 1, vw, vl)
-            own = _local(VECTOR, dtype)
+
+    def window(name: str, row: int, staged: tirx.Buffer, held: list[tirx.Buffer], step: Any, vw: Any) -> None:
+        """Take a row of inputs."""
+        with T.serial(32) as lane, T.sblock(name):
+            vl = T.axis.spatial(32, lane)
+            untold()
+            own = _local(2 * WORDS, dtype)
+            vector, first = tasks.channels(vw)
             for half in range(2):
-                _, n, x = strip(vw, half, vl)
+                _, n, x = tasks.strip(vw, half, vl)
                 for quad in range(QUADS):
                     column = x * (COLUMNS * SW) + vl % 4 + quad * COLUMNS
-                    at = pairs.input_at(step % STAGES, n, row, column, vw % VECTORS)
-                    with T.vectorized(VECTOR) as e:
+                    at = pairs.input_at(step % STAGES, n, row, column, vector) + first
+                    with T.vectorized(2 * WORDS) as e:
                         T.buffer_store(own, staged[at + e], [e])
                     part, place, further = part_of(held, quad)
                     for word in range(WORDS):
@@ -209,19 +159,41 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                             held_word = T.Select(vl % 4 == 3, tirx.Broadcast(tirx.const(1, dtype), 2), held_word)
                         T.buffer_store(part, held_word, [place, word, vl, further, half, tirx.Ramp(0, 1, 2)])
 
-    def sums(shared: tuple[tirx.Buffer, ...], bands: Any, acc: tirx.Buffer, step: Any, vw: Any) -> None:
-        """Go down the rows of a stage, and leave each result behind its last one."""
+    def sums(shared: tuple[Any, ...], bands: Any, acc: tirx.Buffer, y: Any, step: Any, vw: Any) -> None:
+        """Go down the rows of a stage, and leave each result behind its last one. Rows of padding add nothing."""
         held = [
             T.sblock_alloc_buffer((count, WORDS, 32, depth // 8, 2, 2), dtype, scope="local") for depth, count in DEPTHS
         ]
+        line = y * (pairs.height * SH) + step * pairs.stage_rows - TOP
+        if not SKIPS:
+            add_rows(shared, bands, held, acc, step, vw)
+        elif STEPS == 1:
+            add_rows(shared, bands, held, acc, step, vw, line)
+        else:  # ptxas moves sums to the next step's places as it adds to them, if there are no tests
+            with T.If(tirx.all(0 <= line, line + pairs.stage_rows <= H)):
+                with T.Then():
+                    add_rows(shared, bands, held, acc, step, vw)
+                with T.Else():
+                    add_rows(shared, bands, held, acc, step, vw, line)
+
+    def add_rows(
+        shared: tuple[Any, ...], bands: Any, held: Any, acc: tirx.Buffer, step: Any, vw: Any, line: Any = None
+    ) -> None:
+        """Add a stage's rows to sums, those that are in the image if the first one's place is given."""
+        name = "" if line is None else "_there"
         for row in range(pairs.stage_rows):
             met = pairs.met(row)
             if met:
-                window(row, shared, held, acc, step, vw)
-                for (depth, count), part, band in zip(DEPTHS, held, bands, strict=True):
-                    multiply(f"products{depth}_{row}", met, depth, count, part, band, acc, vw)
+                start(f"start{row}{name}", met, shared[2], acc, vw)
+                with ExitStack() as tested:
+                    if line is not None:
+                        tested.enter_context(T.If(tirx.all(0 <= line + row, line + row < H)))
+                        tested.enter_context(T.Then())
+                    window(f"window{row}{name}", row, shared[0], held, step, vw)
+                    for (depth, count), part, band in zip(DEPTHS, held, bands, strict=True):
+                        multiply(f"products{depth}_{row}{name}", met, depth, count, part, band, acc, vw)
                 for result in [result for result, tap in met if tap == KH - 1 and result < R]:
-                    with T.serial(32) as lane, T.sblock(f"leave{result}"):
+                    with T.serial(32) as lane, T.sblock(f"leave{result}{name}"):
                         vl = T.axis.spatial(32, lane)
                         untold()
                         leave(shared, acc, result, vw, vl)
@@ -235,7 +207,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         own = _local(4, "float32")
         for word in range(WORDS):
             with T.vectorized(4) as e:
-                T.buffer_store(own, bias[(vw % VECTORS * WORDS + word) * 4 + e], [e])
+                T.buffer_store(own, bias[(vw % PARTS * WORDS + word) * 4 + e], [e])
             for e in range(4):
                 T.buffer_store(acc, own[e], [vw, result, word, vl, e // 2, e % 2])
 
@@ -244,9 +216,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         with T.unroll(DELAY) as r, T.unroll(WORDS) as word, T.unroll(2) as half, T.unroll(2) as one:
             T.buffer_store(acc, acc[vw, r + R, word, vl, half, one], [vw, r, word, vl, half, one])
 
-    def multiply(
-        name: str, met: tuple[tuple[int, int], ...], depth: int, count: int, held: Any, band: Any, acc: Any, vw: Any
-    ) -> None:
+    def multiply(name: str, met: Met, depth: int, count: int, held: Any, band: Any, acc: Any, vw: Any) -> None:
         (first, tap), apart = met[0], (met[1][0] - met[0][0], met[0][1] - met[1][1]) if len(met) > 1 else (1, 0)
         with (
             T.unroll(len(met)) as m,
@@ -263,31 +233,33 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
             place = [vw, first + vm * apart[0], vd, vl, vh, vo]
             T.buffer_store(acc, acc[tuple(place)] + a * b, place)
 
-    def load_taken(taken: dict[str, tirx.Buffer], vector: Any) -> dict[str, tirx.Buffer]:
-        """Load what fused steps take for a vector of channels."""
-        loaded = {name: _local(VECTOR, taken[name].dtype) for name in fused.taken}
+    def load_taken(taken: dict[str, tirx.Buffer], first: Any, count: int) -> dict[str, tirx.Buffer]:
+        """Load what fused steps take for some channels, at most a vector."""
+        loaded = {name: _local(count, taken[name].dtype) for name in fused.taken}
         for name, buffer in loaded.items():
-            lanes = VECTOR if buffer.dtype == dtype else 4
-            for part in range(0, VECTOR, lanes):
+            lanes = count if buffer.dtype == dtype else min(4, count)
+            for part in range(0, count, lanes):
                 with T.vectorized(lanes) as e:
-                    T.buffer_store(buffer, taken[name][vector * VECTOR + part + e], [part + e])
+                    T.buffer_store(buffer, taken[name][first + part + e], [part + e])
         return loaded
 
     def leave(shared: tuple[Any, ...], acc: tirx.Buffer, result: int, vw: Any, vl: Any) -> None:
         """Leave a row of sums in shared memory, rounded if nothing else is to be done with them."""
         _, results, taken = shared
-        own = _local(SIZE, results.dtype)
-        loaded = load_taken(taken, vw % VECTORS) if fused.own.steps else {}
+        together = min(SIZE, 2 * WORDS)
+        own = _local(together, results.dtype)
+        vector, first = tasks.channels(vw)
+        loaded = load_taken(taken, vector * VECTOR + first, 2 * WORDS) if fused.own.steps else {}
         for half in range(2):
-            inside, image, across = strip(vw, half, vl)
-            for part in range(VECTOR // SIZE):
-                for e in range(SIZE):
-                    channel = part * SIZE + e
+            inside, image, across = tasks.strip(vw, half, vl)
+            for part in range(0, 2 * WORDS, together):
+                for e in range(together):
+                    channel = part + e
                     value = acc[vw, result, channel // 2, vl, half, channel % 2]
                     T.buffer_store(own, value if fused.shared.steps else finish_own(value, loaded, channel, ()), [e])
-                column, vector = across * COLUMNS + vl % 4, vw % VECTORS * (VECTOR // SIZE) + part
-                place = pairs.result_at(image * R + result, column, vector, SIZE)
-                with T.If(inside), T.Then(), T.vectorized(SIZE) as e:
+                column, channel = across * COLUMNS + vl % 4, vector * VECTOR + first + part
+                place = pairs.result_at(image * R + result, column, channel // SIZE, SIZE) + channel % SIZE
+                with T.If(inside), T.Then(), T.vectorized(together) as e:
                     T.buffer_store(results, own[e], [place + e])
 
     def store(out: tirx.Buffer, shared: tuple[Any, ...], at: tuple[Any, ...], thread: Any) -> None:
@@ -295,9 +267,9 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         results, added, taken = shared
         sums = _local(VECTOR, results.dtype)
         own = _local(VECTOR, dtype)
-        loaded = load_taken(taken, thread % VECTORS) if fused.shared.steps else {}
-        for turn in range(TURNS):
-            inside, place, task = result_of(block, step, turn, thread)
+        loaded = load_taken(taken, thread % VECTORS * VECTOR, VECTOR) if fused.shared.steps else {}
+        for turn in range(tasks.stores):
+            inside, place, task = tasks.result(block, step, turn, thread)
             line, column, vector = task
             with T.If(inside), T.Then():
                 for part in range(VECTOR // SIZE):
@@ -341,7 +313,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                         with T.sblock("first"):
                             vf, vw, vl = T.axis.remap("SSS", [first, w, lane])
                             untold()
-                            load(staged, LOADS[1] * LOADS[2], inputs(image, block, vf, vw * 32 + vl))
+                            load(staged, tasks.loads, tasks.inputs(image, block, vf, vw * 32 + vl))
                 for w, lane in T.grid(WARPS, 32):
                     with T.sblock("band"):
                         vw, vl = T.axis.remap("SS", [w, lane])
@@ -364,13 +336,15 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                             with T.sblock("residual"):
                                 vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
                                 untold()
-                                load(added, TURNS, residuals(operands["residual"], block, vs, vw * 32 + vl))
+                                load(
+                                    added, tasks.stores, tasks.residuals(operands["residual"], block, vs, vw * 32 + vl)
+                                )
                     if STEPS > 1:
                         for w, lane in T.grid(WARPS, 32):
                             with T.sblock("pad"):
                                 vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
                                 untold()
-                                load(staged, LOADS[1] * LOADS[2], inputs(image, block, vs + (STAGES - 1), vw * 32 + vl))
+                                load(staged, tasks.loads, tasks.inputs(image, block, vs + (STAGES - 1), vw * 32 + vl))
                     for w in range(WARPS):
                         with T.sblock("multiply"):
                             vs, vw = T.axis.remap("SS", [step, w])
@@ -378,7 +352,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                             T.writes(results[:])
                             # TVM takes all that is shared for one, and would part inputs and results by barriers.
                             with T.attr(0, "hand_threaded", 0):
-                                sums((staged, results, taken), bands, acc, vs, vw)
+                                sums((staged, results, taken), bands, acc, vy, vs, vw)
                     if STEPS > 1:
                         for w, lane in T.grid(WARPS, 32):
                             with T.sblock("shift"):

@@ -18,7 +18,8 @@ Loop nest, for strips of 4 columns of results, of some images and channels::
 What lies in memory side by side, two channels of a pixel, is one register of an operand: nothing is turned
 round, each input is copied once and read twice. Half of a product's multiplications are with the zeros between
 the two channels, and of the rest those count that the kernel has taps for: 5 of 8 in 5x5. With several steps a
-block keeps KH rows of sums. Results pass through shared memory, so that whole lines are written.
+block keeps KH rows of sums; from 9x9 on warps share vectors, for registers to hold them and the weights. Rows of
+padding, where they are many, are left out. Results pass through shared memory, so that whole lines are written.
 
 An input that is not finite may make results NaN that do not see it, up to a window away and in the channel
 beside its own.
@@ -37,6 +38,7 @@ from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Pairs
 from ..shape import Shape
 from ..target import Target
 from .banded_channels import BandedChannels
+from .banded_planes import BandedPlanes
 from .base import Strategy, expected, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
@@ -57,18 +59,19 @@ _LEAST_TAPS = 25
 _MOST = Epilogue(("bias", "scale_shift", "residual"))
 """Fused steps that take the most shared memory."""
 
-_CHANNELS, _ROWS = (16, 32, 48, 64, 80, 96), (7, 4, 3, 2, 1)
-"""Channels of a block and rows of a step that are worth trying."""
+_CHANNELS, _ROWS, _WORDS = (16, 32, 48, 64, 80, 96), (7, 4, 3, 2, 1), (4, 2, 1)
+"""Channels of a block, rows of a step, and pairs of channels of a warp that are worth trying."""
 
-_REGISTERS, _PER_ROW = 46, 6
-"""Registers of a thread beside its sums and weights."""
+_REGISTERS, _PER_ROW = {4: (46, 1.0), 2: (19, 1.25), 1: (34, 1.0)}, 6
+"""Registers of a thread beside its sums and weights, by its words, and how often it has those."""
 
 # Time, fitted on an H200: of a launch; cycles of a quarter of an SM for a quad of a product, for a row of a
 # window and for a step; what few warps, few blocks, narrow pixels, little and much under way (of 64 KB of an SM)
-# and a last round that is not full add; how memory and products overlap.
-_LAUNCH, _PRODUCT, _ROW, _STEP = 1.61e-6, 0.12, 5.08, 23
-_FEW_WARPS, _FEW_BLOCKS, _NARROW, _LITTLE, _MUCH, _LAST_ROUND, _OVERLAP = 7.3, 1.24, 19.2, 0.187, 0.327, 0.748, 1.74
-_CLOCK, _BANDWIDTH = 1.98e9, 1.2e13
+# and a last round that is not full add; how memory and products overlap; bytes of memory. Of vectors that are a
+# warp's, by 1147 kernels of 63 layers, and that warps share, by 700 of 98.
+_CLOCK = 1.98e9
+_WHOLE = (1.61e-6, 0.12, 5.08, 23, 7.3, 1.24, 19.2, 0.187, 0.327, 0.748, 1.74, 1.2e13)
+_SHARED = (2.51e-6, 0.351, 1.745, 62.5, 3.47, 0.415, 0.116, 0.113, 0.57, 0.439, 1.01, 6.85e12)
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ class ChannelPairs(Strategy):
     steps: int
     ahead: int
     min_blocks: int = 1
+    words: int = WORDS
+    """Pairs of channels of a warp: a vector's, or with more warps for it 2 or 1."""
 
     @classmethod
     def _is_for(cls, shape: Shape, target: Target) -> bool:
@@ -124,7 +129,8 @@ class ChannelPairs(Strategy):
         """Tell whether it is expected to be faster than what else there is for these layers."""
         if prod(shape.kernel) < _LEAST_TAPS:
             return False
-        others = [kind for kind in (BandedChannels, RowStream, ChannelVector) if kind.claims(shape, target)]
+        rivals = (BandedChannels, RowStream) if RowStream.claims(shape, target) else (BandedPlanes,)
+        others = [kind for kind in (*rivals, ChannelVector) if kind.claims(shape, target)]
         own, *times = (expected(kind, shape, target) for kind in (cls, *others))
         return own < min(times)
 
@@ -142,11 +148,14 @@ class ChannelPairs(Strategy):
         images = min(shape.batch, max(1, STRIPS // across))
         whole = shape.result_channels
         channels = [n for n in _CHANNELS if n <= whole and (n < 64 or whole % n == 0)] or [VECTOR]
-        for channel, rows, parts, ahead in product(channels, _ROWS[::-1], (1, 2, 4, 8, 14, 28), (1, 2, 3)):
+        shares = _WORDS if max(shape.dilation) == 1 else _WORDS[:1]
+        for words, channel, rows, parts, ahead in product(
+            shares, channels, _ROWS[::-1], (1, 2, 4, 8, 14, 28), (1, 2, 3)
+        ):
             part = even_split(height, -(-height // parts))
             if part < rows or (part == rows and ahead > 1):
                 continue
-            tile = cls(channel, images, across, rows, 1, ahead)._down(shape, part)
+            tile = cls(channel, images, across, rows, 1, ahead, words=words)._down(shape, part)
             blocks = tile._room(shape, Epilogue())
             if blocks and tile.pairs(shape).shared_bytes(_MOST) <= target.most_shared_bytes:
                 yield replace(tile, min_blocks=blocks)
@@ -168,6 +177,7 @@ class ChannelPairs(Strategy):
             "steps": (1,),
             "ahead": (1, 2, 3),
             "min_blocks": BLOCK_COUNTS,
+            "words": _WORDS,
         }
         return with_guesses(values, cls.guesses(shape, target))
 
@@ -178,7 +188,9 @@ class ChannelPairs(Strategy):
         """Count the blocks that an SM's registers and shared memory have room for, if none spills."""
         pairs = self.pairs(shape)
         rows = pairs.sums
-        needed = _REGISTERS + WORDS * (pairs.quads * shape.kernel[0] + 4 * rows) + _PER_ROW * (self.rows - 2)
+        others, times = _REGISTERS[self.words]
+        held = self.words * (pairs.quads * shape.kernel[0] + 4 * rows)
+        needed = int(others + times * held) + _PER_ROW * (self.rows - 2)
         threads = 32 * pairs.warps
         if needed > registers_for(threads, 1) or pairs.products > _MAX_PRODUCTS:
             return 0
@@ -189,6 +201,7 @@ class ChannelPairs(Strategy):
         pairs = self.pairs(shape)
         self._require(self.channels % VECTOR == 0, "channels", self.channels, f"a multiple of {VECTOR}")
         self._require_most("channels", self.channels, shape.result_channels)
+        self._require_in("words", _WORDS)
         self._require_most("images", self.images, shape.batch)
         self._require_most("across", self.across, -(-shape.result_width // COLUMNS))
         self._require_most("rows", self.rows, shape.result_height)
@@ -207,7 +220,7 @@ class ChannelPairs(Strategy):
         """Return the tile with fewer rows, so that an SM has room for as many blocks as without fused steps.
 
         A residual takes the place of a stage that is under way. From 7x7 on registers are full, and two blocks
-        wait for a step's last results, which not all threads have: with three rows 70 us, with four 62.
+        wait for a step's last results, which not all threads have with three rows.
         """
         tile = replace(self, ahead=1) if "residual" in epilogue.steps else self
         pairs = self.pairs(shape)
@@ -225,10 +238,12 @@ class ChannelPairs(Strategy):
 
     def pairs(self, shape: Shape) -> Pairs:
         """Return the sizes that the tile has for a shape."""
-        return Pairs(shape, self.channels, self.images, self.across, self.rows, self.steps, self.ahead)
+        return Pairs(shape, self.channels, self.images, self.across, self.rows, self.steps, self.ahead, self.words)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of the kernel."""
+        times = _WHOLE if self.words == WORDS else _SHARED
+        launch, of_product, row, step, few_warps, few_blocks, narrow, little, much, last, overlap, bandwidth = times
         pairs = self.pairs(shape)
         blocks, products = prod(pairs.blocks), pairs.products // sum(count for _, count in pairs.depths)
         at_a_time = min(self.min_blocks, ceil(blocks / target.units))
@@ -236,14 +251,14 @@ class ChannelPairs(Strategy):
         read = blocks * pairs.images * rows * columns * pairs.channels
         under_way = at_a_time * shape.itemsize * pairs.stage_halves * (self.ahead if self.steps > 1 else 1) / 65536
         rounds = max(1.0, blocks / (target.units * self.min_blocks))
-        memory = shape.itemsize * (read + prod(shape.result_shape)) / _BANDWIDTH
-        memory *= (1 + _NARROW / self.channels) * (1 + _LITTLE / under_way + _MUCH * under_way)
-        memory *= 1 + _LAST_ROUND * (ceil(rounds) / rounds - 1)
-        warp = _PRODUCT * products * pairs.quads + _ROW * (2 * pairs.quads * pairs.stage_rows + self.rows)
+        memory = shape.itemsize * (read + prod(shape.result_shape)) / bandwidth
+        memory *= (1 + narrow / self.channels) * (1 + little / under_way + much * under_way)
+        memory *= 1 + last * (ceil(rounds) / rounds - 1)
+        warp = of_product * products * pairs.quads + row * (2 * pairs.quads * pairs.stage_rows + self.rows)
         warps = pairs.warps if pairs.warps < 4 else 4 * ceil(pairs.warps / 4)  # as many as the fullest quarter has
-        busy = ceil(blocks / target.units) * self.steps * (_STEP + warps * warp) / _CLOCK
-        busy *= 1 + _FEW_WARPS / (pairs.warps * at_a_time) + _FEW_BLOCKS / at_a_time
-        return float(_LAUNCH + (memory**_OVERLAP + busy**_OVERLAP) ** (1 / _OVERLAP))
+        busy = ceil(blocks / target.units) * self.steps * (step + warps * warp) / _CLOCK
+        busy *= 1 + few_warps / (pairs.warps * at_a_time) + few_blocks / at_a_time
+        return float(launch + (memory**overlap + busy**overlap) ** (1 / overlap))
 
     def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import channel_pairs
@@ -266,7 +281,7 @@ class ChannelPairs(Strategy):
                 sch.tensorize(loops[-1], async_copy.intrinsic(shape.dtype))
             elif name == "multiply":
                 sch.bind(loops[-1], "threadIdx.y")
-            elif name.startswith(("window", "leave")):
+            elif name.startswith(("start", "window", "leave")):
                 bind_threads(sch, loops[-1])
             elif name.startswith("products"):
                 sch.tensorize(loops[-4], mma.intrinsic(shape.dtype, 8 if name.startswith("products8") else 16))
