@@ -19,10 +19,10 @@ The blocks are those of `compute`, and some more:
 ``store``
     the results, from those who hold them to their place.
 
-What a lane holds follows ``mma.sync.m16n8k16`` in the PTX ISA. Lane ``4 * m + x`` has inputs ``2 * x``, ``2 *
-x + 1`` and eight further, or, as their order is free, four from ``4 * x``, of tiles ``m`` and ``m + 8``; the
-sums of columns ``2 * x`` and ``2 * x + 1`` of the same tiles; and, as lane ``4 * x + k``, of the band's
-column ``x`` the rows of its inputs.
+What a lane holds follows ``mma.sync.m16n8k16`` in the PTX ISA. Lane ``4 * m + x`` has inputs
+``2 * x``, ``2 * x + 1`` and eight further, or, as their order is free, four from ``4 * x``, of tiles
+``m`` and ``m + 8``; the sums of columns ``2 * x`` and ``2 * x + 1`` of the same tiles; and, as lane
+``4 * x + k``, of the band's column ``x`` the rows of its inputs.
 """
 
 from __future__ import annotations
