@@ -60,7 +60,7 @@ _MOST = Epilogue(("bias", "scale_shift", "residual"))
 """Fused steps that take the most shared memory."""
 
 _CHANNELS, _ROWS, _WORDS = (16, 32, 48, 64, 80, 96), (7, 4, 3, 2, 1), (4, 2, 1)
-"""Channels of a block, rows of a step, and pairs of channels of a warp that are worth trying."""
+"""Channels of a block, rows of a step, pairs of channels of a warp (above 7x7) worth trying."""
 
 _REGISTERS, _PER_ROW = {4: (46, 1.0), 2: (19, 1.25), 1: (34, 1.0)}, 6
 """Registers of a thread beside its sums and weights, by its words, and how often it has those."""
@@ -148,7 +148,7 @@ class ChannelPairs(Strategy):
         images = min(shape.batch, max(1, STRIPS // across))
         whole = shape.result_channels
         channels = [n for n in _CHANNELS if n <= whole and (n < 64 or whole % n == 0)] or [VECTOR]
-        shares = _WORDS if max(shape.dilation) == 1 else _WORDS[:1]
+        shares = _WORDS if max(shape.dilation) == 1 and prod(shape.kernel) > 49 else _WORDS[:1]
         for words, channel, rows, parts, ahead in product(
             shares, channels, _ROWS[::-1], (1, 2, 4, 8, 14, 28), (1, 2, 3)
         ):
