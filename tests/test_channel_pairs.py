@@ -129,6 +129,12 @@ def test_tiles_that_hang_over_every_edge(tile, backend, kernel, epilogue):
 
 
 @parametrize("backend", BACKENDS)
+def test_one_step_alone_may_have_no_padding(backend):
+    tile = ChannelPairs(8, 1, 3, 5, 3, 2, words=2)
+    backend.check(tile, Shape.parse("2x8x7x11_k7x5_p3x2_float16_nhwc"), "bias+relu")
+
+
+@parametrize("backend", BACKENDS)
 def test_many_images_take_silu_in_registers(backend):
     shape, silu = Shape.parse("5x40x7x11_k3x5_p1x2_float16_nhwc"), dwtir.Epilogue.of("scale_shift+silu")
     tile = ChannelPairs(16, 4, 3, 4, 2, 1)

@@ -17,10 +17,7 @@ _Task: TypeAlias = tuple[Any, Any, Any]
 
 
 class Tasks:
-    """The tasks of a block's threads.
-
-    A block is its place among images, rows, columns and channels; a task a line, a column and a vector.
-    """
+    """A block is its place among images, rows, columns and channels; a task a line, a column and a vector."""
 
     def __init__(self, pairs: Pairs) -> None:
         self.pairs = pairs

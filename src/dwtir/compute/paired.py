@@ -169,12 +169,16 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
             add_rows(shared, bands, held, acc, step, vw)
         elif STEPS == 1:
             add_rows(shared, bands, held, acc, step, vw, line)
-        else:  # ptxas moves sums to the next step's places as it adds to them, if there are no tests
-            with T.If(tirx.all(0 <= line, line + pairs.stage_rows <= H)):
+        else:  # without tests sums move to the next step's places as products add to them
+            with T.If(there(line, pairs.stage_rows)):
                 with T.Then():
                     add_rows(shared, bands, held, acc, step, vw)
                 with T.Else():
                     add_rows(shared, bands, held, acc, step, vw, line)
+
+    def there(first: Any, rows: int) -> Any:
+        """Tell whether rows are in the image, as a number, of which TVM infers no bounds."""
+        return T.cast(tirx.all(0 <= first, first + rows <= H), "int32") != 0
 
     def add_rows(
         shared: tuple[Any, ...], bands: Any, held: Any, acc: tirx.Buffer, step: Any, vw: Any, line: Any = None
@@ -187,7 +191,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 start(f"start{row}{name}", met, shared[2], acc, vw)
                 with ExitStack() as tested:
                     if line is not None:
-                        tested.enter_context(T.If(tirx.all(0 <= line + row, line + row < H)))
+                        tested.enter_context(T.If(there(line + row, 1)))
                         tested.enter_context(T.Then())
                     window(f"window{row}{name}", row, shared[0], held, step, vw)
                     for (depth, count), part, band in zip(DEPTHS, held, bands, strict=True):
