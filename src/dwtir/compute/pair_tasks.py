@@ -17,7 +17,7 @@ _Task: TypeAlias = tuple[Any, Any, Any]
 
 
 class Tasks:
-    """A block is its place among images, rows, columns and channels; a task a line, a column and a vector."""
+    """Tasks of threads: line, column and vector. A block is its place in images, rows, columns and channels."""
 
     def __init__(self, pairs: Pairs) -> None:
         self.pairs = pairs
