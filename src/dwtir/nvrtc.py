@@ -97,8 +97,7 @@ SIGMOID, SIGMOID_FACTOR = "dwtir_sigmoid", -1.44269504
 """A function of float32 that sources may call: of x times the factor, the sigmoid of x over `one`.
 
 It errs by a few ulp, as exponentials of the device do, and takes 3 instructions where a rounded
-division alone is a call: SiLU took as long as the whole convolution before. An exponential too
-small for a normal number is 0, and added to 1."""
+division alone is a call. An exponential too small for a normal number is 0, and added to 1."""
 
 _SIGMOID = f"""
 __device__ inline float {SIGMOID}(float x, float one) {{

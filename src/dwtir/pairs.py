@@ -62,14 +62,14 @@ class Pairs:
         return -(-self.images * self.across // STRIPS)
 
     @property
-    def shares(self) -> int:
-        """Warps that share a vector."""
-        return WORDS // self.words
+    def parts(self) -> int:
+        """Warps of a group: one for each vector, or more."""
+        return self.channels // (2 * self.words)
 
     @property
     def warps(self) -> int:
-        """Warps of a block: those of each vector and group."""
-        return self.vectors * self.shares * self.groups
+        """Warps of a block."""
+        return self.parts * self.groups
 
     @property
     def blocks(self) -> tuple[int, int, int, int]:

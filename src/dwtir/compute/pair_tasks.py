@@ -82,7 +82,7 @@ class Tasks:
     def strip(self, warp: Any, half: Any, lane: Any) -> tuple[Any, Any, Any]:
         """Find a strip of a product: whether it is one, its image and its place there."""
         across, strips = self.pairs.across, self.pairs.images * self.pairs.across
-        number = warp // (self.pairs.vectors * self.pairs.shares) * STRIPS + half * (STRIPS // 2) + lane // 4
+        number = warp // self.pairs.parts * STRIPS + half * (STRIPS // 2) + lane // 4
         if strips % STRIPS == 0:
             return True, number // across, number % across
         inside = T.min(number, strips - 1)
@@ -90,5 +90,5 @@ class Tasks:
 
     def channels(self, warp: Any) -> tuple[Any, Any]:
         """Find a warp's vector, and its first channel there."""
-        shares = self.pairs.shares
-        return warp % (self.pairs.vectors * shares) // shares, warp % shares * (2 * self.pairs.words)
+        first = warp % self.pairs.parts * (2 * self.pairs.words)
+        return first // VECTOR, first % VECTOR

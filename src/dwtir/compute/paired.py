@@ -52,9 +52,8 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     H, TOP, C = shape.source[0], shape.before[0], shape.result_channels
     (KH, KW), (SH, SW), DW = shape.kernel, shape.stride, shape.dilation[1]
     R, IMAGES, STEPS = pairs.rows, pairs.images, pairs.steps
-    VECTORS, WARPS, QUADS = pairs.vectors, pairs.warps, pairs.quads
+    VECTORS, WORDS, WARPS, QUADS = pairs.vectors, pairs.words, pairs.warps, pairs.quads
     STAGES, DEPTHS, DELAY, SUMS = pairs.stages, pairs.depths, pairs.delay, pairs.rows + pairs.delay
-    WORDS, PARTS = pairs.words, pairs.vectors * pairs.shares
     BN, BY, BX, BC = pairs.blocks
     dtype = shape.dtype
     PAIR = f"{dtype}x2"
@@ -211,7 +210,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         own = _local(4, "float32")
         for word in range(WORDS):
             with T.vectorized(4) as e:
-                T.buffer_store(own, bias[(vw % PARTS * WORDS + word) * 4 + e], [e])
+                T.buffer_store(own, bias[(vw % pairs.parts * WORDS + word) * 4 + e], [e])
             for e in range(4):
                 T.buffer_store(acc, own[e], [vw, result, word, vl, e // 2, e % 2])
 

@@ -71,7 +71,7 @@ _REGISTERS, _PER_ROW = {4: (46, 1.0), 2: (19, 1.25), 1: (34, 1.0)}, 6
 # warp's, by 1147 kernels of 63 layers, and that warps share, by 700 of 98.
 _CLOCK = 1.98e9
 _WHOLE = (1.61e-6, 0.12, 5.08, 23, 7.3, 1.24, 19.2, 0.187, 0.327, 0.748, 1.74, 1.2e13)
-_SHARED = (2.51e-6, 0.351, 1.745, 62.5, 3.47, 0.415, 0.116, 0.113, 0.57, 0.439, 1.01, 6.85e12)
+_PARTED = (2.51e-6, 0.351, 1.745, 62.5, 3.47, 0.415, 0.116, 0.113, 0.57, 0.439, 1.01, 6.85e12)
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class ChannelPairs(Strategy):
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of the kernel."""
-        times = _WHOLE if self.words == WORDS else _SHARED
+        times = _WHOLE if self.words == WORDS else _PARTED
         launch, of_product, row, step, few_warps, few_blocks, narrow, little, much, last, overlap, bandwidth = times
         pairs = self.pairs(shape)
         blocks, products = prod(pairs.blocks), pairs.products // sum(count for _, count in pairs.depths)
