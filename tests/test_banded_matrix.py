@@ -1,4 +1,4 @@
-"""The products with banded matrices: who gets them, what they are made of, who is refused."""
+"""The products with banded matrices: what they are made of, and what their tiles cover."""
 
 import re
 from itertools import product
@@ -7,14 +7,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-import dwtir
 from backends import H200, REPLAY, on_h200
-from dwtir import InvalidScheduleError, Shape, schedules
+from dwtir import Shape
 from dwtir.bands import COLUMNS, DEPTH, TILES, Bands
 from dwtir.nvrtc import _with_min_blocks
 from dwtir.planes import Planes
 from dwtir.schedules import BandedMatrix, BandedPlanes
-from dwtir.target import resolve
 from strategies import shapes
 
 parametrize = pytest.mark.parametrize
@@ -72,50 +70,6 @@ def test_results_and_what_they_are_added_to_move_in_pairs(epilogue):
     assert not re.search(r"[^*]\bout_ptr\[", source)
     assert ("residual" in epilogue) == bool(re.search(r"\*\(half2\*\)\(residual_ptr", source))
     assert "= residual_ptr[" not in source
-
-
-BANDED = """
-    128x96x56x56_k7_p3_float16 128x240x28x28_k5_p2_float16 128x96x57x57_k7_p3_float16 64x256x55x57_k3_p1_bfloat16
-    32x192x35x35_k5_p2_float16 128x1024x15x15_k13_p6_float16 32x128x56x56_k31_p15_bfloat16_nhwc
-    128x96x56x56_k7_p3_float16_dgrad
-"""
-# The last: few products an input, neither every other row is pairs nor every other plane, in many pieces.
-OTHERS = """
-    128x96x56x56_k7_p3 128x96x56x56_k7_p3_float16_nhwc 64x256x56x56_k3_p1_float16 32x768x7x7_k7_p3_bfloat16
-    128x96x56x56_k13_s2_p6_float16_dgrad 128x96x56x56_k13_p6_m2_float16_dgrad
-    128x240x28x28_k5_s2_p2_float16 127x95x57x57_k7_p3_float16 32x192x35x35_k3_p1_float16
-"""
-CHOICES = [
-    *((about, H200, True) for about in BANDED.split()),
-    *((about, H200, False) for about in OTHERS.split()),
-    ("128x96x56x56_k7_p3_bfloat16", "nvidia-a100-sxm4-80gb", True),
-    ("128x96x56x56_k7_p3_float16", "tesla-t4", False),  # has no m16n8k16
-    ("128x96x56x56_k7_p3_float16", "opencl", False),
-]
-
-
-@parametrize(("about", "target", "is_banded"), CHOICES)
-def test_who_gets_tensor_cores(about, target, is_banded):
-    assert isinstance(schedules.choose(Shape.parse(about), resolve(target)), BandedMatrix) == is_banded
-
-
-REFUSED = [
-    ("2x8x12x12_k7_p3", (4, 7, 1), "float16 or bfloat16"),
-    ("2x8x12x12_k7_p3_float16", (4, 7, 1), "from sm_80 on"),
-    ("2x8x12x12_k7_s2_p3_float16_dgrad", (4, 7, 1), "stride 1"),
-    ("2x8x12x12_k7_p3_float16", (65, 7, 1), "rows must be at most 64"),
-    ("2x8x12x12_k7_p3_float16", (4, 8, 1), "kernel_rows must be at most 7"),
-    ("2x8x12x12_k7_p3_float16", (12, 7, 2), "warps must be at most 1"),
-    ("2x8x14x14_k7_p3_float16", (4, 7, 1, 1, "fours"), r"loads must be one of \('pairs',\)"),
-    ("9x8x64x64_k63_p31_float16", (60, 63, 1), "unrolled loads"),
-    ("9x8x64x64_k31_p15_float16", (32, 31, 1), "unrolled products"),
-]
-
-
-@parametrize(("about", "tile", "complaint"), REFUSED)
-def test_what_does_not_fit_is_refused(about, tile, complaint):
-    with pytest.raises(InvalidScheduleError, match=complaint):
-        dwtir.build(about, BandedMatrix(*tile), target="tesla-t4" if "sm_80" in complaint else H200)
 
 
 @given(shape=shapes(layouts=("NCHW",), dtypes=("float16",)), rows=st.integers(1, 20), kernel_rows=st.integers(1, 11))

@@ -1,13 +1,9 @@
-"""NHWC halves on tensor cores by pairs of channels: who gets them, what they take, who is refused."""
-
-from dataclasses import replace
-from itertools import product
+"""NHWC halves on tensor cores, by pairs of channels and by banded matrices: what they take, and results."""
 
 import pytest
 
-import dwtir
-from backends import CUDA, H200, REPLAY
-from dwtir import InvalidScheduleError, Shape, reference, schedules
+from backends import CUDA, H200, REPLAY, on_h200
+from dwtir import Epilogue, Shape, reference
 from dwtir.schedules import BandedChannels, ChannelPairs
 from strategies import oracle, real_tensors
 
@@ -31,76 +27,53 @@ BACKENDS = [REPLAY, pytest.param(CUDA, marks=pytest.mark.gpu)]
 )
 def test_products_and_shared_memory_are_what_the_tile_says(about, epilogue):
     shape = Shape.parse(about)
-    tile = ChannelPairs.choose(shape, H200).with_room_for(shape, dwtir.Epilogue.of(epilogue))
+    tile = ChannelPairs.choose(shape, H200).with_room_for(shape, Epilogue.of(epilogue))
     pairs = tile.pairs(shape)
-    kernel = dwtir.build(shape, tile, epilogue=epilogue, target="nvidia-h200")
+    kernel = on_h200(shape, tile, epilogue=epilogue)
     source, resources = kernel.source(), kernel.resources()
     twice = pairs.skips and pairs.steps > 1  # with tests for rows of padding, and without
     assert source.count("mma.sync.aligned.m16n8k") == pairs.products * (1 + twice)
     assert resources.threads == 32 * pairs.warps
     assert resources.spill_bytes == resources.stack_bytes == 0
-    assert resources.shared_bytes == pairs.shared_bytes(dwtir.Epilogue.of(epilogue))
+    assert resources.shared_bytes == pairs.shared_bytes(Epilogue.of(epilogue))
     assert resources.registers * resources.threads * tile.min_blocks <= 65536
     assert (resources.shared_bytes + 1024) * tile.min_blocks <= 228 * 1024
     assert source.count("__syncthreads();") == 2, "the barriers of a step"
 
 
+@parametrize(
+    ("about", "epilogue"),
+    [
+        ("8x96x56x56_k7_p3_float16_nhwc", ""),
+        ("8x80x28x27_k9_p4_bfloat16_nhwc_dgrad", ""),
+        ("32x384x14x14_k7_p3_bfloat16_nhwc", "scale_shift+residual+relu"),
+    ],
+)
+def test_products_and_shared_memory_by_banded_matrices(about, epilogue):
+    shape = Shape.parse(about)
+    tile = BandedChannels.choose(shape, H200)
+    panels = tile.panels(shape)
+    kernel = on_h200(shape, tile, epilogue=epilogue)
+    products = tile.rows * shape.kernel[0] * panels.depth_steps * tile.channels
+    assert kernel.source().count("mma.sync.aligned.m16n8k16") == products
+    resources = kernel.resources()
+    assert resources.threads == 32 * tile.warps
+    assert resources.spill_bytes == resources.stack_bytes == 0
+    assert resources.shared_bytes == panels.shared_bytes("residual" in epilogue)
+    assert resources.registers * resources.threads * min(2, tile.min_blocks) <= 65536
+
+
 def test_fused_steps_cost_rows_and_no_block():
     shape = Shape.parse("128x240x28x28_k5_p2_float16_nhwc")
     alone = ChannelPairs(32, 2, 7, 7, 5, 2, 2)
-    assert alone.with_room_for(shape, dwtir.Epilogue.of("scale_shift+relu6")) == alone
+    assert alone.with_room_for(shape, Epilogue.of("scale_shift+relu6")) == alone
     for epilogue, ahead in (("bias+silu", alone.ahead), ("residual", 1)):
-        tile = alone.with_room_for(shape, dwtir.Epilogue.of(epilogue))
+        tile = alone.with_room_for(shape, Epilogue.of(epilogue))
         assert tile.pairs(shape).blocks == alone.pairs(shape).blocks
         assert (tile.min_blocks, tile.ahead) == (alone.min_blocks, ahead)
         assert tile.rows < alone.rows
     uneven, shape = ChannelPairs(32, 1, 14, 3, 21, 2, 2), Shape.parse("128x96x56x56_k7_p3_float16_nhwc")
-    assert [uneven.with_room_for(shape, dwtir.Epilogue.of(one)).rows for one in ("", "bias")] == [3, 4]
-
-
-@parametrize(
-    ("about", "is_chosen"),
-    [
-        ("128x96x56x56_k5_p2_float16_nhwc", True),
-        ("128x96x56x56_k7_p3_bfloat16_nhwc_dgrad", True),
-        ("128x384x14x14_k7_p3_float16_nhwc", True),
-        ("32x96x56x56_k5_p2_float16_nhwc", True),
-        ("128x96x56x56_k3_p1_float16_nhwc", False),
-        ("64x256x56x56_k3_p1_float16_nhwc", False),
-        ("1x96x56x56_k5_p2_float16_nhwc", False),
-        ("8x96x56x56_k7_p3_float16_nhwc", False),
-        ("128x96x56x56_k9_p4_float16_nhwc", True),
-        ("1x192x28x28_k13_p6_float16_nhwc", True),
-        ("8x192x28x28_k9_p4_float16_nhwc", False),
-        ("32x96x56x56_k21_p10_float16_nhwc", False),
-        ("128x90x56x56_k5_p2_float16_nhwc", False),
-        ("128x96x56x56_k5_p2_nhwc", False),
-        ("128x96x56x56_k5_p2_float16_nchw", False),
-    ],
-)
-def test_who_gets_them(about, is_chosen):
-    shape = Shape.parse(about)
-    assert isinstance(schedules.choose(shape, H200), ChannelPairs) == is_chosen
-
-
-@parametrize(
-    ("image", "epilogue", "is_chosen"),
-    [
-        ("96x56x56", "scale_shift+silu", True),
-        ("96x56x56", "bias+residual", True),
-        ("384x14x14", "bias+relu", True),
-        ("384x14x14", "bias+residual+relu", True),
-        ("384x14x14", "bias+silu", True),
-        ("240x28x28", "bias+silu", True),
-        ("384x14x14", "bias+gelu", False),
-        ("240x28x28", "bias+gelu", False),
-        ("144x56x56_s2", "scale_shift+silu", True),
-    ],
-)
-def test_with_which_epilogue(image, epilogue, is_chosen):
-    shape = Shape.parse(f"128x{image}_k5_p2_float16_nhwc")
-    chosen = schedules.choose(shape, H200, dwtir.Epilogue.of(epilogue))
-    assert isinstance(chosen, ChannelPairs) == is_chosen
+    assert [uneven.with_room_for(shape, Epilogue.of(one)).rows for one in ("", "bias")] == [3, 4]
 
 
 @parametrize(
@@ -136,46 +109,10 @@ def test_one_step_alone_may_have_no_padding(backend):
 
 @parametrize("backend", BACKENDS)
 def test_many_images_take_silu_in_registers(backend):
-    shape, silu = Shape.parse("5x40x7x11_k3x5_p1x2_float16_nhwc"), dwtir.Epilogue.of("scale_shift+silu")
+    shape, silu = Shape.parse("5x40x7x11_k3x5_p1x2_float16_nhwc"), Epilogue.of("scale_shift+silu")
     tile = ChannelPairs(16, 4, 3, 4, 2, 1)
     assert tile.pairs(shape).fused(silu).own == silu
     tensors = real_tensors(shape, silu, 0)
     bound = reference.error_bound(shape, tensors["data"], tensors["weight"], tensors, epilogue=silu)
     (got,) = backend.run(tile, shape, silu, tensors)
     assert (abs(got - oracle(shape, silu, tensors)) <= bound).all()
-
-
-@parametrize(
-    ("changes", "message"),
-    [
-        ({"channels": 20}, "channels must be a multiple of 8"),
-        ({"channels": 104}, "channels must be at most 96"),
-        ({"images": 9}, "images must be at most 8"),
-        ({"across": 15}, "across must be at most 14"),
-        ({"rows": 57}, "rows must be at most 56"),
-        ({"steps": 16}, "steps must be at most 15"),
-        ({"steps": 2, "rows": 2}, "rows of a block must be at least 1"),
-        ({"rows": 56, "steps": 1}, "unrolled products must be at most 640"),
-        ({"channels": 96, "ahead": 9}, "shared bytes per block must be at most"),
-        ({"min_blocks": 17}, "min_blocks must be at most"),
-        ({"words": 3}, "words must be one of"),
-    ],
-)
-def test_tiles_that_do_not_fit_are_refused(changes, message):
-    shape = Shape.parse("8x96x56x56_k5_p2_float16_nhwc")
-    tile = ChannelPairs(32, 1, 14, 4, 15, 2, 3)
-    tile.check_use(shape, H200)
-    with pytest.raises(InvalidScheduleError, match=message):
-        replace(tile, **changes).check_use(shape, H200)
-
-
-OTHERS = BandedChannels(1, 1, 1, 4, 2)
-REFUSED = product(
-    (ChannelPairs(8, 1, 1, 1, 1, 1), OTHERS), ("12x9x9_k3", "8x9x9_k3_m2", "8x9x9_k1_s2", "8x9x9_k3_s2_dgrad")
-)
-
-
-@parametrize(("tile", "about"), [*REFUSED, (OTHERS, "8x9x9_k3_s2_p1"), (OTHERS, "8x9x9_k3_p2_d2")])
-def test_who_is_refused(tile, about):
-    with pytest.raises(InvalidScheduleError, match="channels by eights"):
-        tile.check_use(Shape.parse(f"2x{about}_float16_nhwc"), H200)

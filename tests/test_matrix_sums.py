@@ -1,4 +1,4 @@
-"""The weight's gradient as products of matrices: who gets it, what it is made of, who is not."""
+"""The weight's gradient as products of matrices: what it is made of, and what its tiles cover."""
 
 import re
 from dataclasses import replace
@@ -8,17 +8,15 @@ import pytest
 from hypothesis import given
 
 from backends import H200, REPLAY, on_h200
-from dwtir import InvalidScheduleError, Shape, schedules
+from dwtir import Shape
 from dwtir.bands import COLUMNS, TILES
 from dwtir.diagonals import INPUTS, Diagonals
-from dwtir.schedules import BandedSums, TapSums, UnitSums
-from dwtir.target import resolve
+from dwtir.schedules import BandedSums, UnitSums
 from dwtir.units import LANES, Units
 from strategies import shapes
 
 parametrize = pytest.mark.parametrize
 
-TILES_OF = {"NCHW": BandedSums(14, 4, 2, 2, 3), "NHWC": UnitSums(16, 1, 4, 4, 6, 3, 1, 2)}
 OF_LAYOUT = {"NCHW": BandedSums, "NHWC": UnitSums}
 LAYERS = """
     32x96x56x56_k5_p2_nchw 32x96x56x56_k7_p3_nchw 32x96x28x28_k9_p4_nchw 128x192x28x28_k5_p2_nhwc
@@ -66,75 +64,6 @@ def test_barriers_stand_between_zeros_copies_products_and_sums(about):
     last, sums, *_ = steps[tile.sizes(shape).ring - 2 :]
     assert last.index("mma.sync") < last.index("wait_group_0")
     assert "float2*)(((float*)staged_ptr" in sums
-
-
-CHOICES = [
-    ("128x96x56x56_k7_p3_float16", H200, True),
-    ("128x96x56x56_k5_p2_bfloat16", "nvidia-a100-sxm4-80gb", True),
-    ("128x96x56x56_k7_p3_float16", "tesla-t4", False),
-    ("128x96x56x56_k7_p3", H200, False),
-    ("32x128x56x56_k31_p15_float16", H200, False),  # no registers for its sums
-    ("1x24x14x14_k5_p2_float16", H200, False),  # few outputs
-]
-
-
-@parametrize(("about", "target", "is_for_them"), CHOICES)
-@parametrize("layout", OF_LAYOUT)
-def test_who_gets_tensor_cores(about, target, is_for_them, layout):
-    chosen = schedules.choose(replace(Shape.parse(f"{about}_wgrad"), layout=layout), resolve(target))
-    assert type(chosen) is (OF_LAYOUT[layout] if is_for_them else TapSums)
-
-
-# Two of them have no pairs or no whole vectors.
-OTHERS = """
-    64x256x56x56_k3_p1_float16_nchw 128x96x57x57_k7_p3_float16_nchw 1x384x14x14_k5_p2_float16_nchw
-    128x100x56x56_k7_p3_float16_nhwc 128x96x56x56_k7_p3_m2_float16_nhwc
-"""
-
-
-@parametrize("about", OTHERS.split())
-def test_who_does_not(about):
-    assert type(schedules.choose(Shape.parse(f"{about}_wgrad"), H200)) is TapSums
-
-
-REFUSED = """
-    NCHW rows=29: rows must be at most 28, got 29
-    NCHW warps=17: warps must be at most 16, got 17
-    NCHW parts=6: parts must be at most 4, got 6
-    NCHW parts=1: part_threads must be a divisor of the parts, 1, got 2
-    NCHW min_blocks=17: min_blocks must be at most 32, of at most 2048 threads
-    NCHW kernel=33 padding=16 rows=7: sums of a thread must be at most 128
-    NCHW kernel=13 padding=6 rows=7: shared bytes per block must be
-    NCHW dilation=9 padding=27: unrolled loads must be at most 1024
-    NCHW dtype=float32: of float16 or bfloat16 in NCHW
-    NHWC together=3: together must be in (1, 2, 4, 8), got 3
-    NHWC channels=12: channels must be a multiple of 8, got 12
-    NHWC warps=5: channels must be a multiple of 40, got 16
-    NHWC channels=24 warps=1: channels must be a divisor of 32, got 24
-    NHWC images=3: images must be a multiple of 2, got 3
-    NHWC parts=300: parts must be at most 248, got 300
-    NHWC parts=4: part_threads must be a divisor of the parts, 4, got 3
-    NHWC parts=128 part_threads=128: threads per block must be at most 1024
-    NHWC min_blocks=17: min_blocks must be at most 32, of at most 2048 threads
-    NHWC warps=2: sums of a thread must be at most 128
-    NHWC ahead=40: shared bytes per block must be at most 232448
-    NHWC images=64: unrolled products must be at most 1024
-    NHWC width=1200: unrolled loads must be at most 1024
-    NHWC dtype=float32: of float16 or bfloat16 in NHWC
-    NHWC in_channels=20: of whole vectors of channels
-"""
-
-
-@parametrize("line", REFUSED.strip().splitlines())
-def test_what_does_not_fit_is_refused(line):
-    changes, complaint = line.split(": ")
-    layout, *changes = changes.split()
-    shape, tile = Shape.parse(f"32x32x28x28_k7_p3_float16_{layout.lower()}_wgrad"), TILES_OF[layout]
-    tile.check_use(shape, H200)
-    values = {name: int(value) if value.isdecimal() else value for name, value in (one.split("=") for one in changes)}
-    others = {name: values.pop(name) for name in [*values] if name in Shape.__dataclass_fields__}
-    with pytest.raises(InvalidScheduleError, match=re.escape(complaint)):
-        replace(tile, **values).check_use(replace(shape, **others), H200)
 
 
 ANY_TILE = {

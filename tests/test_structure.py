@@ -307,9 +307,3 @@ def test_a_strided_gradient_multiplies_only_the_taps_that_are_there():
     tests = [line for line in source.splitlines() if "% 2) == 0" in line]
     assert tests
     assert not [line for line in tests if "Idx" in line]
-
-
-def test_bands_of_an_image_are_for_kernels_without_dilation():
-    shape = Shape.parse("1x8x6x1_k2x1_p0_d2_nhwc")
-    with pytest.raises(dwtir.InvalidScheduleError, match="bands must be one of"):
-        WholeImage(2, 1, 1, 16, bands=4).check(shape, H200)
