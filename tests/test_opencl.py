@@ -26,15 +26,21 @@ def on_threads(func, threads=64, lanes=1):
     return sch
 
 
-def copy_as(source, target, count, lanes):
+def over(count, source, target, value):
+    """Compute `value` of each index and element of an array, by a block that is not yet scheduled."""
+
     @T.prim_func(s_tir=True)
     def main(a: T.Buffer((count,), source), out: T.Buffer((count,), target)) -> None:
         for i in T.serial(count):
             with T.sblock("step"):
                 vi = T.axis.spatial(count, i)
-                out[vi] = T.cast(a[vi], target)
+                out[vi] = value(vi, a[vi])
 
-    return on_threads(main, lanes=lanes)
+    return main
+
+
+def copy_as(source, target, count, lanes):
+    return on_threads(over(count, source, target, lambda i, x: T.cast(x, target)), lanes=lanes)
 
 
 def every_value(dtype):
@@ -80,30 +86,20 @@ def test_casts_round_to_nearest_even(dtype, lanes):
 
 
 def test_16_bit_selections_are_unchanged():
-    @T.prim_func(s_tir=True)
-    def main(a: T.Buffer((64,), "bfloat16"), out: T.Buffer((64,), "bfloat16")) -> None:
-        for i in T.serial(64):
-            with T.sblock("step"):
-                vi = T.axis.spatial(64, i)
-                out[vi] = T.Select(vi % 2 == 0, a[vi], T.cast(1.005859375, "bfloat16"))
+    def select(i, x):
+        return T.Select(i % 2 == 0, x, T.cast(1.005859375, "bfloat16"))
 
     a = np.arange(64).astype(numpy_dtype("bfloat16"))
     out = np.zeros_like(a)
-    compile_opencl(on_threads(main, 16).mod)(a, out)
+    compile_opencl(on_threads(over(64, "bfloat16", "bfloat16", select), 16).mod)(a, out)
     rounded = np.float32(1.005859375).astype(a.dtype)
     assert np.array_equal(out, np.where(np.arange(64) % 2 == 0, a, rounded))
 
 
 def test_arithmetic_in_16_bits_is_refused():
-    @T.prim_func(s_tir=True)
-    def main(a: T.Buffer((64,), "float16"), out: T.Buffer((64,), "float16")) -> None:
-        for i in T.serial(64):
-            with T.sblock("step"):
-                vi = T.axis.spatial(64, i)
-                out[vi] = a[vi] + a[vi]
-
+    double = over(64, "float16", "float16", lambda i, x: x + x)
     with pytest.raises(InvalidScheduleError, match="computes in 16 bits, cast to float32 first"):
-        compile_opencl(on_threads(main).mod)
+        compile_opencl(on_threads(double).mod)
 
 
 def three_operands():
