@@ -193,4 +193,3 @@ def test_the_chosen_tile_is_one_of_those_worth_trying(shape):
         tile = BandedMatrix.choose(shape, H200)
         tile.check_use(shape, H200)
         assert tile.is_promising(shape)
-        assert tile.warps <= Bands(shape, tile.rows, tile.kernel_rows).groups
