@@ -3,11 +3,14 @@
 import numpy as np
 
 from dwtir import Epilogue, Kernel, Shape
+from dwtir.schedules import Cpu
+from dwtir.target import resolve
 from strategies import Array, integer_tensors, oracle
 
 LAYER = "1x8x15x17_k3_psame"
 SHAPE = Shape.parse("2x6x9x11_k3_s2x1_psame_m2")
 EPILOGUE = Epilogue(("bias", "relu"))
+CPU, TILE = resolve("cpu"), Cpu(rows=3, cols=1, lanes=2)
 
 
 def tensors_of(kernel: Kernel, seed: int = 0) -> list[Array]:

@@ -44,7 +44,7 @@ NIGHTLY = os.environ.get("DWTIR_NIGHTLY") == "1" or hypothesis.settings.get_curr
 
 def check(shape):
     """Compile, and return the kernel if something is wrong with the machine code."""
-    kernel = on_h200(shape)
+    kernel = dwtir.build(shape, target=H200)
     use = kernel.resources()
     fits = 0 < use.registers <= 255 and use.shared_bytes <= kernel.target.most_shared_bytes
     return None if fits and use.spill_bytes == use.stack_bytes == 0 else (kernel, use)

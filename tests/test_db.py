@@ -10,20 +10,18 @@ from tvm.s_tir import meta_schedule as ms
 
 import dwtir
 import processes
+from backends import H200
 from dwtir import Epilogue, Shape, compute, database, traces
 from dwtir.build import schedule_for
 from dwtir.database import TuneDB
 from dwtir.db import main
 from dwtir.records import Record
 from dwtir.schedules import Cpu, Ladder
-from dwtir.target import KNOWN_GPUS, resolve
 from dwtir.verify import verify_record
+from kernels import CPU, SHAPE, TILE
 from processes import command
 
-SHAPE = Shape.parse("2x6x9x11_k3_s2x1_psame_m2")
 NHWC = Shape.parse("1x32x14x14_k5_psame_float16_nhwc")
-CPU, H200 = resolve("cpu"), KNOWN_GPUS["nvidia-h200"]
-TILE = Cpu(rows=3, cols=1, lanes=2)
 NAME = f"{SHAPE}.json"
 
 

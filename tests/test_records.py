@@ -16,18 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dwtir
+from backends import H200
 from dwtir import STRATEGIES, Epilogue, RecordError, Shape, Target, database, files, traces
 from dwtir.build import schedule_for
 from dwtir.records import MAX_BYTES, Record
 from dwtir.schedules import Cpu, Ladder
-from dwtir.target import KNOWN_GPUS, resolve
+from kernels import CPU, SHAPE, TILE
 from processes import run
 from record_corpus import corpus, hostile_names
-
-SHAPE = Shape.parse("2x6x9x11_k3_s2x1_psame_m2")
-H200 = KNOWN_GPUS["nvidia-h200"]
-CPU = resolve("cpu")
-TILE = Cpu(rows=3, cols=1, lanes=2)
 
 
 def cpu_record(seconds=1e-06, **about):

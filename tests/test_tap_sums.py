@@ -7,16 +7,13 @@ from math import ceil
 import numpy as np
 import pytest
 
-import dwtir
-from backends import on_h200
+from backends import H200, on_h200
 from dwtir import InvalidScheduleError, Shape
 from dwtir.nvrtc import _with_min_blocks
 from dwtir.schedules import TapSums, choose
 from dwtir.schedules.tap_cost import Tiles, allocated_bytes, estimate, other_blocks, tiles_of_channel
 from dwtir.schedules.tap_tiles import ranked
-from dwtir.target import resolve
 
-GPU = resolve("nvidia-h200")
 NCHW = Shape.parse("8x32x56x56_k3_p1_float32_nchw_wgrad")
 NHWC = Shape.parse("8x32x56x56_k3_p1_float16_nhwc_wgrad")
 parametrize = pytest.mark.parametrize
@@ -44,7 +41,7 @@ LARGE = """
 def test_shared_memory_is_what_is_allocated(about, tile):
     shape = Shape.parse(f"{about}_wgrad")
     assert allocated_bytes(tile, shape) == on_h200(shape, tile).resources().shared_bytes
-    choose(shape, GPU).check(shape, GPU)
+    choose(shape, H200).check(shape, H200)
 
 
 @both_layouts
@@ -66,16 +63,16 @@ def test_threads_like_taps_are_refused():
 def check_tiles(shape, tile, mixed_up, fine):
     for change in mixed_up:
         with pytest.raises(InvalidScheduleError, match="threads must be more or less"):
-            replace(tile, **change).check(shape, GPU)
+            replace(tile, **change).check(shape, H200)
     for change in fine:
-        dwtir.build(shape, replace(tile, **change), target=GPU)
+        on_h200(shape, replace(tile, **change))
 
 
 @parametrize("shape", [NCHW, NHWC], ids=str)
 def test_min_blocks_bounds_the_first_kernel(shape):
     """The second has other threads, of which so many blocks may not fit."""
     tile = replace(IN_NCHW if shape == NCHW else IN_NHWC, min_blocks=6)
-    kernel = dwtir.build(shape, tile, target=GPU)
+    kernel = on_h200(shape, tile)
     bounded = _with_min_blocks(kernel.source(), tile.min_blocks)
     bounds = dict(re.findall(r"__launch_bounds__\(([\d, ]+)\) (\w+)\(", bounded))
     assert {"64, 6": "main_kernel"}.items() <= bounds.items()
@@ -92,8 +89,8 @@ ODD = """
 @parametrize("text", ODD.split())
 def test_no_shape_is_too_odd(text):
     shape = Shape.parse(f"{text}_wgrad")
-    tile = TapSums.choose(shape, GPU)
-    tile.check(shape, GPU)
+    tile = TapSums.choose(shape, H200)
+    tile.check(shape, H200)
     assert tile.is_promising(shape)
 
 
@@ -103,21 +100,21 @@ def test_no_shape_is_too_odd(text):
 def test_large_layers_keep_the_device_busy(layer, dtype, layout):
     """The choice is the least estimate; no column, thread or multiprocessor idles for long."""
     shape = Shape.parse(f"{layer}_{dtype}_{layout}_wgrad")
-    tile = TapSums.choose(shape, GPU)
+    tile = TapSums.choose(shape, H200)
     assert shape.out_width % tile.cols == 0, "a column too many is a branch for each output"
     turns = float(tiles_of_channel(tile, shape)) / (tile.threads * tile.parts)
     assert turns > 0.8 * ceil(turns), "threads idle in the last turn"
-    rounds = tile.parts * float(other_blocks(tile, shape)) / (GPU.units * tile.min_blocks)
+    rounds = tile.parts * float(other_blocks(tile, shape)) / (H200.units * tile.min_blocks)
     # One part saves the second kernel, more than idle multiprocessors may cost.
     assert tile.parts == 1 or rounds > 0.7 * ceil(rounds), "the last round of blocks is nearly empty"
-    best = ranked(shape, GPU)
-    estimates = estimate(Tiles(*np.array(best, dtype=np.float64).T), shape, GPU)
+    best = ranked(shape, H200)
+    estimates = estimate(Tiles(*np.array(best, dtype=np.float64).T), shape, H200)
     assert np.isfinite(estimates).all()
     assert (np.diff(estimates) >= 0).all()
     assert tuple(tile.parameters.values()) == best[0]
 
 
 def test_kernels_of_31_rows_share_loads():
-    tile = TapSums.choose(Shape.parse("32x128x56x56_k31_p15_float32_nchw_wgrad"), GPU)
+    tile = TapSums.choose(Shape.parse("32x128x56x56_k31_p15_float32_nchw_wgrad"), H200)
     assert tile.kernel_rows * tile.kernel_cols * tile.vector <= 128
     assert tile.kernel_threads > 1

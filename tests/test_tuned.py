@@ -11,12 +11,10 @@ import dwtir
 from dwtir import NotTunedError, NotTunedWarning, database
 from dwtir.records import Record
 from dwtir.schedules import Cpu
-from dwtir.target import resolve
-from kernels import EPILOGUE, SHAPE, check
+from kernels import CPU, EPILOGUE, SHAPE, TILE, check
 
-CPU = resolve("cpu")
 OWN = {name: value for name, value in asdict(CPU).items() if name != "name"} | {"features": list(CPU.features)}
-TILE, MANUAL = Cpu(rows=3, cols=1, lanes=2), Cpu.choose(SHAPE, CPU)
+MANUAL = Cpu.choose(SHAPE, CPU)
 
 
 @pytest.fixture
