@@ -37,6 +37,19 @@ def test_torch_tensors_in_and_out(dtype, layout):
     assert torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_silu_is_right_from_the_least_number_to_the_largest(dtype, layout):
+    shape, kind = Shape.parse(f"1x64x32x64_k1_{dtype}_{layout}"), getattr(torch, dtype)
+    powers = torch.logspace(-38, 4.8 if dtype == "float16" else 38, 2**15)
+    values = torch.cat([torch.linspace(-110, 110, 2**16), powers, -powers]).to(kind)
+    data, weight = values.reshape(shape.data_shape), torch.ones(shape.weight_shape, dtype=kind)
+    out = dwtir.build(shape, epilogue="silu")(data.cuda(), weight.cuda()).cpu()
+    given = data.double().numpy(), weight.double().numpy()
+    error = out.double().numpy() - reference.depthwise_conv2d(shape, *given, epilogue="silu")
+    assert (abs(error) <= reference.error_bound(shape, *given, epilogue="silu")).all()
+
+
 def test_runs_on_torchs_current_stream():
     """On another stream the kernel must wait for that stream's work and for no other's."""
     kernel = dwtir.build(SHAPE)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,7 @@ def _pipeline(simplify: bool, early: bool) -> str:
     ]
     if simplify:
         begin.append(StmtSimplify())
-    finish = [LowerWarpMemory(), _name_sigmoid(), StmtSimplify(), CommonSubexprElim(), _show_alignment(), LowerIntrin()]
+    finish = [LowerWarpMemory(), _name_silu(), StmtSimplify(), CommonSubexprElim(), _show_alignment(), LowerIntrin()]
     if early:
         finish.append(_launch_early())
     return _registered(f"dwtir{'-simplified' * simplify}{'-early' * early}", begin, finish)
@@ -189,17 +190,18 @@ def _launch_early() -> Any:
     return tirx.transform.prim_func_pass(show, opt_level=0)
 
 
-def _name_sigmoid() -> Any:
-    """Call the sigmoid of `nvrtc` in SiLU: TVM's has an exponential and a division, rounded.
+def _name_silu() -> Any:
+    """Call `nvrtc`'s SiLU: TVM's has an exponential and a division, rounded.
 
-    It wants a factor. If tensors are of halves, what is multiplied and added before takes it along,
-    and a result an instruction less. Arguments above 2.3e38 are infinite then, in bfloat16.
+    It wants x times a factor, with which x above 2.3e38 is infinite. If tensors are of halves, what is
+    multiplied and added before takes it along, and a result an instruction less; and each second of
+    their results divides without the units that exponentials are waiting for.
     """
     import tvm_ffi
     from tvm import ir, tirx
 
     sigmoid = ir.Op.get("tirx.sigmoid")
-    one, factor = (tirx.const(value, "float32") for value in (1.0, nvrtc.SIGMOID_FACTOR))
+    factor = tirx.const(nvrtc.SILU_FACTOR, "float32")
 
     def scaled(value: tirx.PrimExpr) -> tirx.PrimExpr:
         if isinstance(value, tirx.Add):
@@ -210,14 +212,13 @@ def _name_sigmoid() -> Any:
 
     def show(func: tirx.PrimFunc, _mod: Any, _context: Any) -> tirx.PrimFunc:
         is_half = any("float16" in str(parameter.ty) for parameter in func.params)
+        names = cycle((nvrtc.SILU, nvrtc.SILU_BY_FMA) if is_half else (nvrtc.SILU,))
 
         def name(product: tirx.Mul) -> tirx.PrimExpr:
             value, gate = product.a, product.b
             if not (isinstance(gate, ir.Call) and gate.op.same_as(sigmoid)):
                 return product
-            arguments = (scaled(value), factor) if is_half else (value * factor, one)
-            gate = tirx.call_pure_extern("float32", nvrtc.SIGMOID, *arguments)
-            return (arguments[0] if is_half else value) * gate
+            return tirx.call_pure_extern("float32", next(names), scaled(value) if is_half else value * factor)
 
         return tvm_ffi.structural_map(func, [(tirx.Mul, name)])
 

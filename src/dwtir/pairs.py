@@ -180,13 +180,16 @@ class Pairs:
         return self.images * self.rows * self.across * COLUMNS * self.channels
 
     def fused(self, epilogue: Epilogue) -> Fused:
-        """Part an epilogue: steps of few instructions take registers, with four images SiLU too."""
+        """Part an epilogue: steps of few instructions take registers, with four images or few rows SiLU too.
+
+        With more rows registers are full, in which three blocks of 5x5 and two of 7x7 share an SM.
+        """
         if self.images == 1 and self.has_spare:
             return Fused(False, Epilogue(), epilogue)
         bias = epilogue.steps[:1] == ("bias",)
         others = Epilogue(epilogue.steps[bias:])
         few = {"relu", "relu6"} if self.images == 1 else {"relu", "relu6", "bias", "scale_shift", "hardswish"}
-        if self.images >= 4:
+        if self.images >= 4 or (self.images > 1 and self.rows <= 1 + (self.shape.kernel[0] >= 7)):
             few.add("silu")
         return Fused(bias, others, Epilogue()) if few.issuperset(others.steps) else Fused(bias, Epilogue(), others)
 

@@ -96,14 +96,21 @@ def declared(shape: Shape, epilogue: Epilogue = _NO_STEPS) -> tuple[Any, ...]:
     return *inputs.values(), operands, *parameters({"out": shape.result_shape}).values()
 
 
-def both_ends(shape: Shape, epilogue: Epilogue) -> tuple[Callable[[], tuple[Any, ...]], Callable[..., tirx.PrimExpr]]:
-    """Give the two ends of a function: its parameters, and the epilogue's result for one element."""
+def both_ends(
+    shape: Shape, epilogue: Epilogue, times: float = 1.0
+) -> tuple[Callable[[], tuple[Any, ...]], Callable[..., tirx.PrimExpr]]:
+    """Give the two ends of a function: its parameters, and the epilogue's result for one element.
+
+    Scale and shift may be `times` what they are.
+    """
 
     def finish(
         value: tirx.PrimExpr, operands: dict[str, Any], channel: tirx.Var, element: Sequence[tirx.Var]
     ) -> tirx.PrimExpr:
         for step in epilogue.steps:
             value = _apply(step, value, operands, channel, element)
+            if step == "scale_shift" and times != 1:
+                value = value * T.float32(1 / times)
         return T.cast(value, shape.dtype)
 
     return partial(declared, shape, epilogue), finish

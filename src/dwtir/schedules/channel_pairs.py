@@ -227,7 +227,7 @@ class ChannelPairs(Strategy):
         rows = -(-shape.result_height // pairs.blocks[1])
         tiles = [tile, *(replace(tile, rows=n)._down(shape, rows) for n in _ROWS if n < self.rows)]
         waits = self.min_blocks == 2 and pairs.results % (VECTOR * 32 * pairs.warps)
-        if epilogue.steps and shape.kernel[0] >= 7 and waits and rows >= 4:
+        if pairs.fused(epilogue).shared.steps and shape.kernel[0] >= 7 and waits and rows >= 4:
             four = replace(tile, rows=4, ahead=min(tile.ahead, 2))._down(shape, rows)
             if four.pairs(shape).shared_bytes(_MOST) <= LEAST_SHARED:
                 tiles.insert(0, four)
