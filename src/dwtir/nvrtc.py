@@ -9,6 +9,7 @@ small kernel and needs no libcu++.
 
 import ctypes
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from .errors import CompileError, InvalidTargetError, ToolchainError
 from .search_limits import current, stopped
 
 _REGISTERS_OF_SM = 65536
+_HALVING_SPILL = 20
+"""Bytes that a thread spills at the price of half of the blocks, by the kernels of 35 layers on an H200."""
 _LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\) (\w+)")
 
 
@@ -179,8 +182,8 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     Floating point is strict but for `SILU`; multiply-add contraction is on, as in nvcc.
     Thread-safe, and threads run in parallel: NVRTC works without the GIL.
 
-    A kernel that spills is compiled once more with the word that one block of an SM is enough, while
-    there are registers left, then as ptxas itself likes it, and the one that spills least is taken.
+    A kernel that spills is compiled once more as ptxas itself likes it, then for fewer and fewer blocks of
+    an SM. The one with the most blocks is taken, less what spills cost.
 
     Parameters
     ----------
@@ -225,14 +228,25 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     cubin = _compile(nvrtc, _with_min_blocks(source, min_blocks), arch, options)
     if search and min_blocks is not None and _spills(cubin):
         raise search.spills(min_blocks, _spills(cubin))
-    others: list[int | None] = []
-    if min_blocks is not None:
-        others.append(None)
-    if min_blocks != 1 and max(kernel.registers for kernel in cubin.kernels) < _most_registers(source):
-        others.append(1)
-    while _spills(cubin) and others:
-        cubin = min(cubin, _compile(nvrtc, _with_min_blocks(source, others.pop()), arch, options), key=_spills)
+
+    def worth(cubin: Cubin) -> float:
+        return _blocks(cubin, source, min_blocks or 1) / (1 + _spills(cubin) / _HALVING_SPILL)
+
+    for fewer in _fewer(min_blocks):
+        if not _spills(cubin) and (fewer is None or _blocks(cubin, source, fewer) == fewer):
+            break
+        cubin = max(cubin, _compile(nvrtc, _with_min_blocks(source, fewer), arch, options), key=worth)
     return cubin
+
+
+def _fewer(min_blocks: int | None) -> Iterator[int | None]:
+    """List other bounds to compile with: none, and fewer and fewer blocks."""
+    if min_blocks is not None:
+        yield None
+    blocks = min_blocks or 2
+    while blocks > 1:
+        blocks = blocks * 3 // 4
+        yield blocks
 
 
 def _with_min_blocks(source: str, min_blocks: int | None) -> str:
@@ -252,12 +266,13 @@ def _bounds(source: str) -> re.Match[str] | None:
     return last
 
 
-def _most_registers(source: str) -> int:
-    """Return how many registers a thread of that kernel can have, one block on an SM."""
+def _blocks(cubin: Cubin, source: str, most: int) -> int:
+    """Count the blocks, up to so many, that an SM's registers have room for, of that kernel."""
     found = _bounds(source)
-    threads = int(found[1]) if found else 1
-    warps = -(-threads // 32)
-    return min(255, _REGISTERS_OF_SM // (32 * warps) // 8 * 8)
+    if found is None:
+        return 1
+    (registers,) = [kernel.registers for kernel in cubin.kernels if kernel.name == found[2]]
+    return min(most, _REGISTERS_OF_SM // (-(-registers // 8) * 8 * -(-int(found[1]) // 32) * 32))
 
 
 def _spills(cubin: Cubin) -> int:
