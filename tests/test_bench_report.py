@@ -215,6 +215,15 @@ def test_the_machine_is_described():
     assert machine.with_rates(H200) == H200
     assert machine.limits(H200) == "4250 GB/s and 67000 GFLOP/s, known"
     assert machine.limits(replace(H200, name="sm_90", bandwidth=None, fp32_rate=None)) == "not known for sm_90"
+    assert machine.limits(replace(H200, bandwidth=4e12)) == "4000 GB/s and 67000 GFLOP/s, measured by copies"
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_nobody_measured_copies():
+    here = replace(resolve("cuda"), bandwidth=None)
+    rated = machine.with_rates(here)
+    assert rated == replace(here, bandwidth=rated.bandwidth)
+    assert 1e11 < rated.bandwidth < 1e13
 
 
 def test_clocks_that_cannot_be_read_say_why(monkeypatch):

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from .._version import __version__
-from ..target import Target
+from ..target import KNOWN_GPUS, Target
 from ..threads import physical_cores
 from .problem import import_torch
 from .processor import keep_memory
 
 _CLOCKS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "clocks.max.mem")
 _SMI_SECONDS = 30
-_COPY_BYTES = 64 * 2**20
+_COPY_BYTES, _GPU_COPY_BYTES = 2**26, 2**30
 _MATRIX = 2048
 _REPEATS = 5
 _THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
@@ -125,8 +125,11 @@ def with_rates(target: Target) -> Target:
     """Return the target with its bandwidth and its float32 rate.
 
     Those of a CPU are measured: copies of 64 MiB on every core at once, and a
-    product of matrices by NumPy.
+    product of matrices by NumPy. A GPU whose bandwidth is not known, which has to
+    be the first one here, copies 1 GiB several times.
     """
+    if target.kind == "cuda" and target.bandwidth is None:
+        return replace(target, bandwidth=_gpu_copy_rate())
     if target.kind != "cpu":
         return target
     cores = physical_cores()
@@ -142,8 +145,22 @@ def limits(target: Target) -> str:
     ]
     if not known:
         return f"not known for {target.name}"
-    how = "measured by copies and by NumPy's product of matrices" if target.kind == "cpu" else "known"
+    how = "known" if KNOWN_GPUS.get(target.name) == target else "measured by copies"
+    if target.kind == "cpu":
+        how += " and by NumPy's product of matrices"
     return f"{' and '.join(known)}, {how}"
+
+
+def _gpu_copy_rate() -> float:
+    torch = import_torch("a benchmark on a GPU")
+    source, copied = (torch.zeros(_GPU_COPY_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
+
+    def copy() -> None:
+        for _ in range(_REPEATS):
+            copied.copy_(source)
+        torch.cuda.synchronize()
+
+    return 2 * _REPEATS * _GPU_COPY_BYTES / _fastest(copy)
 
 
 def _copy_rate(threads: int) -> float:
