@@ -226,7 +226,7 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     source = source.replace(_UNUSED_HEADER, "")
     source = source.replace(_FOUR_HALVES, _FOUR_HALVES + _COPIED_AS_WORDS)
     cubin = _compile(nvrtc, _with_min_blocks(source, min_blocks), arch, options)
-    if search and min_blocks is not None and _spills(cubin):
+    if search and min_blocks is not None and _spills(cubin) > _HALVING_SPILL:
         raise search.spills(min_blocks, _spills(cubin))
 
     def worth(cubin: Cubin) -> float:

@@ -55,7 +55,7 @@ current: ContextVar[Limit | None] = ContextVar("current", default=None)
 def for_search(limit: Limit) -> Iterator[None]:
     """Let `nvrtc.compile_cubin` refuse in this context what is not worth a search's time.
 
-    A kernel that spills is refused where `min_blocks` says how many registers it has: the other
+    A kernel that spills much is refused where `min_blocks` says how many registers it has: the other
     ways to compile it are other candidates. What is not refused is what the same call makes outside.
 
     Raises
