@@ -97,16 +97,19 @@ def test_other_words_are_refused(words):
 
 
 REFUSED = [
-    ([f"{LAYER}_dgrad", "--epilogue", "relu"], "InvalidEpilogueError: only the forward"),
-    (["seeds", "--operation", "grad_data"], "InvalidShapeError: operations are chosen for"),
-    ([LAYER, "--plot", "all.txt"], "ArgumentError: a plot is a folder or a file"),
-    ([LAYER, "--target", "opencl"], "the target of a benchmark is cuda or cpu, got 'opencl'"),
+    ([*CPU, f"{LAYER}_dgrad", "--epilogue", "relu"], "InvalidEpilogueError: only the forward"),
+    ([*CPU, "seeds", "--operation", "grad_data"], "InvalidShapeError: operations are chosen for"),
+    ([*CPU, LAYER, "--plot", "all.txt"], "ArgumentError: a plot is a folder or a file"),
+    ([*CPU, LAYER, "--target", "opencl"], "the target of a benchmark is cuda or cpu, got 'opencl'"),
+    (["suite", "--end-to-end"], "ArgumentError: --end-to-end is of network NAME ..., got suite"),
+    (["network", "small", "--end-to-end", "--rounds", "0"], "ArgumentError: --rounds must be >= 1, got 0"),
+    (["network", "small", "--end-to-end", "--target", "opencl"], "InvalidTargetError"),
 ]
 
 
 @parametrize(("arguments", "message"), REFUSED)
 def test_what_the_command_refuses(arguments, message, capsys):
-    out, errors = command(main, capsys)(*CPU, *arguments, status=1)
+    out, errors = command(main, capsys)(*arguments, status=1)
     assert message in errors
     assert out == ""
 

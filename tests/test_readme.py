@@ -12,24 +12,16 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def run_examples(folder, monkeypatch, *, gpu):
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("DWTIR_CACHE_DIR", str(folder / "cache"))
+@pytest.mark.parametrize("gpu", [False, pytest.param(True, marks=pytest.mark.gpu)])
+def test_the_examples(gpu, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DWTIR_CACHE_DIR", str(tmp_path / "cache"))
     blocks = re.findall(r"^```python( gpu)?\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     assert README.count("```python") == len(blocks) > 5
     names = {}
     for marked, code in blocks:
         if bool(marked) == gpu:
             exec(compile(code, "README.md", "exec"), names)
-
-
-def test_the_examples(tmp_path, monkeypatch):
-    run_examples(tmp_path, monkeypatch, gpu=False)
-
-
-@pytest.mark.gpu
-def test_the_examples_for_a_gpu(tmp_path, monkeypatch):
-    run_examples(tmp_path, monkeypatch, gpu=True)
 
 
 def test_the_two_commands():
