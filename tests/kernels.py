@@ -13,6 +13,12 @@ EPILOGUE = Epilogue(("bias", "relu"))
 CPU, TILE = resolve("cpu"), Cpu(rows=3, cols=1, lanes=2)
 
 
+def layer(text: str) -> tuple[Shape, Epilogue]:
+    """Read a shape and, after a plus, the steps of an epilogue."""
+    shape, _, steps = text.partition("+")
+    return Shape.parse(shape), Epilogue.of(steps)
+
+
 def tensors_of(kernel: Kernel, seed: int = 0) -> list[Array]:
     return list(integer_tensors(kernel.shape, kernel.epilogue, seed).values())
 

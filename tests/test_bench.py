@@ -14,7 +14,7 @@ from dwtir.bench.report import row_cells, summary, text
 from dwtir.bench.results import Results
 from dwtir.kernel import Timing
 from dwtir.target import KNOWN_GPUS, resolve
-from kernels import LAYER
+from kernels import LAYER, layer
 from processes import command, run
 
 parametrize = pytest.mark.parametrize
@@ -86,8 +86,8 @@ def test_words_name_layers():
     forward = {layer.task.shape for layer in layers.named(words, **FORMS)}
     gradients = {layer.task.shape for layer in layers.named(words, **FORMS, operations=operations)}
     assert gradients == {replace(shape, operation=operation) for shape in forward for operation in operations}
-    (layer,) = layers.named([LAYER], **FORMS)
-    assert (layer.task.shape, layer.networks) == (Shape.parse(LAYER), ())
+    (one,) = layers.named([LAYER], **FORMS)
+    assert (one.task.shape, one.networks) == (Shape.parse(LAYER), ())
 
 
 @parametrize("words", [["network"], ["suite", LAYER], ["seeds", "2017"], ["sweets"]])
@@ -167,8 +167,7 @@ TARGETS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 @parametrize("about", ["k3_psame", "k5_s2_psame_m2_nhwc", "k3_d2_p2_float16_nhwc", "k7_p3_bfloat16"])
 @parametrize("ending", ["", "+bias+relu", "+scale_shift+residual+silu", "_dgrad", "_wgrad"])
 def test_pytorch_beside_us(target, about, ending):
-    text, _, steps = f"2x16x20x18_{about}{ending}".partition("+")
-    shape, epilogue = Shape.parse(text), Epilogue.of(steps)
+    shape, epilogue = layer(f"2x16x20x18_{about}{ending}")
     found = bench_layer(shape, resolve(target), epilogue=epilogue, cold=target == "cuda", rounds=1)
     assert found.wrong == ()
     assert None not in (found.best("NCHW"), found.best("NHWC"), found.ratio())

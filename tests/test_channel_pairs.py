@@ -5,29 +5,25 @@ import pytest
 from backends import CUDA, H200, REPLAY, on_h200
 from dwtir import Epilogue, Shape, reference
 from dwtir.schedules import BandedChannels, ChannelPairs
+from kernels import layer
 from strategies import oracle, real_tensors
 
 parametrize = pytest.mark.parametrize
 BACKENDS = [REPLAY, pytest.param(CUDA, marks=pytest.mark.gpu)]
 
 
-@parametrize(
-    ("about", "epilogue"),
-    [
-        ("128x96x56x56_k5_p2_float16_nhwc", ""),
-        ("128x192x28x28_k7_p3_bfloat16_nhwc_dgrad", ""),
-        ("128x384x14x14_k5_p2_bfloat16_nhwc", "scale_shift+residual+relu"),
-        ("128x384x14x14_k7_p3_float16_nhwc", "scale_shift+silu"),
-        ("32x384x14x14_k13_p6_bfloat16_nhwc", ""),
-        ("128x96x56x56_k11_p5_float16_nhwc", "bias+relu"),
-        ("8x40x28x27_k5_p2_s2_float16_nhwc", "bias+silu"),
-        ("128x240x28x28_k5_p2_float16_nhwc", "bias+relu"),
-        ("128x240x28x28_k5_p2_bfloat16_nhwc", "scale_shift+relu"),
-    ],
-)
-def test_products_and_shared_memory_are_what_the_tile_says(about, epilogue):
-    shape = Shape.parse(about)
-    tile = ChannelPairs.choose(shape, H200).with_room_for(shape, Epilogue.of(epilogue))
+PAIRS = """
+    128x96x56x56_k5_p2_float16_nhwc 128x192x28x28_k7_p3_bfloat16_nhwc_dgrad 32x384x14x14_k13_p6_bfloat16_nhwc
+    128x384x14x14_k5_p2_bfloat16_nhwc+scale_shift+residual+relu 128x384x14x14_k7_p3_float16_nhwc+scale_shift+silu
+    128x96x56x56_k11_p5_float16_nhwc+bias+relu 8x40x28x27_k5_p2_s2_float16_nhwc+bias+silu
+    128x240x28x28_k5_p2_float16_nhwc+bias+relu 128x240x28x28_k5_p2_bfloat16_nhwc+scale_shift+relu
+"""
+
+
+@parametrize("about", PAIRS.split())
+def test_products_and_shared_memory_are_what_the_tile_says(about):
+    shape, epilogue = layer(about)
+    tile = ChannelPairs.choose(shape, H200).with_room_for(shape, epilogue)
     pairs = tile.pairs(shape)
     kernel = on_h200(shape, tile, epilogue=epilogue)
     source, resources = kernel.source(), kernel.resources()
@@ -35,22 +31,21 @@ def test_products_and_shared_memory_are_what_the_tile_says(about, epilogue):
     assert source.count("mma.sync.aligned.m16n8k") == pairs.products * (1 + twice)
     assert resources.threads == 32 * pairs.warps
     assert resources.stack_bytes == 0
-    assert resources.shared_bytes == pairs.shared_bytes(Epilogue.of(epilogue))
+    assert resources.shared_bytes == pairs.shared_bytes(epilogue)
     assert resources.registers * resources.threads * tile.min_blocks <= 65536
     assert (resources.shared_bytes + 1024) * tile.min_blocks <= 228 * 1024
     assert source.count("__syncthreads();") == 2, "the barriers of a step"
 
 
-@parametrize(
-    ("about", "epilogue"),
-    [
-        ("8x96x56x56_k7_p3_float16_nhwc", ""),
-        ("8x80x28x27_k9_p4_bfloat16_nhwc_dgrad", ""),
-        ("32x384x14x14_k7_p3_bfloat16_nhwc", "scale_shift+residual+relu"),
-    ],
-)
-def test_products_and_shared_memory_by_banded_matrices(about, epilogue):
-    shape = Shape.parse(about)
+BANDED = """
+    8x96x56x56_k7_p3_float16_nhwc 8x80x28x27_k9_p4_bfloat16_nhwc_dgrad
+    32x384x14x14_k7_p3_bfloat16_nhwc+scale_shift+residual+relu
+"""
+
+
+@parametrize("about", BANDED.split())
+def test_products_and_shared_memory_by_banded_matrices(about):
+    shape, epilogue = layer(about)
     tile = BandedChannels.choose(shape, H200)
     panels = tile.panels(shape)
     kernel = on_h200(shape, tile, epilogue=epilogue)
@@ -59,7 +54,7 @@ def test_products_and_shared_memory_by_banded_matrices(about, epilogue):
     resources = kernel.resources()
     assert resources.threads == 32 * tile.warps
     assert resources.stack_bytes == 0
-    assert resources.shared_bytes == panels.shared_bytes("residual" in epilogue)
+    assert resources.shared_bytes == panels.shared_bytes("residual" in epilogue.steps)
     assert resources.registers * resources.threads * min(2, tile.min_blocks) <= 65536
 
 

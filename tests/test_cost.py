@@ -26,6 +26,7 @@ from dwtir.schedules import (
 from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touched
 from dwtir.schedules.tiles import MAX_SIDE
 from dwtir.target import KNOWN_GPUS, resolve
+from kernels import layer
 from strategies import epilogues, shapes
 
 parametrize = pytest.mark.parametrize
@@ -204,8 +205,8 @@ ELSEWHERE = [
 @parametrize(("text", "target", "strategy"), [*OF_LAYER, *ELSEWHERE])
 def test_who_gets_a_layer(text, target, strategy):
     """Where there is much arithmetic rows are streamed, and where a type has them tensor cores are used."""
-    layer, _, steps = text.partition("+")
-    assert type(choose(Shape.parse(layer), resolve(target), Epilogue.of(steps))) is strategy
+    shape, epilogue = layer(text)
+    assert type(choose(shape, resolve(target), epilogue)) is strategy
 
 
 @parametrize("layout", ["nchw", "nhwc"])
@@ -259,10 +260,10 @@ BESIDE = [
 ]
 
 
-@parametrize(("layer", "epilogue"), BESIDE)
-def test_an_epilogue_fits_beside_the_tile(layer, epilogue):
+@parametrize(("about", "epilogue"), BESIDE)
+def test_an_epilogue_fits_beside_the_tile(about, epilogue):
     """No fewer blocks run at a time than the tile was chosen for."""
-    kernel = on_h200(layer, epilogue=epilogue)
+    kernel = on_h200(about, epilogue=epilogue)
     alone, beside = choose(kernel.shape, H200).parameters, kernel.strategy.parameters
     assert beside["min_blocks"] >= alone["min_blocks"]
     resources = kernel.resources()
@@ -280,9 +281,9 @@ CHANGED = [
 ]
 
 
-@parametrize(("layer", "epilogue", "changed"), CHANGED)
-def test_a_tile_makes_room_for_what_waits(layer, epilogue, changed):
-    alone, beside = (choose(Shape.parse(layer), H200, Epilogue.of(steps)).parameters for steps in ("", epilogue))
+@parametrize(("about", "epilogue", "changed"), CHANGED)
+def test_a_tile_makes_room_for_what_waits(about, epilogue, changed):
+    alone, beside = (choose(Shape.parse(about), H200, Epilogue.of(steps)).parameters for steps in ("", epilogue))
     assert beside == alone | changed
 
 
