@@ -32,11 +32,14 @@ def python(code, **environment):
 
 
 def run_python(code, *, path=None, **environment):
-    """Run code, which has `cuda`, in a child process; `path`, dwtir and NumPy replace the site-packages folder."""
+    """Run code, which has `cuda`, in a child process; `path`, dwtir and NumPy replace the site-packages folder.
+
+    Then no toolkit is known of, but by `environment`.
+    """
     if path:
         site_with(path, "numpy*")
         (path / "dwtir").symlink_to(Path(cuda.__file__).parent)
-        environment["PYTHONPATH"] = str(path)
+        environment = {"CUDA_PATH": "", "CUDA_HOME": ""} | environment | {"PYTHONPATH": str(path)}
     code = f"from dwtir import cuda\n{code}"
     return run(*(["-S"] if path else []), "-c", code, **environment).stdout
 

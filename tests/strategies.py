@@ -316,6 +316,12 @@ def oracle(shape, epilogue, tensors):
     return reference.depthwise_conv2d(shape, first, second, tensors, epilogue=epilogue)
 
 
+def error_bound(shape, epilogue, tensors):
+    """Bound how far from the oracle sums in float32 may be."""
+    first, second, *_ = tensors.values()
+    return reference.error_bound(shape, first, second, tensors, epilogue=epilogue)
+
+
 def _integers(rng, extents, largest):
     return rng.integers(-largest, largest, extents, endpoint=True).astype(np.float64)
 

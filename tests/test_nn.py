@@ -18,7 +18,7 @@ from dwtir.nn import DepthwiseConv2d
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import arranged, memory_format, packed_weight
 from networks import forms, image_in
-from strategies import named_shapes, real_tensors, seeds, shapes
+from strategies import error_bound, named_shapes, real_tensors, seeds, shapes
 
 parametrize = pytest.mark.parametrize
 devices = parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -78,9 +78,7 @@ def test_the_function_is_torchs(device, shape, kind, seed):
     form = memory_format(image)
     assert got.stride() == torch.empty(got.shape, memory_format=form).stride()
     expected = torchs(shape, *(tensor.double() for tensor in torch_tensors(shape, seed)))
-    arrays = real_tensors(shape, BIAS, seed)
-    data, weight, _ = arrays.values()
-    bound = torch.from_numpy(reference.error_bound(shape, data, weight, arrays, epilogue=BIAS))
+    bound = torch.from_numpy(error_bound(shape, BIAS, real_tensors(shape, BIAS, seed)))
     if shape.layout == "NHWC":
         bound = bound.permute(0, 3, 1, 2)
     assert ((got.cpu().double() - expected).abs() <= bound).all()

@@ -200,12 +200,10 @@ attempt('#include <cuda_fp16.h>\\nextern "C" __global__ void k(half *p) { p[0] =
 """
 
 
-NO_TOOLKIT = {"CUDA_PATH": "/nowhere", "CUDA_HOME": "", "LD_LIBRARY_PATH": ""}
-
-
 def check_remedy(site, place, message, **environment):
     """The first source, or the second, is not compiled, and the one before is."""
-    out = run_python(TRY_COMPILE, path=site, **NO_TOOLKIT | environment).splitlines()
+    environment = {"CUDA_PATH": "/nowhere", "LD_LIBRARY_PATH": ""} | environment
+    out = run_python(TRY_COMPILE, path=site, **environment).splitlines()
     assert out[:place] == ["True"] * place
     assert message in out[place]
     assert "pip install 'dwtir[cuda]'" in out[place]

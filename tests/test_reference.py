@@ -1,13 +1,16 @@
-"""The oracle against a loop that follows the definition, and its bound against real sums."""
+"""The oracle against a loop that follows the definition, its bound against real sums, and both on a part."""
+
+from itertools import product
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
 
-from dwtir import Epilogue, Shape, reference
+from dwtir import Epilogue, Shape, reference, spotcheck
 from dwtir.shape import DTYPES
-from strategies import epilogues, named_shapes, oracle, real_tensors, seeds, shapes
+from kernels import layer
+from strategies import epilogues, error_bound, named_shapes, oracle, real_tensors, seeds, shapes
 
 tiny_shapes = shapes(batch=2, channels=3, size=9, kernel=5, multiplier=3, flop=4000)
 
@@ -79,9 +82,7 @@ def test_sums_in_any_order_keep_the_bound(shape, seed, data):
 
 @given(shape=tiny_shapes, epilogue=epilogues(), seed=seeds)
 def test_the_bound_with_an_epilogue(shape, epilogue, seed):
-    tensors = real_tensors(shape, epilogue, seed)
-    data, weight, *_ = tensors.values()
-    bound = reference.error_bound(shape, data, weight, tensors, epilogue=epilogue)
+    bound = error_bound(shape, epilogue, real_tensors(shape, epilogue, seed))
     assert np.isfinite(bound).all()
     assert (bound > 0).all()
 
@@ -111,3 +112,36 @@ def test_the_bound_is_tight(dtype, layout):
             total = total + by_tap(shape, data, weight, tap)
             total = total.astype(np.float32).astype(data.dtype).astype(np.float64)
         assert (np.abs(total - expected) > bound).any()
+
+
+# `spotcheck`: what is wrong in a part of a result is found, and nothing else
+
+
+@pytest.mark.parametrize("text", ["2x6x9x11_k3_s2x1_psame_m2", "3x8x7x7_k5_p2_float16_nhwc"])
+@pytest.mark.parametrize("steps", ["", "+scale_shift+residual+relu6", "_dgrad", "_wgrad"])
+def test_right_results_are_within_bounds(text, steps):
+    shape, epilogue = layer(text + steps)
+    tensors = real_tensors(shape, epilogue, 0)
+    inputs = list(tensors.values())
+    out = oracle(shape, epilogue, tensors).astype(shape.dtype)
+    assert spotcheck.error_ratio(shape, epilogue, inputs, out) <= 1
+
+    for index in ((0, 0, 0, 0), (-1, -1, -1, -1)):
+        wrong = out.copy()
+        wrong[index] += 1
+        assert spotcheck.error_ratio(shape, epilogue, inputs, wrong) > 1
+        wrong[index] = np.nan
+        assert spotcheck.error_ratio(shape, epilogue, inputs, wrong) == np.inf
+
+
+def test_large_results_are_sampled():
+    shape, epilogue = Shape.parse("16x64x64x64_k7_p3"), Epilogue()
+    inputs = [np.ones(shape.data_shape, "float32"), np.ones(shape.weight_shape, "float32")]
+    out = np.broadcast_to(
+        reference.depthwise_conv2d(Shape.parse("1x1x64x64_k7_p3"), inputs[0][:1, :1], inputs[1][:1]), shape.out_shape
+    ).astype(np.float32)
+    assert spotcheck.error_ratio(shape, epilogue, inputs, out) <= 1
+    for place in product((0, -1), (0, -1), (5,), (5,)):
+        wrong = out.copy()
+        wrong[place] = 0
+        assert spotcheck.error_ratio(shape, epilogue, inputs, wrong) > 1
