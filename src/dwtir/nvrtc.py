@@ -18,8 +18,9 @@ from .errors import CompileError, InvalidTargetError, ToolchainError
 from .search_limits import current, stopped
 
 _REGISTERS_OF_SM = 65536
-_HALVING_SPILL = 20
-"""Bytes that a thread spills at the price of half of the blocks, by the kernels of 35 layers on an H200."""
+_SPILL = {False: 4, True: 20}
+"""Bytes that a thread spills at the price of half of what the blocks of an SM are worth, which grows as their square,
+without and with products on tensor cores: by the kernels of 35 layers on an H200."""
 _LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\) (\w+)")
 
 
@@ -182,8 +183,8 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     Floating point is strict but for `SILU`; multiply-add contraction is on, as in nvcc.
     Thread-safe, and threads run in parallel: NVRTC works without the GIL.
 
-    A kernel that spills is compiled once more as ptxas itself likes it, then for fewer and fewer blocks of
-    an SM. The one with the most blocks is taken, less what spills cost.
+    A kernel that spills is compiled for fewer and fewer blocks of an SM too, until nothing is spilled. The one
+    with the most blocks is taken, less what spills cost.
 
     Parameters
     ----------
@@ -226,27 +227,30 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     source = source.replace(_UNUSED_HEADER, "")
     source = source.replace(_FOUR_HALVES, _FOUR_HALVES + _COPIED_AS_WORDS)
     cubin = _compile(nvrtc, _with_min_blocks(source, min_blocks), arch, options)
-    if search and min_blocks is not None and _spills(cubin) > _HALVING_SPILL:
+    if search and min_blocks is not None and _spills(cubin) > _SPILL[True]:
         raise search.spills(min_blocks, _spills(cubin))
 
     def worth(cubin: Cubin) -> float:
-        return _blocks(cubin, source, min_blocks or 1) / (1 + _spills(cubin) / _HALVING_SPILL)
+        spilled = _spills(cubin) / _SPILL["mma.sync" in source]
+        return _blocks(cubin, source, min_blocks or 1) ** 2 / (1 + spilled)
 
+    last = cubin
     for fewer in _fewer(min_blocks):
-        if not _spills(cubin) and (fewer is None or _blocks(cubin, source, fewer) == fewer):
+        if not _spills(last):
             break
-        cubin = max(cubin, _compile(nvrtc, _with_min_blocks(source, fewer), arch, options), key=worth)
+        last = _compile(nvrtc, _with_min_blocks(source, fewer), arch, options)
+        cubin = max(cubin, last, key=worth)
     return cubin
 
 
 def _fewer(min_blocks: int | None) -> Iterator[int | None]:
-    """List other bounds to compile with: none, and fewer and fewer blocks."""
-    if min_blocks is not None:
-        yield None
+    """List fewer and fewer blocks to compile for, and at last no bound if there was one."""
     blocks = min_blocks or 2
     while blocks > 1:
         blocks = blocks * 3 // 4
         yield blocks
+    if min_blocks is not None:
+        yield None
 
 
 def _with_min_blocks(source: str, min_blocks: int | None) -> str:
@@ -269,10 +273,9 @@ def _bounds(source: str) -> re.Match[str] | None:
 def _blocks(cubin: Cubin, source: str, most: int) -> int:
     """Count the blocks, up to so many, that an SM's registers have room for, of that kernel."""
     found = _bounds(source)
-    if found is None:
-        return 1
-    (registers,) = [kernel.registers for kernel in cubin.kernels if kernel.name == found[2]]
-    return min(most, _REGISTERS_OF_SM // (-(-registers // 8) * 8 * -(-int(found[1]) // 32) * 32))
+    registers = max(kernel.registers for kernel in cubin.kernels if found is None or kernel.name == found[2])
+    warps = -(-int(found[1]) // 32) if found else 1
+    return min(most, _REGISTERS_OF_SM // (-(-registers // 8) * 8 * 32 * warps))
 
 
 def _spills(cubin: Cubin) -> int:
