@@ -69,6 +69,8 @@ def test_fused_steps_cost_rows_and_no_block():
         assert tile.rows < alone.rows
     uneven, shape = ChannelPairs(32, 1, 14, 3, 21, 2, 2), Shape.parse("128x96x56x56_k7_p3_float16_nhwc")
     assert [uneven.with_room_for(shape, Epilogue.of(one)).rows for one in ("", "bias")] == [3, 4]
+    two, (shape, silu) = ChannelPairs(32, 4, 4, 3, 6, 2, 2), layer("128x480x14x14_k5_p2_float16_nhwc+scale_shift+silu")
+    assert two.with_room_for(shape, silu) == ChannelPairs(32, 4, 4, 2, 9, 2, 3)
 
 
 @parametrize(

@@ -220,7 +220,8 @@ class ChannelPairs(Strategy):
         """Return the tile with fewer rows, so that an SM has room for as many blocks as without fused steps.
 
         A residual takes the place of a stage that is under way. From 7x7 on registers are full, and two blocks
-        wait for a step's last results, which not all threads have with three rows.
+        wait for a step's last results, which not all threads have with three rows. While a block takes SiLU in
+        registers, others multiply: three do better than two.
         """
         tile = replace(self, ahead=1) if "residual" in epilogue.steps else self
         pairs = self.pairs(shape)
@@ -231,7 +232,11 @@ class ChannelPairs(Strategy):
             four = replace(tile, rows=4, ahead=min(tile.ahead, 2))._down(shape, rows)
             if four.pairs(shape).shared_bytes(_MOST) <= LEAST_SHARED:
                 tiles.insert(0, four)
-        return next((tile for tile in tiles if tile._room(shape, epilogue) >= self.min_blocks), tile)
+        if "silu" in pairs.fused(epilogue).own.steps and self.rows > self.min_blocks == 2 and self.steps > 1:
+            tiles.insert(0, replace(tile, rows=2, ahead=2, min_blocks=3)._down(shape, rows))
+        return next(
+            (tile for tile in tiles if tile._room(shape, epilogue) >= max(self.min_blocks, tile.min_blocks)), tile
+        )
 
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
         return self.pairs(shape).shared_bytes(epilogue)
