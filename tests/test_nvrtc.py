@@ -65,6 +65,19 @@ def test_eight_lanes_are_one_16_byte_access(dtype):
     assert on_sm_90(source).kernels[0].stack_frame_bytes == 0
 
 
+@parametrize("about", ["32x192x8x8_k5_psame_bfloat16", "32x48x56x56_k3_psame_d2_bfloat16_wgrad"])
+def test_eight_bfloat16_are_converted_where_nothing_else_is(about):
+    kernel = dwtir.build(about, target="tesla-t4")
+    assert "make_ulonglong4((uint)16, " in kernel.source()
+    assert kernel.resources().spill_bytes == 0
+
+
+@parametrize("about", ["8x100x19x19_k5_psame_d2_bfloat16_dgrad", "8x64x32x32_k13_psame_bfloat16+shared_tile"])
+def test_bfloat16_takes_the_shared_memory_of_float32_there(about):
+    layer, _, strategy = about.partition("+")
+    assert dwtir.build(layer, strategy or "manual", target="tesla-t4").resources().shared_bytes <= 48 * 1024
+
+
 def test_reports_the_resources_of_each_kernel():
     # `tile` has static shared memory; `frame` indexes a local array at run time.
     source = """

@@ -1,10 +1,8 @@
 """CUDA source to device code with NVRTC, and what ptxas said about each kernel.
 
-TVM has its own way to NVRTC, which forces ``--use_fast_math``, needs
-``CUDA_PATH`` and takes a second a kernel. Nearly all of that second goes into
-two libcu++ headers of which the generated code uses nothing but the integer
-types. Here they are replaced by a few lines, which leaves 0.03 to 0.05 s for a
-small kernel and needs no libcu++.
+TVM has its own way to NVRTC, which forces ``--use_fast_math``, needs ``CUDA_PATH`` and takes a second a kernel,
+nearly all for two libcu++ headers, used for nothing but the integer types. Here a few lines replace them, which
+leaves 0.03 to 0.05 s for a small kernel and needs no libcu++.
 """
 
 import ctypes
@@ -20,7 +18,8 @@ from .search_limits import current, stopped
 _REGISTERS_OF_SM = 65536
 _SPILL = {False: 4, True: 20}
 """Bytes that a thread spills at the price of half of what the blocks of an SM are worth, which grows as their square,
-without and with products on tensor cores: by the kernels of 35 layers on an H200."""
+without and with products on tensor cores: by the kernels of 35 layers on an H200. Of `_MUCH` blocks do not count."""
+_MUCH = 64
 _LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\) (\w+)")
 
 
@@ -94,6 +93,15 @@ _BFLOAT16 = """
 __device__ inline nv_bfloat16 max(nv_bfloat16 a, nv_bfloat16 b) { return __hgt(a, b) ? a : b; }
 __device__ inline nv_bfloat16 min(nv_bfloat16 a, nv_bfloat16 b) { return __hlt(a, b) ? a : b; }
 #endif
+#line 1
+"""
+
+# There TVM shifts vectors of 8 bfloat16, and makes the vector of 16s by which with a function that takes 4 numbers.
+_EIGHT_WORDS = f"""
+__device__ inline ulonglong4 make_ulonglong4({", ".join(f"unsigned {name}" for name in "abcdefgh")}) {{
+  alignas(32) unsigned words[8] = {{a, b, c, d, e, f, g, h}};
+  return *(ulonglong4*)words;
+}}
 #line 1
 """
 
@@ -221,7 +229,7 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
         options.append("--no-cache")
     if "bfloat16" in source:
         source = _BFLOAT16 + source
-    for name, text in ((SILU, _SILU), (WORD, _WORDS), (WAIT, _WAIT)):
+    for name, text in (("make_ulonglong4", _EIGHT_WORDS), (SILU, _SILU), (WORD, _WORDS), (WAIT, _WAIT)):
         if name in source:
             source = text + source
     source = source.replace(_UNUSED_HEADER, "")
@@ -231,8 +239,8 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
         raise search.spills(min_blocks, _spills(cubin))
 
     def worth(cubin: Cubin) -> float:
-        spilled = _spills(cubin) / _SPILL["mma.sync" in source]
-        return _blocks(cubin, source, min_blocks or 1) ** 2 / (1 + spilled)
+        blocks = _blocks(cubin, source, min_blocks or 1) if _spills(cubin) < _MUCH else 1
+        return blocks**2 / (1 + _spills(cubin) / _SPILL["mma.sync" in source])
 
     last = cubin
     for fewer in _fewer(min_blocks):

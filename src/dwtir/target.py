@@ -75,6 +75,10 @@ class Target:
         """Whether a kernel can be launched while the one before runs, and wait for its end: from sm_90 on."""
         return self._generation >= 90
 
+    def widening(self, dtype: str) -> int:
+        """Return the bytes of shared memory for each byte of this type: below sm_80 TVM keeps bfloat16 as float32."""
+        return 2 if dtype == "bfloat16" and 0 < self._generation < 80 else 1
+
     @property
     def _generation(self) -> int:
         return int(self.arch.removeprefix("sm_").rstrip("af")) if self.kind == "cuda" else 0

@@ -59,7 +59,8 @@ class SharedTile(Strategy):
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
         """Tell whether shared memory holds at least the window of one output."""
-        return super().claims(shape, target) and cls(1, 1, 1, 1)._shared_bytes(shape) <= target.shared_bytes_per_block
+        least = cls(1, 1, 1, 1)._shared_bytes(shape, target)
+        return super().claims(shape, target) and least <= target.shared_bytes_per_block
 
     @classmethod
     def one_channel(cls, shape: Shape, target: Target) -> SharedTile:
@@ -78,7 +79,7 @@ class SharedTile(Strategy):
         while True:
             tile = cls(block_h, block_w, min(8, block_h), min(32, block_w))
             halved_h, halved_w = -(-block_h // 2), -(-block_w // 2)
-            if tile._shared_bytes(shape) <= target.shared_bytes_per_block or block_h * block_w == 1:
+            if tile._shared_bytes(shape, target) <= target.shared_bytes_per_block or block_h * block_w == 1:
                 return tile
             block_h, block_w = (halved_h, block_w) if block_h >= block_w else (block_h, halved_w)
 
@@ -104,11 +105,10 @@ class SharedTile(Strategy):
             self.vthread_y * self.vthread_x,
             "at most 8, for each multiplies the code",
         )
-        self._require_launch(
-            target, threads=self.thread_y * self.thread_x, shared_bytes=self._shared_bytes(shape), grid_y=rows * columns
-        )
+        shared, threads = self._shared_bytes(shape, target), self.thread_y * self.thread_x
+        self._require_launch(target, threads=threads, shared_bytes=shared, grid_y=rows * columns)
 
-    def _shared_bytes(self, shape: Shape) -> int:
+    def _shared_bytes(self, shape: Shape, target: Target) -> int:
         """Bytes of the staged tile and filter; a tile is rounded up to whole threads."""
         kernel = shape.kernel[0] * shape.kernel[1]
         extents = []
@@ -120,7 +120,7 @@ class SharedTile(Strategy):
             extents.append((covered - 1) * shape.stride[axis] + reach)
         if self.padding == "inline":
             extents = [shape.height, shape.width]
-        return (extents[0] * extents[1] + kernel) * shape.itemsize
+        return (extents[0] * extents[1] + kernel) * shape.itemsize * target.widening(shape.dtype)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)
