@@ -105,9 +105,9 @@ def test_one_step_alone_may_have_no_padding(backend):
 
 
 @parametrize("backend", BACKENDS)
-def test_many_images_take_silu_in_registers(backend):
+@parametrize("tile", [ChannelPairs(16, 4, 3, 4, 2, 1), ChannelPairs(16, 2, 3, 1, 9, 2)])
+def test_many_images_or_few_rows_take_silu_in_registers(backend, tile):
     shape, silu = Shape.parse("5x40x7x11_k3x5_p1x2_float16_nhwc"), Epilogue.of("scale_shift+silu")
-    tile = ChannelPairs(16, 4, 3, 4, 2, 1)
     assert tile.pairs(shape).fused(silu).own == silu
     tensors = real_tensors(shape, silu, 0)
     (got,) = backend.run(tile, shape, silu, tensors)
