@@ -12,7 +12,7 @@ import pytest
 
 import dwtir
 from backends import H200, kernel_names, on_h200
-from dwtir import STRATEGIES, Shape, nvrtc, schedules, suite
+from dwtir import STRATEGIES, Shape, cuda_functions, nvrtc, schedules, suite
 from dwtir.notation import LAYOUTS, OPERATIONS
 
 parametrize = pytest.mark.parametrize
@@ -88,7 +88,7 @@ def test_kernels_wait_for_the_one_before_and_touch_no_memory_until_then(name, tm
             assert not re.search(r"\b(LDG?|STG?|LDGSTS)\b", before)
             waiting.add(text.split(":")[0])
     assert waiting == kernel_names(kernel.source()) - {"main_kernel"} != set()
-    assert nvrtc.WAIT not in dwtir.build(name, target="sm_80").source()
+    assert cuda_functions.WAIT not in dwtir.build(name, target="sm_80").source()
 
 
 if NIGHTLY:

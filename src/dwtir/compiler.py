@@ -10,7 +10,7 @@ from itertools import cycle
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from . import cuda, entry, nvrtc
+from . import cuda, cuda_functions, entry, nvrtc
 from .errors import DwtirError
 from .nvrtc import Cubin
 from .target import Target
@@ -184,14 +184,14 @@ def _launch_early() -> Any:
             return func
         tags = [str(tag) for tag in func.attrs[parameters]]
         tags.insert(len(tags) - (dynamic in tags), early)
-        has_waited = tirx.call_extern("int32", nvrtc.WAIT) != 0
+        has_waited = tirx.call_extern("int32", cuda_functions.WAIT) != 0
         return func.with_body(tirx.IfThenElse(has_waited, func.body, None)).with_attr(parameters, tags)
 
     return tirx.transform.prim_func_pass(show, opt_level=0)
 
 
 def _name_silu() -> Any:
-    """Call `nvrtc`'s SiLU: TVM's has an exponential and a division, rounded.
+    """Call the SiLU of `cuda_functions`: TVM's has an exponential and a division, rounded.
 
     It wants x times a factor, with which x above 2.3e38 is infinite. If tensors are of halves, what is
     multiplied and added before takes it along, and a result an instruction less; and each second of
@@ -201,7 +201,7 @@ def _name_silu() -> Any:
     from tvm import ir, tirx
 
     sigmoid = ir.Op.get("tirx.sigmoid")
-    factor = tirx.const(nvrtc.SILU_FACTOR, "float32")
+    factor = tirx.const(cuda_functions.SILU_FACTOR, "float32")
 
     def scaled(value: tirx.PrimExpr) -> tirx.PrimExpr:
         if isinstance(value, tirx.Add):
@@ -212,7 +212,7 @@ def _name_silu() -> Any:
 
     def show(func: tirx.PrimFunc, _mod: Any, _context: Any) -> tirx.PrimFunc:
         is_half = any("float16" in str(parameter.ty) for parameter in func.params)
-        names = cycle((nvrtc.SILU, nvrtc.SILU_BY_FMA) if is_half else (nvrtc.SILU,))
+        names = cycle((cuda_functions.SILU, cuda_functions.SILU_BY_FMA) if is_half else (cuda_functions.SILU,))
 
         def name(product: tirx.Mul) -> tirx.PrimExpr:
             value, gate = product.a, product.b

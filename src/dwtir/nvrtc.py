@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .cuda import INSTALL_CUDA, find_toolkit
+from .cuda_functions import with_functions
 from .errors import CompileError, InvalidTargetError, ToolchainError
 from .search_limits import current, stopped
 
@@ -85,110 +86,11 @@ template <bool, class, class> struct conditional;
 """,
 }
 
-# TVM includes cuda_bf16.h from sm_80 on, yet uses the type everywhere. The
-# header itself serves older architectures, by way of float32.
-_BFLOAT16 = """
-#if __CUDA_ARCH__ < 800
-#include <cuda_bf16.h>
-__device__ inline nv_bfloat16 max(nv_bfloat16 a, nv_bfloat16 b) { return __hgt(a, b) ? a : b; }
-__device__ inline nv_bfloat16 min(nv_bfloat16 a, nv_bfloat16 b) { return __hlt(a, b) ? a : b; }
-#endif
-#line 1
-"""
-
-# There TVM shifts vectors of 8 bfloat16, and makes the vector of 16s by which with a function that takes 4 numbers.
-_EIGHT_WORDS = f"""
-__device__ inline ulonglong4 make_ulonglong4({", ".join(f"unsigned {name}" for name in "abcdefgh")}) {{
-  alignas(32) unsigned words[8] = {{a, b, c, d, e, f, g, h}};
-  return *(ulonglong4*)words;
-}}
-#line 1
-"""
-
-SILU, SILU_BY_FMA, SILU_FACTOR = "dwtir_silu", "dwtir_silu_by_fma", -1.44269504
-"""Functions that sources may call: of x times the factor, x by its sigmoid, in float32.
-
-They err by a few ulp, as exponentials of the device do. An exponential too small for a normal number is 0, and
-added to 1. The first takes 4 instructions where a rounded division alone is a call. The second divides by products
-and sums, of which an SM has eight times as many at a time as reciprocals: half of the results each way take less
-time than all in one. It begins with the exponent turned round, which is right to 5 %."""
-
-_SILU = f"""
-__device__ inline float {SILU}(float scaled) {{
-  float power, share;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(scaled));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(share) : "f"({SILU_FACTOR}f + power * {SILU_FACTOR}f));
-  return scaled * share;
-}}
-__device__ inline float {SILU_BY_FMA}(float scaled) {{
-#if __CUDA_ARCH__ < 800
-  return {SILU}(scaled);
-#else
-  float power;
-  asm("min.NaN.f32 %0, %0, 126.0;" : "+f"(scaled));
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(scaled));
-  float sum = {SILU_FACTOR}f + power * {SILU_FACTOR}f;
-  float share = __int_as_float(0x7EF311C7 - __float_as_int(sum));
-  float error = 1.0f - sum * share;
-  share += share * error;
-  error = 1.0f - sum * share;
-  share = scaled * share;
-  return share + share * (error + error * error);
-#endif
-}}
-#line 1
-"""
-
-WORD, HALF_OF = "dwtir_word", "dwtir_half_of"
-"""Functions of a pair of halves, as a word, that sources may call: the pair, and the first or the second alone.
-
-ptxas gathers the operands of each product anew, four registers that loads have left elsewhere, if it knows
-that they are the same. What it takes for computed it gathers once: a third fewer instructions."""
-
-_WORDS = f"""
-__device__ inline unsigned int {WORD}(unsigned int pair) {{
-  asm("xor.b32 %0, %0, %1;" : "+r"(pair) : "r"(gridDim.y - 1));
-  return pair;
-}}
-__device__ inline unsigned int {HALF_OF}(unsigned int pair, int second) {{
-  return pair & (second ? 0xffff0000 : 0xffff);
-}}
-#line 1
-"""
-
-WAIT = "dwtir_wait"
-"""A function that sources for sm_90 may call: waits until the kernel before has ended, and is true.
-
-ptxas moves loads of what it takes for constant ahead of the instruction, but none ahead of a test."""
-
-_WAIT = f"""
-__device__ inline int {WAIT}() {{
-  unsigned int blocks;
-  asm volatile("griddepcontrol.wait; mov.u32 %0, %%nctaid.x;" : "=r"(blocks) :: "memory");
-  return blocks != 0;
-}}
-#line 1
-"""
-
-# TVM includes it in every kernel that uses tensor cores, whose instructions it writes itself.
-_UNUSED_HEADER = "#include <mma.h>"
-
-# TVM's vector of four halves copies them one by one. Under a condition, as every load has
-# that may lie in the padding, that takes two instructions a half; as two words it takes none.
-_FOUR_HALVES = "half4_bfloat164(T x, T y, T z, T w) : x(x), y(y), z(z), w(w) {}"
-_COPIED_AS_WORDS = """
-  __device__ half4_bfloat164(const half4_bfloat164& other) { *this = other; }
-  __device__ half4_bfloat164& operator=(const half4_bfloat164& other) {
-    *(uint2*)this = *(const uint2*)&other;
-    return *this;
-  }
-"""
-
 
 def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubin:
     """Compile the CUDA source of TVM's code generator for one architecture.
 
-    Floating point is strict but for `SILU`; multiply-add contraction is on, as in nvcc.
+    Floating point is strict but for SiLU; multiply-add contraction is on, as in nvcc.
     Thread-safe, and threads run in parallel: NVRTC works without the GIL.
 
     A kernel that spills is compiled for fewer and fewer blocks of an SM too, until nothing is spilled. The one
@@ -227,13 +129,7 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
         options.append(f"--include-path={include}")
     if nvrtc_version() >= _FIRST_WITH_CACHE:
         options.append("--no-cache")
-    if "bfloat16" in source:
-        source = _BFLOAT16 + source
-    for name, text in (("make_ulonglong4", _EIGHT_WORDS), (SILU, _SILU), (WORD, _WORDS), (WAIT, _WAIT)):
-        if name in source:
-            source = text + source
-    source = source.replace(_UNUSED_HEADER, "")
-    source = source.replace(_FOUR_HALVES, _FOUR_HALVES + _COPIED_AS_WORDS)
+    source = with_functions(source)
     cubin = _compile(nvrtc, _with_min_blocks(source, min_blocks), arch, options)
     if search and min_blocks is not None and _spills(cubin) > _SPILL[True]:
         raise search.spills(min_blocks, _spills(cubin))
@@ -254,8 +150,7 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
 def _fewer(min_blocks: int | None) -> Iterator[int | None]:
     """List fewer and fewer blocks to compile for, and at last no bound if there was one."""
     blocks = min_blocks or 2
-    while blocks > 1:
-        blocks = blocks * 3 // 4
+    while (blocks := blocks * 3 // 4) > 0:
         yield blocks
     if min_blocks is not None:
         yield None
@@ -283,7 +178,7 @@ def _blocks(cubin: Cubin, source: str, most: int) -> int:
     found = _bounds(source)
     registers = max(kernel.registers for kernel in cubin.kernels if found is None or kernel.name == found[2])
     warps = -(-int(found[1]) // 32) if found else 1
-    return min(most, _REGISTERS_OF_SM // (-(-registers // 8) * 8 * 32 * warps))
+    return min(most, _REGISTERS_OF_SM // (-(-registers // 8) * 256 * warps))
 
 
 def _spills(cubin: Cubin) -> int:

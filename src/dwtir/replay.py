@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import nvrtc
+from . import cuda_functions
 
 if TYPE_CHECKING:
     import tvm
@@ -25,7 +25,7 @@ def _half_of(pair: tirx.PrimExpr, second: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.Select(tirx.Broadcast(second == 0, 2), first, other)
 
 
-_PLAIN: dict[str, Callable[..., Any]] = {nvrtc.WORD: lambda pair: pair, nvrtc.HALF_OF: _half_of}
+_PLAIN: dict[str, Callable[..., Any]] = {cuda_functions.WORD: lambda pair: pair, cuda_functions.HALF_OF: _half_of}
 """What functions of the CUDA source compute."""
 
 

@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 from tvm import tirx
 from tvm.script import tirx as T
 
-from .. import nvrtc
+from .. import cuda_functions
 from ..epilogue import Epilogue
 from ..pairs import COLUMNS, VECTOR, Pairs
 from . import script
@@ -64,7 +64,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         TAKEN["bias"] = (2 * pairs.channels, "float32")
     declare, _ = both_ends(shape, epilogue)
     # By what SiLU wants, once instead of for each result.
-    TIMES = nvrtc.SILU_FACTOR if fused.own.steps[:2] == ("scale_shift", "silu") else 1.0
+    TIMES = cuda_functions.SILU_FACTOR if fused.own.steps[:2] == ("scale_shift", "silu") else 1.0
     (_, finish_own), (_, finish_shared) = both_ends(shape, fused.own, TIMES), both_ends(shape, fused.shared)
     SUMS_DTYPE = "float32" if fused.shared.steps else dtype  # of what is in shared memory
     RESIDUAL = "residual" in epilogue.steps
@@ -108,7 +108,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     T.buffer_store(own, value, [e])
                 band, step, further = part_of(bands, quad)
                 for word in range(WORDS):
-                    mine = by_word(nvrtc.HALF_OF, own, word, vl // 4 % 2)
+                    mine = by_word(cuda_functions.HALF_OF, own, word, vl // 4 % 2)
                     T.buffer_store(band, mine, [vw, row, step, word, vl, further, tirx.Ramp(0, 1, 2)])
 
     def take(taken: dict[str, tirx.Buffer], operands: Any, c: Any, thread: Any) -> None:
@@ -155,7 +155,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                         T.buffer_store(own, staged[at + e], [e])
                     part, place, further = part_of(held, quad)
                     for word in range(WORDS):
-                        held_word = by_word(nvrtc.WORD, own, word)
+                        held_word = by_word(cuda_functions.WORD, own, word)
                         if fused.bias and SPARE and quad == QUADS - 1:
                             held_word = T.Select(vl % 4 == 3, tirx.Broadcast(tirx.const(1, dtype), 2), held_word)
                         T.buffer_store(part, held_word, [place, word, vl, further, half, tirx.Ramp(0, 1, 2)])
