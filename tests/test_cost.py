@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backends import H200, on_h200
-from dwtir import Epilogue, Shape, compute, nvrtc
+from dwtir import Epilogue, Shape, compute, cuda_functions, nvrtc
 from dwtir.schedules import BandedMatrix, ChannelPairs, ChannelVector, RegisterWindow, RowStream, WholeImage, choose
 from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touched
 from dwtir.schedules.tiles import MAX_SIDE
@@ -296,9 +296,9 @@ def test_loads_are_vectors_from_one_address(layout):
 
 
 def test_four_halves_are_copied_as_words():
-    """TVM's struct of them is still the one that `nvrtc` gives a copy of its own."""
+    """TVM's struct of them is still the one that `cuda_functions` gives a copy of its own."""
     source = on_h200("8x64x56x56_k3_p1_float16_nhwc", ChannelVector(4, 2, 4, 16, 1, 1)).source()
-    assert source.count(nvrtc._FOUR_HALVES) == 1
+    assert source.count(cuda_functions._FOUR_HALVES) == 1
     assert "half4 condval" in source
 
 
