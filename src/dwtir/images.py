@@ -5,6 +5,7 @@ from math import gcd, prod
 from typing import Any
 
 from .shape import Shape
+from .target import Target
 
 _ALIKE = 16
 """How many times as large one of two buffers may be that TVM puts in one place."""
@@ -142,3 +143,7 @@ class Images:
         pixels = more if more <= _ALIKE * less else more + less
         images = self.images * self.channels * pixels * self.shape.itemsize
         return -(-images // 16) * 16 + self.channels * self.taps * 4
+
+    def shared_bytes_on(self, target: Target) -> int:
+        """Bytes of shared memory where the type may be widened."""
+        return self.shared_bytes * target.widening(self.shape.dtype)

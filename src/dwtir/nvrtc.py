@@ -19,8 +19,9 @@ from .search_limits import current, stopped
 _REGISTERS_OF_SM = 65536
 _SPILL = {False: 4, True: 20}
 """Bytes that a thread spills at the price of half of what the blocks of an SM are worth, which grows as their square,
-without and with products on tensor cores: by the kernels of 35 layers on an H200. Of `_MUCH` blocks do not count."""
+without and with products on tensor cores: by the kernels of 35 layers on an H200."""
 _MUCH = 64
+"""Bytes from which on blocks do not count."""
 _LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\) (\w+)")
 
 

@@ -99,7 +99,7 @@ class SplitImage(Strategy):
             and prod(shape.kernel) <= _MOST_TAPS
             and _least_sums(shape) <= MAX_SUMS
             and shape.kernel[1] * _least_sums(shape) <= MAX_UNROLLED
-            and cls(2, 1, 1)._shared_bytes(shape, target) <= target.shared_bytes_per_block
+            and cls(2, 1, 1)._images(shape).shared_bytes_on(target) <= target.shared_bytes_per_block
             # Where no image is read, TVM lets threads write results before all have come.
             and cls(2, 1, 1)._images(shape).multiply_adds > 0
         )
@@ -155,7 +155,7 @@ class SplitImage(Strategy):
         self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
         self._require_most("sums of a thread", sums, MAX_SUMS)
         self._require_most("multiply-adds", sums * shape.kernel[1], MAX_UNROLLED)
-        self._require_launch(target, threads=self._threads, shared_bytes=self._shared_bytes(shape, target))
+        self._require_launch(target, threads=self._threads, shared_bytes=self._images(shape).shared_bytes_on(target))
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of the kernel, by the instructions that it issues and its bytes."""
@@ -219,11 +219,8 @@ class SplitImage(Strategy):
             and sums <= max(_BEST_SUMS, _least_sums(shape))
             and sums * shape.kernel[1] <= MAX_UNROLLED
             and self._threads <= target.max_threads_per_block
-            and self._shared_bytes(shape, target) <= target.shared_bytes_per_block
+            and self._images(shape).shared_bytes_on(target) <= target.shared_bytes_per_block
         )
-
-    def _shared_bytes(self, shape: Shape, target: Target) -> int:
-        return self._images(shape).shared_bytes * target.widening(shape.dtype)
 
     def _images(self, shape: Shape) -> Images:
         return Images(shape, self.thread_x, self.thread_y, shape.result_height)
