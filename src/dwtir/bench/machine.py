@@ -145,7 +145,8 @@ def limits(target: Target) -> str:
     ]
     if not known:
         return f"not known for {target.name}"
-    how = "known" if KNOWN_GPUS.get(target.name) == target else "measured by copies"
+    known_gpu = KNOWN_GPUS.get(target.name)
+    how = "known" if known_gpu and known_gpu.bandwidth == target.bandwidth else "measured by copies"
     if target.kind == "cpu":
         how += " and by NumPy's product of matrices"
     return f"{' and '.join(known)}, {how}"
