@@ -8,7 +8,7 @@ import pytest
 import tvm
 
 from dwtir import InvalidTargetError
-from dwtir.target import KNOWN_GPUS, resolve
+from dwtir.target import KNOWN_GPUS, cpu_features, resolve
 from dwtir.threads import physical_cores
 from processes import python
 
@@ -74,6 +74,13 @@ def test_the_default_without_a_gpu():
         PYTHONWARNINGS="error",
     )
     assert "To fix it" in out
+
+
+def test_instructions_that_a_machine_hides_are_not_used():
+    has = {"avx2", "f16c", "fma"}
+    assert {f"+{name}" for name in has} < set(cpu_features("znver4", has))
+    assert "-avx512f" in cpu_features("znver4", has)
+    assert "-avx512f" not in cpu_features("haswell", has)
 
 
 def test_the_cpu_uses_the_cores_it_may():

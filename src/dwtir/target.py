@@ -222,10 +222,18 @@ def _host() -> Target:
     arch = str(get_global_func("target.llvm_get_system_cpu")())
     has = {str(name) for name, present in get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")().items() if present}
     vectors = 64 if "avx512f" in has else 32 if "avx2" in has else 16
-    features = tuple(sorted(f"+{name}" for name in has & _USEFUL_FEATURES))
-    return Target(
-        f"cpu-{arch}", "cpu", arch, len(os.sched_getaffinity(0)), warp_size=1, vector_bytes=vectors, features=features
-    )
+    units, features = len(os.sched_getaffinity(0)), cpu_features(arch, has)
+    return Target(f"cpu-{arch}", "cpu", arch, units, warp_size=1, vector_bytes=vectors, features=features)
+
+
+def cpu_features(arch: str, has: set[str]) -> tuple[str, ...]:
+    """List what LLVM shall use of a CPU, and what not: virtual machines hide what CPUs of that name have."""
+    from tvm.target import Target as TvmTarget
+    from tvm.target import codegen
+
+    known = {str(name) for name in codegen.llvm_get_cpu_features(TvmTarget({"kind": "llvm", "mcpu": arch}))}
+    hidden = known & (_USEFUL_FEATURES | {"gfni"}) - has
+    return (*sorted(f"+{name}" for name in has & _USEFUL_FEATURES), *sorted(f"-{name}" for name in hidden))
 
 
 _USEFUL_FEATURES = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"}
