@@ -23,7 +23,7 @@ PAIRS = """
 @parametrize("about", PAIRS.split())
 def test_products_and_shared_memory_are_what_the_tile_says(about):
     shape, epilogue = layer(about)
-    tile = ChannelPairs.choose(shape, H200).with_room_for(shape, epilogue)
+    tile = ChannelPairs.choose(shape, H200).with_room_for(shape, epilogue, H200)
     pairs = tile.pairs(shape)
     kernel = on_h200(shape, tile, epilogue=epilogue)
     source, resources = kernel.source(), kernel.resources()
@@ -61,16 +61,16 @@ def test_products_and_shared_memory_by_banded_matrices(about):
 def test_fused_steps_cost_rows_and_no_block():
     shape = Shape.parse("128x240x28x28_k5_p2_float16_nhwc")
     alone = ChannelPairs(32, 2, 7, 7, 5, 2, 2)
-    assert alone.with_room_for(shape, Epilogue.of("scale_shift+relu6")) == alone
+    assert alone.with_room_for(shape, Epilogue.of("scale_shift+relu6"), H200) == alone
     for epilogue, ahead in (("bias+silu", alone.ahead), ("residual", 1)):
-        tile = alone.with_room_for(shape, Epilogue.of(epilogue))
+        tile = alone.with_room_for(shape, Epilogue.of(epilogue), H200)
         assert tile.pairs(shape).blocks == alone.pairs(shape).blocks
         assert (tile.min_blocks, tile.ahead) == (alone.min_blocks, ahead)
         assert tile.rows < alone.rows
     uneven, shape = ChannelPairs(32, 1, 14, 3, 21, 2, 2), Shape.parse("128x96x56x56_k7_p3_float16_nhwc")
-    assert [uneven.with_room_for(shape, Epilogue.of(one)).rows for one in ("", "bias")] == [3, 4]
+    assert [uneven.with_room_for(shape, Epilogue.of(one), H200).rows for one in ("", "bias")] == [3, 4]
     two, (shape, silu) = ChannelPairs(32, 4, 4, 3, 6, 2, 2), layer("128x480x14x14_k5_p2_float16_nhwc+scale_shift+silu")
-    assert two.with_room_for(shape, silu) == ChannelPairs(32, 4, 4, 2, 9, 2, 3)
+    assert two.with_room_for(shape, silu, H200) == ChannelPairs(32, 4, 4, 2, 9, 2, 3)
 
 
 @parametrize(

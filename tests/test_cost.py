@@ -104,7 +104,9 @@ def test_the_choice_passes_its_check(shape, steps, target):
     tile = choose(shape, target, epilogue)
     tile.check_use(shape, target)
     if isinstance(tile, RegisterWindow | ChannelVector) and not epilogue.steps:
-        assert tile.min_blocks in block_counts(tile.thread_x * tile.thread_y * tile.thread_z)
+        work = tile.counts(shape)
+        assert tile.min_blocks <= -(-work.blocks // target.units)
+        assert tile.min_blocks == 1 or registers_for(work.threads, tile.min_blocks) >= 72
 
 
 def test_channels_are_divided_where_they_can_be():
@@ -145,7 +147,7 @@ CHOICES = {
         128x144x56x56_s2_k5_p2_float16_nhwc+scale_shift+silu
     """,
     "channel_vector": """
-        1x96x56x56_k5_p2_float16_nhwc 1x384x14x14_k7_p3_float16_nhwc 64x256x56x56_k3_p1_nhwc
+        1x96x56x56_k5_p2_float16_nhwc 1x384x14x14_k7_p3_float16_nhwc 64x256x56x56_k3_p1_nhwc 128x96x56x56_k5_p2_nhwc
         64x256x56x56_k3_p1_float16_nhwc 128x96x56x56_k3_p1_float16_nhwc 128x90x56x56_k5_p2_float16_nhwc
     """,
     # Some halves: few products an input, neither every other row is pairs nor every other plane, in many pieces.
@@ -156,7 +158,7 @@ CHOICES = {
     """,
     "row_stream": """
         128x96x56x56_k7_p6_d2_float16_nhwc 128x96x56x56_k7_p3 128x96x56x56_k7_p6_d2 128x96x56x56_k7_p3_nhwc
-        128x96x56x56_k5_p2_nhwc 128x90x56x56_k7_p3_float16_nhwc
+        128x90x56x56_k7_p3_float16_nhwc
         128x384x14x14_k5_p2_float16_nhwc+bias+gelu 128x240x28x28_k5_p2_float16_nhwc+bias+gelu
     """,
     "split_image": """
@@ -213,10 +215,10 @@ FASTEST = {
     "64x256x55x55_k3_p1_float16": BandedMatrix(12, 3, 4, 4),
     "128x96x57x57_k5_p2_float16_nhwc": ChannelPairs(32, 1, 15, 2, 31, 2, 3),
     "128x240x28x28_k5_p2_float16_nhwc": ChannelPairs(32, 2, 7, 4, 8, 2, 2),
-    "64x251x56x56_k3_p1_float16_nhwc": ChannelVector(8, 8, 1, 251, 1, 1, 1),
-    "128x90x56x56_k5_p2_nhwc": ChannelVector(7, 8, 1, 90, 1, 1, 5),
-    "32x728x37x37_k3_p1_float16_nhwc": ChannelVector(8, 3, 4, 182, 1, 1, 1),
-    "64x256x56x56_k3_p2_d2_nhwc": ChannelVector(8, 7, 1, 32, 4, 1, 2),
+    "64x251x56x56_k3_p1_float16_nhwc": ChannelVector(8, 8, 1, 251, 1, 1, 2),
+    "128x90x56x56_k5_p2_nhwc": ChannelVector(7, 8, 1, 90, 1, 1, 7),
+    "8x128x147x147_k3_p1": RegisterWindow(14, 1, 49, 1, 2, 1, 1, 5),
+    "64x256x56x56_k3_p2_d2_nhwc": ChannelVector(8, 7, 1, 32, 4, 1, 4),
     "64x256x56x56_k3_p2_d2_float16_nhwc": RowStream(28, 7, 2, 32, 1, 1, 16, 3),
 }
 

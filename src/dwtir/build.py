@@ -124,7 +124,12 @@ def _compile(order: _Order, *, for_torch: bool = False) -> tuple[Kernel, Compile
     mod, workspace = hoist(sch.mod) if target.is_gpu else (sch.mod, ())
     if for_torch:
         mod = entry.add(mod, shape)
-    compiled = compile_module(mod, target, strategy.min_blocks, hoist=strategy.hoist, simplify=strategy.simplify)
+    compiled = compile_module(
+        *(mod, target, strategy.min_blocks),
+        hoist=strategy.hoist,
+        simplify=strategy.simplify,
+        by_fma=shape.layout == "NHWC",
+    )
     resources = _launch(sch, strategy.dynamic_bytes(shape, epilogue)) if target.is_gpu else Resources()
     if compiled.cubin is not None:
         resources = with_cubin_resources(resources, compiled.cubin)
@@ -158,7 +163,7 @@ def _find_strategy(
             record, path = found
             strategy = record.strategy
             if record.epilogue != epilogue:
-                strategy = strategy.with_room_for(shape, epilogue)
+                strategy = strategy.with_room_for(shape, epilogue, target)
             return strategy, provenance | {"chosen": "tuned", "record": str(path)}
         missing = f"no tuning record for {shape} on {target.name}; to make one: python -m dwtir.tune {shape}"
         if on_miss == "error":

@@ -104,7 +104,7 @@ def choose(shape: Shape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Stra
     """Pick strategy and tile for ``schedule="manual"``."""
     for tile in paying(STRATEGIES.values(), shape, target):
         if tile.suits(shape, epilogue):
-            return tile.with_room_for(shape, epilogue)
+            return tile.with_room_for(shape, epilogue, target)
     raise InvalidScheduleError(f"no strategy for {shape} on {target.name}")
 
 
@@ -114,7 +114,7 @@ def named(name: str, shape: Shape, target: Target, epilogue: Epilogue = _NO_STEP
     if name in steps:
         strategy = steps[name](shape, target)
     elif name in STRATEGIES:
-        strategy = STRATEGIES[name].choose(shape, target).with_room_for(shape, epilogue)
+        strategy = STRATEGIES[name].choose(shape, target).with_room_for(shape, epilogue, target)
     else:
         raise InvalidScheduleError(
             f"unknown schedule {name!r}; allowed are 'manual', 'tuned', the steps "

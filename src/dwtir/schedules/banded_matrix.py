@@ -204,7 +204,7 @@ class BandedMatrix(Strategy):
             and not (bands.alternates and self._least(bands, needed) > self._has)
         )
 
-    def with_room_for(self, shape: Shape, epilogue: Epilogue) -> Self:
+    def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> Self:
         """Take small blocks: others start while some end with an epilogue."""
         rows = self.rows if self.loads == "pairs" else even_split(_height(shape), _HIGH)
         tile = replace(self, rows=rows, warps=min(2, self.warps), min_blocks=8, loads="pairs")

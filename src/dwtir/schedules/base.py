@@ -101,7 +101,7 @@ class Strategy(ABC):
         """Tell whether "manual" takes the tile with an epilogue too, and not a later strategy."""
         return True
 
-    def with_room_for(self, shape: Shape, epilogue: Epilogue) -> Self:
+    def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> Self:
         """Return the tile with the registers that an epilogue needs, if it was chosen without."""
         return self
 

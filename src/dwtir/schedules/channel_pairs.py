@@ -216,7 +216,7 @@ class ChannelPairs(Strategy):
         """Leave to `row_stream` what all warps wait for at a step's end: the error function of several images."""
         return self.images == 1 or max(shape.stride) > 1 or "gelu" not in epilogue.steps
 
-    def with_room_for(self, shape: Shape, epilogue: Epilogue) -> ChannelPairs:
+    def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> ChannelPairs:
         """Return the tile with fewer rows, so that an SM has room for as many blocks as without fused steps.
 
         A residual takes the place of a stage that is under way. From 7x7 on registers are full, and two blocks

@@ -56,7 +56,7 @@ _LAUNCH = 2.5e-6
 # Of all tensors, and of what is moved beside: the halo, and sectors written in parts, by stores
 # of one warp and of several blocks.
 _BANDWIDTH, _HALO_BANDWIDTH = 4.69e12, 17.8e12
-_SCATTERED_BANDWIDTH, _SHARED_BANDWIDTH = 3.31e12, 0.779e12
+_SCATTERED_BANDWIDTH, _SHARED_BANDWIDTH = 3.31e12, 1.25e12
 
 # For times that mean something: memory works while multiprocessors do, and the longer of the two
 # times counts most.
@@ -128,10 +128,9 @@ def registers_wanted(work: Work) -> float:
     return registers_needed(work) + (_PER_LOADED * work.values + _PER_WEIGHT * work.weight_values)
 
 
-def blocks_at_a_time(work: Work, min_blocks: int) -> int:
-    """Estimate how many blocks a multiprocessor runs at a time, if it has room for so many."""
-    registers = min(registers_wanted(work), registers_for(work.threads, min_blocks))
-    return max(min_blocks, _fitting(ceil(work.threads / 32), ceil(registers / 8)))
+def blocks_at_a_time(work: Work, registers: float, units: int) -> int:
+    """Count the blocks that each of so many multiprocessors runs at a time, with so many registers a thread."""
+    return min(_fitting(ceil(work.threads / 32), ceil(registers / 8)), ceil(work.blocks / units))
 
 
 @cache
@@ -164,8 +163,9 @@ class Model:
         """Estimate the time of a kernel, for comparison with others of the same layer."""
         return next(self._estimates(work, (min_blocks,)))
 
-    def absolute(self, work: Work, min_blocks: int) -> float:
+    def absolute(self, work: Work) -> float:
         """Estimate the time of a kernel, for comparison with other strategies' kernels."""
+        _, min_blocks = self.best(work)
         busy = _BUSY * _Tile(work, self._units).busy(registers_for(work.threads, min_blocks))
         return _LAUNCHED + float((busy**_LONGER + self._streamed**_LONGER) ** (1 / _LONGER))
 

@@ -58,16 +58,6 @@ def stage_output(sch: Schedule, epilogue: SBlockRV) -> SBlockRV:
     return sch.cache_write(epilogue, 0, "local")
 
 
-def has_steps(sch: Schedule, epilogue: SBlockRV) -> bool:
-    """Tell whether the epilogue does more than round the sums."""
-    from tvm import ir, tirx
-
-    value = sch.get(epilogue).body.value
-    if isinstance(value, tirx.Cast):
-        value = value.value
-    return not isinstance(value, ir.TensorLoad)
-
-
 def stage_operands(
     sch: Schedule, epilogue: SBlockRV, at: LoopRV, row: LoopRV, *, vector: bool, lanes: Any = None
 ) -> None:

@@ -74,7 +74,7 @@ _WARPS = (8, 12, 15, 16, 20, 24)
 """Warps of an SM at a time that are worth comparing. A scheduler has registers of its own: nine
 have no more than twelve, but ptxas, which shares out all, gives them some with which six run."""
 
-_MARGINS = {"NHWC": 0.96, "NCHW": 1.0}
+_MARGINS = {4: 0.898, 2: 0.96}
 """Share of the time of a window in registers that it may be expected to take, for models err."""
 
 _LEAST_TAPS = {"NHWC": (1, 1), "NCHW": (49, 25)}
@@ -137,7 +137,7 @@ class RowStream(Strategy):
             return False
         window = RegisterWindow if planes else ChannelVector
         own, other = (kind.choose(shape, target) for kind in (cls, window))
-        most = _MARGINS[shape.layout] * other.expected_seconds(shape, target)
+        most = _MARGINS[shape.itemsize] * other.expected_seconds(shape, target)
         return own.expected_seconds(shape, target) < most
 
     @classmethod
@@ -180,7 +180,7 @@ class RowStream(Strategy):
             slack = _PLANES_SLACK_OF_LARGE if prod(shape.kernel) > 49 else _PLANES_SLACK
         return self._registers(shape) + others <= registers + slack
 
-    def with_room_for(self, shape: Shape, epilogue: Epilogue) -> RowStream:
+    def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> RowStream:
         """Load a row less ahead of results that wait, of halves; of float32, if it has to be.
 
         In NCHW fewer blocks of float32 run then.

@@ -171,7 +171,7 @@ class WholeImage(Strategy):
         needed = rows * cols + self.rows * shape.result_width + held + _OTHERS + others
         return needed <= registers_for(self.thread_x * self.thread_y, self.min_blocks)
 
-    def with_room_for(self, shape: Shape, epilogue: Epilogue) -> WholeImage:
+    def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> WholeImage:
         """Take one image a thread, where the next leaves no registers for a residual on its way."""
         adds = "residual" in epilogue.steps and shape.layout == "NCHW"
         return replace(self, turns=1) if adds and not self.is_promising(shape, _VECTOR) else self

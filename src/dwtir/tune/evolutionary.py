@@ -80,7 +80,7 @@ class _Designs:
     def __init__(self, task: Task, target: Target) -> None:
         self.task, self.target = task, target
         self._chosen = [
-            kind.choose(task.shape, target).with_room_for(task.shape, task.epilogue)
+            kind.choose(task.shape, target).with_room_for(task.shape, task.epilogue, target)
             for kind in searched_strategies(task.shape, target)
         ]
         self._spaces = [strategy.space(task.shape, target) for strategy in self._chosen]
@@ -95,7 +95,9 @@ class _Designs:
         """List what strategies take for likely to be fast, the likeliest first."""
         shape, target, epilogue = self.task.shape, self.target, self.task.epilogue
         found = [
-            tile.with_room_for(shape, epilogue) for chosen in self._chosen for tile in chosen.guesses(shape, target)
+            tile.with_room_for(shape, epilogue, target)
+            for chosen in self._chosen
+            for tile in chosen.guesses(shape, target)
         ]
         found.sort(key=lambda tile: tile.expected_seconds(shape, target) or 0.0)
         return found[:_GUESSES]
