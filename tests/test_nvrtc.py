@@ -116,15 +116,16 @@ def test_a_search_takes_no_kernel_that_was_compiled_anew(spilling, monkeypatch):
     monkeypatch.setattr(nvrtc, "_compile", lambda *given: ways.append(given[1]) or compile_once(*given))
     (built,) = compile_cubin(spilling, "sm_90", SPILLING.min_blocks).kernels
     assert built.spill_store_bytes == 0
-    assert len(ways) == 4
+    tried = len(ways)
+    assert tried > 1
     # TVM calls the compiler, and knows no errors of ours.
     compile_by_tvm = tvm_ffi.convert(lambda source, blocks: compile_cubin(source, "sm_90", blocks))
     with pytest.raises(SpillError, match=r"min_blocks=16 lets a thread spill \d+ bytes"), for_search(Limit(60)):
         compile_by_tvm(spilling, SPILLING.min_blocks)
-    assert len(ways) == 5
+    assert len(ways) == tried + 1
     with for_search(Limit(60)):
         assert compile_cubin(spilling, "sm_90", 1).kernels[0].spill_store_bytes == 0
-    assert len(ways) == 6
+    assert len(ways) == tried + 2
 
 
 @parametrize(
