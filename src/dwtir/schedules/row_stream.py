@@ -75,7 +75,7 @@ _WARPS = (8, 12, 15, 16, 20, 24)
 have no more than twelve, but ptxas, which shares out all, gives them some with which six run."""
 
 _MARGINS = {4: 0.898, 2: 0.96}
-"""Share of the time of a window in registers that it may be expected to take, for models err."""
+"""Share of the time of a window in registers that it may be expected to take, by an element's bytes: models err."""
 
 _LEAST_TAPS = {"NHWC": (1, 1), "NCHW": (49, 25)}
 """From which on, without a dilation and with: in NCHW, 5x5 kernels take as long either way, but
