@@ -60,6 +60,13 @@ def test_only_halves_divide_by_products_each_second_time(sources, dtype):
     assert len(found) > 1
 
 
+def test_nchw_divides_by_the_instruction_alone():
+    kernel = dwtir.build("1x8x16x16_k3_p1_float16", epilogue=("scale_shift", "silu"), target=H200).source()
+    _, _, body = kernel.partition("main_kernel(")
+    assert cuda_functions.SILU in body
+    assert cuda_functions.SILU_BY_FMA not in body
+
+
 @parametrize("dtype", DTYPES[1:])
 def test_eight_lanes_are_one_16_byte_access(dtype):
     source = generate(dtype, vector=8)
