@@ -207,9 +207,9 @@ def test_small_images_take_turns_where_blocks_come_one_after_the_other(layout):
 
 
 FASTEST = {
-    "128x96x56x56_k5_p4_d2": RowStream(28, 4, 4, 14, 9, 1, 5, 4),
-    "128x96x53x53_k7_p3": RowStream(53, 3, 1, 18, 7, 1, 4, 4),
-    "128x48x56x56_k7_p3_m2": RowStream(56, 4, 4, 14, 9, 1, 4, 4),
+    "128x96x56x56_k5_p4_d2": RowStream(28, 4, 4, 14, 11, 1, 3, 4),
+    "128x96x53x53_k7_p3": RegisterWindow(14, 2, 27, 4, 1, 1, 1, 5),
+    "128x48x56x56_k7_p3_m2": RegisterWindow(14, 4, 14, 4, 2, 4, 4, 4),
     "128x48x56x56_k7_p3_m2_nhwc": RowStream(56, 7, 1, 32, 1, 1, 12, 4),
     "128x96x56x56_k7_p6_d2_float16": BandedMatrix(14, 7, 4, 1),
     "64x256x55x55_k3_p1_float16": BandedMatrix(12, 3, 4, 4),

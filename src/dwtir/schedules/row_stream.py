@@ -74,12 +74,14 @@ _WARPS = (8, 12, 15, 16, 20, 24)
 """Warps of an SM at a time that are worth comparing. A scheduler has registers of its own: nine
 have no more than twelve, but ptxas, which shares out all, gives them some with which six run."""
 
-_MARGINS = {4: 0.898, 2: 0.96}
-"""Share of the time of a window in registers that it may be expected to take, by an element's bytes: models err."""
+_MARGINS = {("NHWC", 4): 0.9, ("NHWC", 2): 0.95, ("NCHW", 4): 0.82}
+_ODD_MARGIN = 0.67
+"""Share of the time of a window in registers that it may be expected to take: models err, and most
+where rows of NCHW are read one by one."""
 
-_LEAST_TAPS = {"NHWC": (1, 1), "NCHW": (49, 25)}
-"""From which on, without a dilation and with: in NCHW, 5x5 kernels take as long either way, but
-windows in registers hold what lies between the taps too."""
+_LEAST_TAPS = {4: (49, 25), 2: (25, 9)}
+"""From which on, by an element's bytes, without a dilation and with: kernels of fewer take as long
+either way, but windows in registers hold what lies between the taps too."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +133,14 @@ class RowStream(Strategy):
         planes = shape.layout == "NCHW"
         if (
             part_sizes(shape)[1] <= shape.kernel[1]
-            or prod(shape.kernel) < _LEAST_TAPS[shape.layout][shape.dilation[0] > 1]
+            or prod(shape.kernel) < _LEAST_TAPS[shape.itemsize][shape.dilation[0] > 1]
             or (planes and shape.itemsize == 2)
         ):
             return False
         window = RegisterWindow if planes else ChannelVector
         own, other = (kind.choose(shape, target) for kind in (cls, window))
-        most = _MARGINS[shape.itemsize] * other.expected_seconds(shape, target)
-        return own.expected_seconds(shape, target) < most
+        margin = _ODD_MARGIN if planes and shape.row_lanes == 1 else _MARGINS[shape.layout, shape.itemsize]
+        return own.expected_seconds(shape, target) < margin * other.expected_seconds(shape, target)
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[RowStream, ...]:
@@ -172,9 +174,7 @@ class RowStream(Strategy):
         return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: Shape, others: int = 0) -> bool:
-        threads = self.thread_x * self.thread_y * self.thread_z
-        warps = -(-threads // 32) * self.min_blocks
-        registers = min(255, 64 // -(-warps // 4) * 8)
+        registers = self._limit()
         slack = _SLACK if registers > 128 or shape.itemsize == 2 else _SLACK_OF_FEW
         if shape.layout == "NCHW":
             slack = _PLANES_SLACK_OF_LARGE if prod(shape.kernel) > 49 else _PLANES_SLACK
@@ -211,6 +211,15 @@ class RowStream(Strategy):
 
     def _strip(self, shape: Shape) -> Strip:
         return Strip(shape, self.cols, self.vector)
+
+    @property
+    def _warps(self) -> int:
+        """Warps of a block."""
+        return -(-self.thread_x * self.thread_y * self.thread_z // 32)
+
+    def _limit(self) -> int:
+        """Count the registers that a thread may have, by those of a scheduler."""
+        return min(255, 64 // -(-self._warps * self.min_blocks // 4) * 8)
 
     def _registers(self, shape: Shape) -> int:
         """Count the registers of weights, sums and inputs, and what else a thread has."""
@@ -269,9 +278,10 @@ class RowStream(Strategy):
             accesses=strip.loads + self.cols // strip.store_step,
             conversions=inputs + sums / 2 if is_half else 0,
             pieces=self._pieces(shape),
-            weights=kernel_h * kernel_w * (1 + strip.channels),
+            depth=self.depth,
             ahead=self.depth if is_half else self.depth - 1,
-            warps=-(-self.thread_x * self.thread_y * self.thread_z // 32),
+            spare=self._limit() - self._registers(shape),
+            warps=self._warps,
             blocks=blocks,
             min_blocks=self.min_blocks,
         )

@@ -67,8 +67,8 @@ _BEST_SUMS = 32
 # to 18 kernels of 8 layers on an H200, and the launch to 19 of 16 others.
 _CLOCK, _LAUNCH, _BANDWIDTH, _LEAST_WARPS = 1.755e9, 2.7e-6, 4.25e12, 7.4
 _CYCLES, _ROW, _TESTS, _LONGER, _TWICE = 1.17, 7.5, 3.3, 1.09, 0.39
-_MARGIN, _STRIDED_MARGIN = 1.06, 1.2
-"""By which windows are slower than expected where images are small, and for gradients with a stride."""
+_MARGIN, _MARGIN_OF_LARGE, _STRIDED_MARGIN = 1.06, 0.9, 1.2
+"""Share of windows' expected time, which errs, that it may take: 7x7 and more; gradients with a stride."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class SplitImage(Strategy):
         if isinstance(other, BandedMatrix) or expected is None:
             return False
         own = cls.choose(shape, target).expected_seconds(shape, target)
-        margin = _STRIDED_MARGIN if is_strided else _MARGIN
+        margin = _STRIDED_MARGIN if is_strided else _MARGIN if prod(shape.kernel) < 49 else _MARGIN_OF_LARGE
         slower = isinstance(other, RegisterWindow) and is_smaller
         return own < (margin if slower else 1.0) * expected
 

@@ -1,13 +1,13 @@
 """What a kernel of `row_stream` is expected to take: the model by which its tile is chosen.
 
-A thread takes as long over a row as its instructions are issued, in turns with the other
-warps of its scheduler, and beside them waits for what a row loads, the less the further
-ahead that is. Blocks follow each other in rounds, of which the last may have fewer. Memory
-works meanwhile: of the two times the longer one counts most.
+A thread takes as long over a row as its instructions are issued, in turns with the other warps
+of its scheduler, and beside them waits for what a row loads, the less the further ahead that is.
+Rows that are loaded ahead make the loop longer, whose instructions come from memory, and take
+registers that ptxas would mix them by. Blocks follow each other in rounds, of which the last may
+have fewer. Memory works meanwhile: of the two times the longer one counts most.
 
-The constants are fitted to 1200 kernels of 87 layers of NHWC on an H200, of which what is preferred
-is 3.4 % slower than the best, and to 644 of 23 of NCHW in float32: 5 %. There what lies beside the
-lines that a warp fills counts for more than the instructions do.
+Of 5485 kernels of 328 layers on an H200, most of which the constants are fitted to, what is
+preferred is 3.7 % slower than the best in NHWC and 3.3 % in NCHW.
 """
 
 from math import gcd
@@ -16,7 +16,9 @@ from typing import NamedTuple
 from .cost import SECTOR
 
 _CLOCK = 1.755e9
-_LAUNCH = 2.64e-6
+
+_LEAST_WARPS = 2.0
+"""Warps of a scheduler that take no longer than fewer: each has to wait for its own results."""
 
 _PER_TORN, _PER_SHARED = 3.5, 2.0
 """What a byte in a sector that warps share costs, in bytes that are moved once: they go down the
@@ -35,23 +37,31 @@ class _Constants(NamedTuple):
     row: float
     """Instructions of a row beside its multiply-adds: by load or store, and by piece of memory
     above one that a warp takes for it; by conversion, and others."""
-    weight: float
-    start: float
-    """Instructions of a thread: by weight, and others."""
-    alone: float
+    fetch: float
+    """Cycles until an instruction of the loop is there for the first time, once in a kernel."""
+    uncached: float
+    cached: float
+    """By how much they take longer where a loop has more than so many instructions, by these."""
+    mixed: float
+    spare: float
+    """And where a thread has less than so many registers to spare, by those."""
     row_wait: float
     start_wait: float
-    """Cycles that a thread has to wait in besides: by instruction, and for the loads of a row and
-    of its beginning."""
+    """Cycles that a thread has to wait for the loads of a row and of its beginning."""
+    launch: float
     bandwidth: float
-    """Of memory, bytes per second."""
+    """Seconds, and bytes per second of memory."""
     longer: float
     """The exponent by which the longer of two times counts more."""
 
 
 _CONSTANTS = {
-    "NHWC": _Constants(*(0.553, 0.533, 0.242, 2.54, 0.59, 9.7, 0.275, 305.0, 116.0), bandwidth=3.90e12, longer=2.04),
-    "NCHW": _Constants(*(0.0, 1.57, 0.242, 0.0, 0.0, 0.0, 0.43, 568.0, 0.0), bandwidth=4.35e12, longer=2.11),
+    "NHWC": _Constants(
+        *(0.437, 1.09, 0.198, 1.67, 2.59, 0.0642, 1510, 0.00568, 15.5, 468, 1670), *(0.587e-6, 4.62e12, 1.82)
+    ),
+    "NCHW": _Constants(
+        *(0.35, 1.45, 0.198, 1.23, 1.63, 0.0859, 885, 0.00244, 12.7, 353, 2520), *(0.313e-6, 12.2e12, 1.01)
+    ),
 }
 
 
@@ -66,10 +76,11 @@ class Stream(NamedTuple):
     """Instructions of a row; accesses are loads and stores."""
     pieces: float
     """Pieces of memory that the threads of a warp access together."""
-    weights: int
-    """Weights that a thread loads and converts."""
+    depth: int
     ahead: int
-    """Rows that are loaded ahead."""
+    """Rows of the loop, and those that are loaded ahead."""
+    spare: int
+    """Registers that a thread may have beyond those that it needs."""
     warps: int
     """Of a block."""
     blocks: float
@@ -83,14 +94,17 @@ def seconds(work: Stream, layout: str, moved: float) -> float:
     by = _CONSTANTS[layout]
     access = by.access + by.piece * (work.pieces - 1)
     row = work.multiply_adds + access * work.accesses + by.conversion * work.conversions + by.row
-    instructions = row * work.rows + by.weight * work.weights + by.start
-    wait = work.rows * (by.alone * row + by.row_wait / work.ahead) + by.start_wait
+    row *= 1 + by.uncached * max(0.0, work.depth * row / by.cached - 1)
+    row *= 1 + by.mixed * max(0.0, by.spare - work.spare)
+
+    def cycles(blocks: float) -> float:
+        warps = max(_LEAST_WARPS, blocks * work.warps / 4)
+        return work.rows * (row * warps + by.row_wait / work.ahead) + by.start_wait
+
     full, rest = divmod(work.blocks, work.min_blocks)
-    cycles = full * (instructions * work.min_blocks * work.warps / 4 + wait)
-    if rest > 0:
-        cycles += instructions * max(1.0, rest) * work.warps / 4 + wait
-    busy, memory = cycles / _CLOCK, moved / by.bandwidth
-    return _LAUNCH + float((busy**by.longer + memory**by.longer) ** (1 / by.longer))
+    busy = full * cycles(work.min_blocks) + (cycles(max(1.0, rest)) if rest > 0 else 0.0)
+    busy, memory = (busy + by.fetch * work.depth * row) / _CLOCK, moved / by.bandwidth
+    return by.launch + float((busy**by.longer + memory**by.longer) ** (1 / by.longer))
 
 
 def torn(threads: int, size: int, pixel: int) -> float:
