@@ -61,6 +61,20 @@ def test_a_record_is_used(folder):
         tuned(replace(SHAPE, width=12), on_miss="error")
 
 
+def test_a_gradient_takes_the_record_of_the_convolution_that_it_is(folder):
+    for form, is_same in (("p1", True), ("p0", False), ("p0x0x2x2", False), ("s2_p1", False)):
+        shape = dwtir.DepthwiseConv2dShape.parse(f"1x8x12x12_k3_{form}")
+        Record.measured(TILE, shape, CPU, [1e-6]).write(folder.parent)
+        gradient = replace(shape, operation="grad_data")
+        if is_same:
+            kernel = tuned(gradient, on_miss="error")
+            assert kernel.strategy == TILE
+            check(kernel)
+        else:
+            with pytest.raises(NotTunedError):
+                tuned(gradient, on_miss="error")
+
+
 def test_records_are_looked_for_in_order(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     record(Cpu(1, 1, 1)).write(tmp_path / "data" / "dwtir" / "tune_db")

@@ -158,12 +158,9 @@ def _find_strategy(
     if not isinstance(schedule, str):
         raise InvalidScheduleError(f"a schedule is a name or a Strategy, got {type(schedule).__name__}")
     if schedule == "tuned":
-        found = database.find_record(shape, target, epilogue)
+        found = database.find(shape, target, epilogue)
         if found is not None:
-            record, path = found
-            strategy = record.strategy
-            if record.epilogue != epilogue:
-                strategy = strategy.with_room_for(shape, epilogue, target)
+            strategy, path = found
             return strategy, provenance | {"chosen": "tuned", "record": str(path)}
         missing = f"no tuning record for {shape} on {target.name}; to make one: python -m dwtir.tune {shape}"
         if on_miss == "error":

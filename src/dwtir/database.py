@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .epilogue import Epilogue
-from .errors import DwtirError, RecordError
+from .errors import DwtirError, InvalidScheduleError, RecordError
 from .records import Record, file_name
 from .schedules import Strategy
 from .shape import Shape
@@ -74,9 +75,34 @@ def folders() -> Iterator[Path]:
 
 
 def find(shape: Shape, target: Target, epilogue: Epilogue | None = None) -> tuple[Strategy, Path] | None:
-    """Look up the record of exactly this shape on exactly this device; see `find_record`."""
-    found = find_record(shape, target, epilogue)
-    return None if found is None else (found[0].strategy, found[1])
+    """Look up what a record says is fastest for a shape on exactly this device, with room for the steps.
+
+    It is the shape's record, see `find_record`, or else, of a gradient that is a convolution of the
+    same sizes, that of the convolution.
+    """
+    steps = epilogue or Epilogue()
+    found = find_record(shape, target, steps)
+    if found is None and _is_convolution(shape):
+        found = find_record(replace(shape, operation="forward"), target, steps)
+    if found is None:
+        return None
+    record, path = found
+    strategy = record.strategy
+    try:
+        strategy.check_use(shape, target)
+    except InvalidScheduleError:
+        return None
+    return strategy if record.epilogue == steps else strategy.with_room_for(shape, steps, target), path
+
+
+def _is_convolution(shape: Shape) -> bool:
+    """Tell whether a gradient of the data is the convolution itself, of other values and mirrored weights."""
+    top, left, bottom, right = shape.padding
+    return (
+        shape.operation == "grad_data"
+        and (shape.stride, top, left, shape.channel_multiplier) == ((1, 1), bottom, right, 1)
+        and (shape.out_height, shape.out_width) == (shape.height, shape.width)
+    )
 
 
 def find_record(
