@@ -259,7 +259,7 @@ def test_an_epilogue_fits_beside_the_tile(about, epilogue):
 
 
 CHANGED = [
-    ("128x96x56x56_k7_p3", "bias+relu", {}),
+    ("128x96x56x56_k7_p3", "bias+relu", {"min_blocks": 3}),
     ("128x96x56x56_k7_p3", SILU, {"min_blocks": 3}),
     ("128x96x56x56_k7_p3", RESIDUAL, {"min_blocks": 3}),
     ("128x96x56x56_k5_p2_nhwc", SILU, {}),

@@ -183,13 +183,15 @@ class RowStream(Strategy):
     def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> RowStream:
         """Load a row less ahead of results that wait, of halves; of float32, if it has to be.
 
-        In NCHW fewer blocks of float32 run then.
+        In NCHW fewer blocks of float32 run then, and where registers are short of those of a bias or scale.
         """
         strip, is_float = self._strip(shape), shape.itemsize == 4
         planes, rows = shape.layout == "NCHW", strip.residual_rows(self.depth)
         waiting = rows if "residual" in epilogue.steps else planes
         waiting *= self.cols * strip.channels
-        if not epilogue.waits or (is_float and self.is_promising(shape, waiting)):
+        if not epilogue.waits:
+            waiting = 2 * len(epilogue.operands(shape))
+        if not (epilogue.waits or (is_float and planes)) or (is_float and self.is_promising(shape, waiting)):
             return self
         if is_float and planes:
             return replace(self, min_blocks=-(-3 * self.min_blocks // 4))
