@@ -81,28 +81,29 @@ def find(shape: Shape, target: Target, epilogue: Epilogue | None = None) -> tupl
     same sizes, that of the convolution.
     """
     steps = epilogue or Epilogue()
-    found = find_record(shape, target, steps)
-    if found is None and _is_convolution(shape):
-        found = find_record(replace(shape, operation="forward"), target, steps)
+    found = find_record(shape, target, steps) or _of_convolution(shape, target)
     if found is None:
         return None
     record, path = found
     strategy = record.strategy
-    try:
-        strategy.check_use(shape, target)
-    except InvalidScheduleError:
-        return None
     return strategy if record.epilogue == steps else strategy.with_room_for(shape, steps, target), path
 
 
-def _is_convolution(shape: Shape) -> bool:
-    """Tell whether a gradient of the data is the convolution itself, of other values and mirrored weights."""
+def _of_convolution(shape: Shape, target: Target) -> tuple[Record, Path] | None:
+    """Look up the record of the convolution that a gradient of the data is, of other values and mirrored weights."""
     top, left, bottom, right = shape.padding
-    return (
+    is_one = (
         shape.operation == "grad_data"
         and (shape.stride, top, left, shape.channel_multiplier) == ((1, 1), bottom, right, 1)
         and (shape.out_height, shape.out_width) == (shape.height, shape.width)
     )
+    found = find_record(replace(shape, operation="forward"), target) if is_one else None
+    if found is not None:
+        try:
+            found[0].strategy.check_use(shape, target)
+        except InvalidScheduleError:
+            return None
+    return found
 
 
 def find_record(

@@ -186,14 +186,17 @@ class RowStream(Strategy):
         In NCHW fewer blocks of float32 run then, and where registers are short of those of a bias or scale.
         """
         strip, is_float = self._strip(shape), shape.itemsize == 4
-        planes, rows = shape.layout == "NCHW", strip.residual_rows(self.depth)
-        waiting = rows if "residual" in epilogue.steps else planes
-        waiting *= self.cols * strip.channels
-        if not epilogue.waits:
-            waiting = 2 * len(epilogue.operands(shape))
-        if not (epilogue.waits or (is_float and planes)) or (is_float and self.is_promising(shape, waiting)):
+        planes = is_float and shape.layout == "NCHW"
+        if epilogue.waits:
+            rows = strip.residual_rows(self.depth) if "residual" in epilogue.steps else planes
+            more = rows * self.cols * strip.channels
+        elif planes:
+            more = 2 * len(epilogue.operands(shape))
+        else:
             return self
-        if is_float and planes:
+        if is_float and self.is_promising(shape, more):
+            return self
+        if planes:
             return replace(self, min_blocks=-(-3 * self.min_blocks // 4))
         return replace(self, depth=max(_least_depth(shape), self.depth - 1))
 
