@@ -34,7 +34,8 @@ def test_products_and_shared_memory_are_what_the_tile_says(about):
     assert resources.shared_bytes == pairs.shared_bytes(epilogue)
     assert resources.registers * resources.threads * tile.min_blocks <= 65536
     assert (resources.shared_bytes + 1024) * tile.min_blocks <= 228 * 1024
-    assert source.count("__syncthreads();") == 2, "the barriers of a step"
+    biased = pairs.steps > 1 and pairs.fused(epilogue).bias and not pairs.has_spare
+    assert source.count("__syncthreads();") == 2 + biased, "the barriers of a step, and the first sums'"
 
 
 BANDED = """
@@ -67,19 +68,19 @@ def test_fused_steps_cost_rows_and_no_block():
         assert tile.pairs(shape).blocks == alone.pairs(shape).blocks
         assert (tile.min_blocks, tile.ahead) == (alone.min_blocks, ahead)
         assert tile.rows < alone.rows
-    uneven, shape = ChannelPairs(32, 1, 14, 3, 21, 2, 2), Shape.parse("128x96x56x56_k7_p3_float16_nhwc")
+    uneven, shape = ChannelPairs(32, 1, 14, 3, 20, 2, 2), Shape.parse("128x96x56x56_k7_p3_float16_nhwc")
     assert [uneven.with_room_for(shape, Epilogue.of(one), H200).rows for one in ("", "bias")] == [3, 4]
     two, (shape, silu) = ChannelPairs(32, 4, 4, 3, 6, 2, 2), layer("128x480x14x14_k5_p2_float16_nhwc+scale_shift+silu")
-    assert two.with_room_for(shape, silu, H200) == ChannelPairs(32, 4, 4, 2, 9, 2, 3)
+    assert two.with_room_for(shape, silu, H200) == ChannelPairs(32, 4, 4, 2, 8, 2, 3)
 
 
 @parametrize(
     "tile",
     [
-        ChannelPairs(16, 1, 3, 1, 9, 1),  # the least of a step, one stage ahead
+        ChannelPairs(16, 1, 3, 1, 8, 1),  # the least of a step, one stage ahead
         ChannelPairs(32, 2, 2, 3, 3, 2),  # steps past the image's end, strips past its side
         ChannelPairs(8, 3, 3, 7, 1, 1),  # one step, strips of two images in a warp
-        ChannelPairs(16, 2, 2, 2, 5, 2, words=2),  # two warps for a vector
+        ChannelPairs(16, 2, 2, 2, 4, 2, words=2),  # two warps for a vector
         ChannelPairs(8, 3, 3, 7, 1, 1, words=1),  # four
     ],
 )
@@ -100,12 +101,12 @@ def test_tiles_that_hang_over_every_edge(tile, backend, kernel, epilogue):
 
 @parametrize("backend", BACKENDS)
 def test_one_step_alone_may_have_no_padding(backend):
-    tile = ChannelPairs(8, 1, 3, 5, 3, 2, words=2)
+    tile = ChannelPairs(8, 1, 3, 5, 2, 2, words=2)
     backend.check(tile, Shape.parse("2x8x7x11_k7x5_p3x2_float16_nhwc"), "bias+relu")
 
 
 @parametrize("backend", BACKENDS)
-@parametrize("tile", [ChannelPairs(16, 4, 3, 4, 2, 1), ChannelPairs(16, 2, 3, 1, 9, 2)])
+@parametrize("tile", [ChannelPairs(16, 4, 3, 4, 2, 1), ChannelPairs(16, 2, 3, 1, 8, 2)])
 def test_many_images_or_few_rows_take_silu_in_registers(backend, tile):
     shape, silu = Shape.parse("5x40x7x11_k3x5_p1x2_float16_nhwc"), Epilogue.of("scale_shift+silu")
     assert tile.pairs(shape).fused(silu).own == silu

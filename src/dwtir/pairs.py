@@ -121,15 +121,30 @@ class Pairs:
         return self.seen if self.steps > 1 else min(self.seen, self.rows)
 
     @property
+    def above(self) -> int:
+        """Rows of results that begin in the padding above an image and go on in it."""
+        return min(max(0, self.shape.before[0]) // self.shape.stride[0], self.delay)
+
+    @property
+    def begun(self) -> int:
+        """Those of them that no step begins: a block of all rows has no stage above the image."""
+        return self.above if self.rows * self.steps - self.delay + self.above >= self.shape.result_height else 0
+
+    @property
     def height(self) -> int:
         """Rows of results of a block."""
-        return self.rows * self.steps - self.delay
+        return self.rows * self.steps - self.delay + self.begun
+
+    @property
+    def first_row(self) -> int:
+        """The first row of inputs of the first block: rows of padding are before the image."""
+        return self.begun * self.shape.stride[0] - self.shape.before[0]
 
     @property
     def input_rows(self) -> int:
-        """Rows of inputs that they see."""
+        """Rows of inputs of a block."""
         shape = self.shape
-        return (self.height - 1) * shape.stride[0] + (shape.kernel[0] - 1) * shape.dilation[0] + 1
+        return (self.height - self.begun - 1) * shape.stride[0] + (shape.kernel[0] - 1) * shape.dilation[0] + 1
 
     @property
     def stage_rows(self) -> int:

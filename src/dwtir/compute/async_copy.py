@@ -18,7 +18,7 @@ def intrinsic(dtype: str) -> str:
     """Register ``cp.async`` of 8 halves, or of none and zeros in their place.
 
     How many bytes there are stands in a register: all or 0, and then none are read, wherever they
-    would be. L2 fetches the 256 bytes around from memory, which other blocks want soon.
+    would be. L2 fetches the 128 bytes around from memory, which other blocks want soon.
 
     Returns
     -------
@@ -39,7 +39,7 @@ def intrinsic(dtype: str) -> str:
         # Of `access_ptr` TVM knows that it writes, and puts one more barrier into each step. So
         # a buffer has to be written before and read after all copies, or others come to lie there.
         T.evaluate(
-            T.ptx["cp.async.cg.shared.global.L2::256B"](
+            T.ptx["cp.async.cg.shared.global.L2::128B"](
                 T.address_of(to[0]), T.address_of(source[0]), BYTES, T.cast(size[0], "uint32")
             )
         )

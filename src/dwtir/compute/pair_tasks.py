@@ -44,7 +44,8 @@ class Tasks:
         line, column, vector = task = self._task(turn, self._stores, thread)
         n, y, x, c = block
         columns = pairs.across * COLUMNS
-        image, down = n * pairs.images + line // pairs.rows, step * pairs.rows + line % pairs.rows - pairs.delay
+        image, down = n * pairs.images + line // pairs.rows, step * pairs.rows + line % pairs.rows
+        down += pairs.begun - pairs.delay
         row, right = y * pairs.height + down, x * columns + column
         channel = (c * pairs.vectors + vector) * VECTOR
         inside = [line < pairs.images * pairs.rows, image < shape.batch, 0 <= down, row < shape.result_height]
@@ -54,13 +55,14 @@ class Tasks:
     def inputs(self, image: Any, block: Any, stage: Any, thread: Any) -> Find:
         """Find what a thread has of a stage."""
         pairs, shape = self.pairs, self.pairs.shape
-        (height, width), (top, left), (sh, sw) = shape.source, shape.before, shape.stride
+        (height, width), (sh, sw), left = shape.source, shape.stride, shape.before[1]
 
         def find(turn: Any, lane: Any) -> tuple[Any, ...]:
             line, column, vector = task = self._task(turn, self._loads, thread)
             n, y, x, c = block
             n, down = n * pairs.images + line // pairs.stage_rows, stage * pairs.stage_rows + line % pairs.stage_rows
-            row, right = y * (pairs.height * sh) - top + down, x * (pairs.across * COLUMNS * sw) - left + column
+            row = y * (pairs.height * sh) + pairs.first_row + down
+            right = x * (pairs.across * COLUMNS * sw) - left + column
             channel = (c * pairs.vectors + vector) * VECTOR
             here = [n < shape.batch, 0 <= row, row < height, 0 <= right, right < width]
             here += [channel < shape.result_channels, down < pairs.input_rows]

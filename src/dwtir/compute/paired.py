@@ -49,7 +49,7 @@ def _local(size: int, dtype: str) -> tirx.Buffer:
 def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient."""
     shape = pairs.shape
-    H, TOP, C = shape.source[0], shape.before[0], shape.result_channels
+    H, C = shape.source[0], shape.result_channels
     (KH, KW), (SH, SW), DW = shape.kernel, shape.stride, shape.dilation[1]
     R, IMAGES, STEPS = pairs.rows, pairs.images, pairs.steps
     VECTORS, WORDS, WARPS, QUADS = pairs.vectors, pairs.words, pairs.warps, pairs.quads
@@ -58,9 +58,10 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     dtype = shape.dtype
     PAIR = f"{dtype}x2"
     fused, SPARE = pairs.fused(epilogue), pairs.has_spare
+    BIASED = fused.bias and not SPARE
     SKIPS = pairs.skips and not (fused.bias and SPARE)
     TAKEN = dict.fromkeys(fused.taken, (pairs.channels, dtype if fused.shared.steps else "float32"))
-    if fused.bias and not SPARE:
+    if BIASED:
         TAKEN["bias"] = (2 * pairs.channels, "float32")
     declare, _ = both_ends(shape, epilogue)
     # By what SiLU wants, once instead of for each result.
@@ -102,7 +103,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.vectorized(2 * WORDS) as e:
                     at = (*tap, channel + e, 0)
                     other = T.cast(0, dtype)
-                    if fused.bias and SPARE and (row, quad) == (0, QUADS - 1):
+                    if fused.bias and SPARE and (row, quad) == (KH - 1, QUADS - 1):
                         other = T.if_then_else(vl % 4 == 3, operands["bias"][channel + e], other)
                     value = T.if_then_else(tirx.all(*seen), weight[at], other)
                     T.buffer_store(own, value, [e])
@@ -134,10 +135,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
             vl = T.axis.spatial(32, lane)
             untold()
             for result in [result for result, tap in met if tap == 0]:
-                if fused.bias and not SPARE:
-                    begin(acc, result, taken["bias"], vw, vl)
-                else:
-                    clear(acc, result, 1, vw, vl)
+                begin(acc, result, taken, vw, vl)
 
     def window(name: str, row: int, staged: tirx.Buffer, held: list[tirx.Buffer], step: Any, vw: Any) -> None:
         """Take a row of inputs."""
@@ -165,7 +163,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         held = [
             T.sblock_alloc_buffer((count, WORDS, 32, depth // 8, 2, 2), dtype, scope="local") for depth, count in DEPTHS
         ]
-        line = y * (pairs.height * SH) + step * pairs.stage_rows - TOP
+        line = y * (pairs.height * SH) + step * pairs.stage_rows + pairs.first_row
         if not SKIPS:
             add_rows(shared, bands, held, acc, step, vw)
         elif STEPS == 1:
@@ -203,18 +201,21 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                         untold()
                         leave(shared, acc, result, vw, vl)
 
-    def clear(acc: tirx.Buffer, first: int, count: int, vw: Any, vl: Any) -> None:
-        with T.unroll(count) as r, T.unroll(WORDS) as word, T.unroll(2) as half, T.unroll(2) as one:
-            T.buffer_store(acc, T.float32(0), [vw, first + r, word, vl, half, one])
-
-    def begin(acc: tirx.Buffer, result: int, bias: tirx.Buffer, vw: Any, vl: Any) -> None:
-        """Begin sums with the bias."""
+    def begin(acc: tirx.Buffer, result: int, taken: dict[str, tirx.Buffer], vw: Any, vl: Any) -> None:
+        """Begin sums, with the bias if shared memory has it."""
         own = _local(4, "float32")
         for word in range(WORDS):
-            with T.vectorized(4) as e:
-                T.buffer_store(own, bias[(vw % pairs.parts * WORDS + word) * 4 + e], [e])
+            if BIASED:
+                with T.vectorized(4) as e:
+                    T.buffer_store(own, taken["bias"][(vw % pairs.parts * WORDS + word) * 4 + e], [e])
             for e in range(4):
-                T.buffer_store(acc, own[e], [vw, result, word, vl, e // 2, e % 2])
+                value = own[e] if BIASED else T.float32(0)
+                T.buffer_store(acc, value, [vw, result, word, vl, e // 2, e % 2])
+
+    def begun(acc: tirx.Buffer, taken: dict[str, tirx.Buffer], vw: Any, vl: Any) -> None:
+        """Begin the sums that no step begins."""
+        for result in range(DELAY):
+            begin(acc, result, taken, vw, vl)
 
     def shift(acc: tirx.Buffer, vw: Any, vl: Any) -> None:
         """Keep the sums that no step has left, for the next."""
@@ -328,11 +329,13 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                         if RESIDUAL:  # or TVM, which sees no copies, would lay it over the results
                             added[vw * 32 + vl] = T.cast(0, dtype)
                 if STEPS > 1:
+                    if BIASED:
+                        T.evaluate(T.tvm_storage_sync("shared.dyn"))
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("begin"):
                             vw, vl = T.axis.remap("SS", [w, lane])
                             untold()
-                            clear(acc, 0, DELAY, vw, vl)
+                            begun(acc, taken, vw, vl)
                 for step in T.serial(STEPS):
                     T.evaluate(T.ptx["cp.async.wait_group"](max(0, STAGES - 2)))
                     T.evaluate(T.tvm_storage_sync("shared.dyn"))

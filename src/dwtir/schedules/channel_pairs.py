@@ -165,7 +165,9 @@ class ChannelPairs(Strategy):
         if rows <= self.rows:
             return replace(self, steps=1)
         tile = replace(self, steps=2)
-        return replace(tile, steps=-(-(rows + tile.pairs(shape).delay) // self.rows))
+        pairs = tile.pairs(shape)
+        begun = pairs.above if rows >= shape.result_height else 0
+        return replace(tile, steps=-(-(rows + pairs.delay - begun) // self.rows))
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -205,8 +207,7 @@ class ChannelPairs(Strategy):
         self._require_most("images", self.images, shape.batch)
         self._require_most("across", self.across, -(-shape.result_width // COLUMNS))
         self._require_most("rows", self.rows, shape.result_height)
-        least = -(-(shape.result_height + pairs.delay) // self.rows)
-        self._require_most("steps", self.steps, least)
+        self._require_most("steps", self.steps, self._down(shape, shape.result_height).steps)
         self._require(pairs.height > 0, "rows of a block", pairs.height, "at least 1")
         self._require_most("unrolled products", pairs.products, _MAX_PRODUCTS)
         self._require_most("shared bytes per block", pairs.shared_bytes(_MOST), target.most_shared_bytes)
@@ -219,21 +220,25 @@ class ChannelPairs(Strategy):
     def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> ChannelPairs:
         """Return the tile with fewer rows, so that an SM has room for as many blocks as without fused steps.
 
-        A residual takes the place of a stage that is under way. From 7x7 on registers are full, and two blocks
-        wait for a step's last results, which not all threads have with three rows. While a block takes SiLU in
-        registers, others multiply: three do better than two.
+        A residual takes the place of a stage that is under way. Two blocks wait for a step's last results, which
+        not all threads have with three rows. While a block takes SiLU in registers, others multiply: three do
+        better than two. Of 7x7, two have room for SiLU in registers beside two rows of two images, and beside
+        two or four of four.
         """
         tile = replace(self, ahead=1) if "residual" in epilogue.steps else self
         pairs = self.pairs(shape)
-        rows = -(-shape.result_height // pairs.blocks[1])
+        fused, rows = pairs.fused(epilogue), -(-shape.result_height // pairs.blocks[1])
         tiles = [tile, *(replace(tile, rows=n)._down(shape, rows) for n in _ROWS if n < self.rows)]
         waits = self.min_blocks == 2 and pairs.results % (VECTOR * 32 * pairs.warps)
-        if pairs.fused(epilogue).shared.steps and shape.kernel[0] >= 7 and waits and rows >= 4:
+        if fused.shared.steps and waits and rows >= 4:
             four = replace(tile, rows=4, ahead=min(tile.ahead, 2))._down(shape, rows)
             if four.pairs(shape).shared_bytes(_MOST) <= LEAST_SHARED:
                 tiles.insert(0, four)
-        if "silu" in pairs.fused(epilogue).own.steps and self.rows > self.min_blocks == 2 and self.steps > 1:
-            tiles.insert(0, replace(tile, rows=2, ahead=2, min_blocks=3)._down(shape, rows))
+        two = replace(tile, rows=2, ahead=2)._down(shape, rows)
+        takes = "silu" in two.pairs(shape).fused(epilogue).own.steps
+        if takes and self.rows > self.min_blocks == 2 and self.steps > 1:
+            alone = self.rows == 3 or "silu" in fused.shared.steps
+            tiles[:0] = [replace(two, min_blocks=3), *([two] if alone else [])]
         return next(
             (tile for tile in tiles if tile._room(shape, epilogue) >= max(self.min_blocks, tile.min_blocks)), tile
         )
