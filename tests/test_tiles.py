@@ -22,13 +22,13 @@ REFUSED = {
         batch=9 height=64 width=64 kernel=63 padding=31 rows=60 kernel_rows=63: unrolled loads
         batch=9 height=64 width=64 kernel=31 padding=15 rows=32 kernel_rows=31: unrolled products
     """,
-    ("8x96x56x56_k5_p2_float16_nhwc", ChannelPairs(32, 1, 14, 4, 15, 2, 3)): """
+    ("8x96x56x56_k5_p2_float16_nhwc", ChannelPairs(32, 1, 14, 4, 14, 2, 3)): """
         channels=20: channels must be a multiple of 8
         channels=104: channels must be at most 96
         images=9: images must be at most 8
         across=15: across must be at most 14
         rows=57: rows must be at most 56
-        steps=16: steps must be at most 15
+        steps=15: steps must be at most 14
         steps=2 rows=2: rows of a block must be at least 1
         rows=56 steps=1: unrolled products must be at most 640
         channels=96 ahead=9: shared bytes per block must be at most

@@ -126,14 +126,39 @@ class Pairs:
         return min(max(0, self.shape.before[0]) // self.shape.stride[0], self.delay)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether a block has all rows of an image, without stages of the padding above, and perhaps below."""
+        shape = self.shape
+        spare = self.rows * self.steps + self.above - shape.result_height
+        down = (self.rows * self.steps + self.above) * shape.stride[0] - shape.before[0]
+        return spare >= self.delay or (
+            down >= shape.source[0] and self._tap(self.above) < (spare + 1) * shape.stride[0]
+        )
+
+    @property
     def begun(self) -> int:
-        """Those of them that no step begins: a block of all rows has no stage above the image."""
-        return self.above if self.rows * self.steps - self.delay + self.above >= self.shape.result_height else 0
+        """Rows of results that no step begins."""
+        return self.above if self.is_whole else 0
+
+    @property
+    def rests(self) -> int:
+        """Steps behind those with a stage: they leave the results that see no more of an image."""
+        left = self.shape.result_height - (self.rows * self.steps - self.delay + self.begun)
+        return max(0, -(-left // self.rows)) if self.is_whole else 0
+
+    def _tap(self, begun: int) -> int:
+        """Find the first row of the kernel that results see which so many rows above begin: its distance."""
+        return -(-begun * self.shape.stride[0] // self.shape.dilation[0]) * self.shape.dilation[0]
+
+    @property
+    def common_tap(self) -> int:
+        """A row of the kernel that all results are multiplied by."""
+        return self._tap(self.begun) // self.shape.dilation[0]
 
     @property
     def height(self) -> int:
         """Rows of results of a block."""
-        return self.rows * self.steps - self.delay + self.begun
+        return self.rows * (self.steps + self.rests) - self.delay + self.begun
 
     @property
     def first_row(self) -> int:
@@ -171,7 +196,8 @@ class Pairs:
         """Whether it pays to leave out rows of padding, by a test: where they are many, and registers left."""
         shape = self.shape
         rows = (shape.result_height - 1) * shape.stride[0] + (shape.kernel[0] - 1) * shape.dilation[0] + 1
-        return self.words < WORDS and shape.source[0] <= _MOST_THERE * rows
+        beyond = self.first_row < 0 or self.first_row + self.steps * self.stage_rows > shape.source[0]
+        return beyond and self.words < WORDS and shape.source[0] <= _MOST_THERE * rows
 
     @property
     def products(self) -> int:

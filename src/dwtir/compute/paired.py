@@ -22,6 +22,7 @@ What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`. Lane ``
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, TypeAlias
 
@@ -103,7 +104,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.vectorized(2 * WORDS) as e:
                     at = (*tap, channel + e, 0)
                     other = T.cast(0, dtype)
-                    if fused.bias and SPARE and (row, quad) == (KH - 1, QUADS - 1):
+                    if fused.bias and SPARE and (row, quad) == (pairs.common_tap, QUADS - 1):
                         other = T.if_then_else(vl % 4 == 3, operands["bias"][channel + e], other)
                     value = T.if_then_else(tirx.all(*seen), weight[at], other)
                     T.buffer_store(own, value, [e])
@@ -195,11 +196,14 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     window(f"window{row}{name}", row, shared[0], held, step, vw)
                     for (depth, count), part, band in zip(DEPTHS, held, bands, strict=True):
                         multiply(f"products{depth}_{row}{name}", met, depth, count, part, band, acc, vw)
-                for result in [result for result, tap in met if tap == KH - 1 and result < R]:
-                    with T.serial(32) as lane, T.sblock(f"leave{result}{name}"):
-                        vl = T.axis.spatial(32, lane)
-                        untold()
-                        leave(shared, acc, result, vw, vl)
+                leave_rows(name, [result for result, tap in met if tap == KH - 1 and result < R], shared, acc, vw)
+
+    def leave_rows(name: str, results: Iterable[int], shared: tuple[Any, ...], acc: tirx.Buffer, vw: Any) -> None:
+        for result in results:
+            with T.serial(32) as lane, T.sblock(f"leave{result}{name}"):
+                vl = T.axis.spatial(32, lane)
+                untold()
+                leave(shared, acc, result, vw, vl)
 
     def begin(acc: tirx.Buffer, result: int, taken: dict[str, tirx.Buffer], vw: Any, vl: Any) -> None:
         """Begin sums, with the bias if shared memory has it."""
@@ -292,6 +296,53 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.vectorized(VECTOR) as e:
                     T.buffer_store(out, own[e], [*place[:-1], place[-1] + e])
 
+    @script.inline
+    def go_down(step, has_stage, image, operands, out, shared, added, bands, acc, block):
+        """Take a step, or leave what is left if there is no stage for it."""
+        T.evaluate(T.ptx["cp.async.wait_group"](max(0, STAGES - 2)))
+        T.evaluate(T.tvm_storage_sync("shared.dyn"))
+        if RESIDUAL:
+            for w, lane in T.grid(WARPS, 32):
+                with T.sblock("residual"):
+                    vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
+                    untold()
+                    load(added, tasks.stores, tasks.residuals(operands["residual"], block, vs, vw * 32 + vl))
+        if has_stage and STEPS > 1:
+            for w, lane in T.grid(WARPS, 32):
+                with T.sblock("pad"):
+                    vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
+                    untold()
+                    load(shared[0], tasks.loads, tasks.inputs(image, block, vs + (STAGES - 1), vw * 32 + vl))
+        for w in range(WARPS):
+            with T.sblock("multiply"):
+                vs, vw = T.axis.remap("SS", [step, w])
+                T.reads()
+                T.writes(shared[1][:])
+                # TVM takes all that is shared for one, and would part inputs and results by barriers.
+                with T.attr(0, "hand_threaded", 0):
+                    if has_stage:
+                        sums(shared, bands, acc, block[1], vs, vw)
+                    else:
+                        leave_rows("_rest", range(R), shared, acc, vw)
+        if STEPS > 1:
+            for w, lane in T.grid(WARPS, 32):
+                with T.sblock("shift"):
+                    vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
+                    untold()
+                    shift(acc, vw, vl)
+        if RESIDUAL:
+            T.evaluate(T.ptx["cp.async.wait_group"](1 if has_stage and STEPS > 1 else 0))
+        T.evaluate(T.tvm_storage_sync("shared.dyn"))
+        for w, lane in T.grid(WARPS, 32):
+            with T.sblock("epilogue"):
+                vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
+                T.reads(shared[1][:])
+                if has_stage:
+                    T.writes(out[block[0] * IMAGES : block[0] * IMAGES + IMAGES, :, :, :])
+                else:
+                    T.writes()
+                store(out, (shared[1], added, shared[2]), (*block, vs), vw * 32 + vl)
+
     @script.prim_func(s_tir=True)
     def paired_nhwc() -> None:
         image, weight, operands, out = T.meta_var(declare())
@@ -337,44 +388,9 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                             untold()
                             begun(acc, taken, vw, vl)
                 for step in T.serial(STEPS):
-                    T.evaluate(T.ptx["cp.async.wait_group"](max(0, STAGES - 2)))
-                    T.evaluate(T.tvm_storage_sync("shared.dyn"))
-                    if RESIDUAL:
-                        for w, lane in T.grid(WARPS, 32):
-                            with T.sblock("residual"):
-                                vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
-                                untold()
-                                load(
-                                    added, tasks.stores, tasks.residuals(operands["residual"], block, vs, vw * 32 + vl)
-                                )
-                    if STEPS > 1:
-                        for w, lane in T.grid(WARPS, 32):
-                            with T.sblock("pad"):
-                                vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
-                                untold()
-                                load(staged, tasks.loads, tasks.inputs(image, block, vs + (STAGES - 1), vw * 32 + vl))
-                    for w in range(WARPS):
-                        with T.sblock("multiply"):
-                            vs, vw = T.axis.remap("SS", [step, w])
-                            T.reads()
-                            T.writes(results[:])
-                            # TVM takes all that is shared for one, and would part inputs and results by barriers.
-                            with T.attr(0, "hand_threaded", 0):
-                                sums((staged, results, taken), bands, acc, vy, vs, vw)
-                    if STEPS > 1:
-                        for w, lane in T.grid(WARPS, 32):
-                            with T.sblock("shift"):
-                                vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
-                                untold()
-                                shift(acc, vw, vl)
-                    if RESIDUAL:
-                        T.evaluate(T.ptx["cp.async.wait_group"](1 if STEPS > 1 else 0))
-                    T.evaluate(T.tvm_storage_sync("shared.dyn"))
-                    for w, lane in T.grid(WARPS, 32):
-                        with T.sblock("epilogue"):
-                            vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
-                            T.reads(results[:])
-                            T.writes(out[vn * IMAGES : vn * IMAGES + IMAGES, :, :, :])
-                            store(out, (results, added, taken), (*block, vs), vw * 32 + vl)
+                    go_down(step, True, image, operands, out, (staged, results, taken), added, bands, acc, block)
+                if pairs.rests > 0:
+                    for step in T.serial(STEPS, STEPS + pairs.rests):
+                        go_down(step, False, image, operands, out, (staged, results, taken), added, bands, acc, block)
 
     return paired_nhwc

@@ -18,8 +18,9 @@ Loop nest, for strips of 4 columns of results, of some images and channels::
 What lies in memory side by side, two channels of a pixel, is one register of an operand: nothing is turned
 round, each input is copied once and read twice. Half of a product's multiplications are with the zeros between
 the two channels, and of the rest those count that the kernel has taps for: 5 of 8 in 5x5. With several steps a
-block keeps KH rows of sums; from 9x9 on warps share vectors, for registers to hold them and the weights. Rows of
-padding, where they are many, are left out. Results pass through shared memory, so that whole lines are written.
+block keeps KH rows of sums; from 9x9 on warps share vectors, for registers to hold them and the weights. A block of
+all rows takes no steps for those of padding: behind the image, steps only leave results. Others leave rows of padding
+out where they are many. Results pass through shared memory, so that whole lines are written.
 
 An input that is not finite may make results NaN that do not see it, up to a window away and in the channel
 beside its own.
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import count, product
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,7 @@ _REGISTERS, _PER_ROW = {4: (46, 1.0), 2: (19, 1.25), 1: (34, 1.0)}, 6
 # and a last round that is not full add; how memory and products overlap; bytes of memory. Of vectors that are a
 # warp's, by 1147 kernels of 63 layers, and that warps share, by 700 of 98.
 _CLOCK = 1.98e9
-_WHOLE = (1.61e-6, 0.12, 5.08, 23, 7.3, 1.24, 19.2, 0.187, 0.327, 0.748, 1.74, 1.2e13)
+_WHOLE = (1.61e-6, 0.12, 5.08, 23, 7.3, 1.3, 19.2, 0.187, 0.327, 0.748, 1.74, 1.2e13)
 _PARTED = (2.51e-6, 0.351, 1.745, 62.5, 3.47, 0.415, 0.116, 0.113, 0.57, 0.439, 1.01, 6.85e12)
 
 
@@ -164,10 +165,11 @@ class ChannelPairs(Strategy):
         """Return the tile with the steps that a block takes for so many rows of results."""
         if rows <= self.rows:
             return replace(self, steps=1)
-        tile = replace(self, steps=2)
-        pairs = tile.pairs(shape)
-        begun = pairs.above if rows >= shape.result_height else 0
-        return replace(tile, steps=-(-(rows + pairs.delay - begun) // self.rows))
+        least = replace(self, steps=2).pairs(shape)
+        if rows < shape.result_height:
+            return replace(self, steps=-(-(rows + least.delay) // self.rows))
+        tiles = (replace(self, steps=steps) for steps in count(max(2, (rows - least.delay) // self.rows)))
+        return next(tile for tile in tiles if tile.pairs(shape).is_whole)
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -266,7 +268,8 @@ class ChannelPairs(Strategy):
         memory *= 1 + last * (ceil(rounds) / rounds - 1)
         warp = of_product * products * pairs.quads + row * (2 * pairs.quads * pairs.stage_rows + self.rows)
         warps = pairs.warps if pairs.warps < 4 else 4 * ceil(pairs.warps / 4)  # as many as the fullest quarter has
-        busy = ceil(blocks / target.units) * self.steps * (step + warps * warp) / _CLOCK
+        rest = pairs.rests * (step + warps * row * self.rows)
+        busy = ceil(blocks / target.units) * (self.steps * (step + warps * warp) + rest) / _CLOCK
         busy *= 1 + few_warps / (pairs.warps * at_a_time) + few_blocks / at_a_time
         return float(launch + (memory**overlap + busy**overlap) ** (1 / overlap))
 
@@ -285,11 +288,11 @@ class ChannelPairs(Strategy):
         tvm_ffi.structural_walk(sch.mod["main"].body, [(SBlock, lambda block: names.append(block.name_hint))])
         for name in names:
             loops = sch.get_loops(sch.get_sblock(name))
-            if name in ("first", "band", "begin", "residual", "pad", "shift", "epilogue"):
+            if name.startswith(("first", "band", "begin", "residual", "pad", "shift", "epilogue")):
                 bind_threads(sch, *loops[-2:])
             elif name.startswith("copy"):
                 sch.tensorize(loops[-1], async_copy.intrinsic(shape.dtype))
-            elif name == "multiply":
+            elif name.startswith("multiply"):
                 sch.bind(loops[-1], "threadIdx.y")
             elif name.startswith(("start", "window", "leave")):
                 bind_threads(sch, loops[-1])
