@@ -14,6 +14,7 @@ import dwtir
 from backends import H200, kernel_names, on_h200
 from dwtir import STRATEGIES, Shape, cuda_functions, nvrtc, schedules, suite
 from dwtir.notation import LAYOUTS, OPERATIONS
+from dwtir.strips import Strip
 
 parametrize = pytest.mark.parametrize
 
@@ -65,8 +66,9 @@ def test_the_cases_are_a_spread():
     assert chosen == {(name, operation) for name, _ in chosen for operation in STRATEGIES[name].operations}
 
 
-def disassembled(path):
-    """List a cubin's instructions, by NVIDIA's toolkit or its package."""
+def disassembled(kernel, path):
+    """List a kernel's instructions, by NVIDIA's toolkit or its package."""
+    path.write_bytes(nvrtc.compile_cubin(kernel.source(), "sm_90", kernel.strategy.min_blocks).code)
     files = metadata.files("nvidia-cuda-nvdisasm") if shutil.which("nvdisasm") is None else []
     tool = next((file.locate() for file in files if file.name == "nvdisasm"), "nvdisasm")
     return subprocess.run([tool, "-c", path], capture_output=True, text=True, check=True).stdout
@@ -78,10 +80,8 @@ def disassembled(path):
 )
 def test_kernels_wait_for_the_one_before_and_touch_no_memory_until_then(name, tmp_path):
     kernel = on_h200(name)
-    path = tmp_path / "cubin"
-    path.write_bytes(nvrtc.compile_cubin(kernel.source(), "sm_90", kernel.strategy.min_blocks).code)
     waiting = set()
-    for text in disassembled(path).split("\n.text.")[1:]:
+    for text in disassembled(kernel, tmp_path / "cubin").split("\n.text.")[1:]:
         before, wait, after = text.partition("ACQBULK")
         if wait:
             assert "EXIT" in after.split("LDG")[0]
@@ -89,6 +89,15 @@ def test_kernels_wait_for_the_one_before_and_touch_no_memory_until_then(name, tm
             waiting.add(text.split(":")[0])
     assert waiting == kernel_names(kernel.source()) - {"main_kernel"} != set()
     assert cuda_functions.WAIT not in dwtir.build(name, target="sm_80").source()
+
+
+@parametrize(("cols", "products"), [(14, 86), (7, 49)])
+def test_a_strip_that_is_a_whole_row_has_no_products_with_padding(cols, products, tmp_path):
+    """Of 14 columns, beside 3 of padding: 98 products with a row of 7 taps, 86 without it."""
+    shape, tile = Shape.parse("8x64x14x14_k7_p3_nhwc"), schedules.RowStream(14, cols, 1, 32, 1, 1, 8, 2)
+    assert Strip(shape, cols, 1).products == products
+    text = disassembled(on_h200(shape, tile), tmp_path / "cubin")
+    assert len(re.findall(r"\bFFMA\b", text)) == 2 * 7 * products, "of two rows, all that the loop has"
 
 
 if NIGHTLY:

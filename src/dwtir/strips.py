@@ -82,6 +82,25 @@ class Strip:
         return left if self.shape.operation == "forward" else self.reach - self.cols - left
 
     @property
+    def inside(self) -> tuple[int, int]:
+        """The window's columns, from which to which: of strips that are a whole row those in the image."""
+        if self.cols < part_sizes(self.shape)[1]:
+            return 0, self.reach
+        return self.left, min(self.reach, self.left - -self.shape.source[1] // apart(self.shape)[1])
+
+    @property
+    def columns(self) -> int:
+        """Columns inside."""
+        return self.inside[1] - self.inside[0]
+
+    @property
+    def products(self) -> int:
+        """Products of a row of the window and a row of the kernel."""
+        first, end = self.inside
+        columns = (column + tap * self.spread for column in range(self.cols) for tap in range(self.shape.kernel[1]))
+        return sum(first <= column < end for column in columns)
+
+    @property
     def shift(self) -> int:
         """Columns of a row before its first input."""
         return -self.left % self.step
@@ -98,3 +117,10 @@ class Strip:
     def loads(self) -> int:
         """Vectors of a row."""
         return -(-(self.shift + self.reach) // self.step)
+
+    @property
+    def taken(self) -> int:
+        """Those of them that hold a column inside."""
+        first, end = self.inside
+        columns = (load * self.step - self.shift for load in range(self.loads))
+        return sum(first < column + self.step and column < end for column in columns)

@@ -54,7 +54,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     LOADED, STORE = strips.step, strips.store_step  # columns of a load and of a store
     HEIGHT, WIDTH = part_sizes(shape)
     SEGMENTS, STRIPS = -(-HEIGHT // rows) * DOWN, -(-WIDTH // cols) * RIGHT
-    REACH, SPREAD = strips.reach, strips.spread
+    REACH, SPREAD, (LOW, HIGH) = strips.reach, strips.spread, strips.inside
     dtype = shape.dtype
     is_float = dtype == "float32"
     AHEAD = D - 1 if is_float else D
@@ -159,11 +159,12 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
             else:
                 acc[KH - 1 - back, j, v] = acc[KH - 2 - back, j, v]
         for kw, j, v in T.grid(KW, cols, V):
-            acc[KH - 1 - back, j, v] = (
-                acc[KH - 1 - back, j, v]
-                + (raw[d, j + kw * SPREAD + LEAD, v] if is_float else row[j + kw * SPREAD, v])
-                * wide[KH - 1 - back, kw, v]
-            )
+            if LOW <= j + kw * SPREAD and j + kw * SPREAD < HIGH:
+                acc[KH - 1 - back, j, v] = (
+                    acc[KH - 1 - back, j, v]
+                    + (raw[d, j + kw * SPREAD + LEAD, v] if is_float else row[j + kw * SPREAD, v])
+                    * wide[KH - 1 - back, kw, v]
+                )
 
     @script.inline
     def store_row(acc, kh, held, result, out, n, row, strip, vector):
@@ -226,7 +227,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                         at_row = T.meta_var(low + turn * D + d)
                         if d == 0 or at_row < high:
                             if not is_float:
-                                for j in T.serial(REACH, annotations=UNROLLED):
+                                for j in T.serial(LOW, HIGH, annotations=UNROLLED):
                                     for v in T.serial(V):
                                         row[j, v] = T.cast(raw[d, j + LEAD, v], "float32")
                             coming = T.meta_var(line(vs, at_row + AHEAD - TOP))

@@ -20,7 +20,7 @@ strip is loaded once for all its rows, a row's time before it is wanted, so that
 arithmetic go on together from the beginning to the end.
 
 Where a strip is cut into segments of `rows`, the KH - 1 rows around a cut are gone
-through twice: best is no cut. Rows of padding take no time.
+through twice: best is no cut. Rows of padding take no time, nor do columns where a strip is all of a row.
 
 In NCHW a thread has one channel, neighbours have neighbouring strips, and `vector` columns
 are loaded together, as `Strip` says: ``threadIdx.y = n * c    threadIdx.x = strip``.
@@ -231,8 +231,8 @@ class RowStream(Strategy):
         kernel_h, kernel_w = shape.kernel
         strip = self._strip(shape)
         held = kernel_h * (kernel_w + self.cols) * strip.channels
-        loaded = self.depth * strip.loads * max(1, self.vector * shape.itemsize // 4)
-        wide = strip.reach * strip.channels if shape.itemsize == 2 else 0
+        loaded = self.depth * strip.taken * max(1, self.vector * shape.itemsize // 4)
+        wide = strip.columns * strip.channels if shape.itemsize == 2 else 0
         hangs = part_sizes(shape)[1] % self.cols
         return held + loaded + wide + _OTHERS + (_HANGING if hangs else 0)
 
@@ -268,9 +268,8 @@ class RowStream(Strategy):
         return results * torn(self.thread_x, self.vector * shape.itemsize, pixel)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        kernel_h, kernel_w = shape.kernel
-        strip = self._strip(shape)
-        sums, inputs = (n * strip.channels for n in (self.cols, strip.reach))
+        kernel_h, strip = shape.kernel[0], self._strip(shape)
+        sums, inputs = (n * strip.channels for n in (self.cols, strip.columns))
         is_half = shape.itemsize == 2
         height, _ = part_sizes(shape)
         segments = -(-height // self.rows)
@@ -279,8 +278,8 @@ class RowStream(Strategy):
             blocks *= -(-count // size)
         work = Stream(
             rows=(height + (segments - 1) * (kernel_h - 1)) / segments,
-            multiply_adds=kernel_h * kernel_w * sums,
-            accesses=strip.loads + self.cols // strip.store_step,
+            multiply_adds=kernel_h * strip.products * strip.channels,
+            accesses=strip.taken + self.cols // strip.store_step,
             conversions=inputs + sums / 2 if is_half else 0,
             pieces=self._pieces(shape),
             depth=self.depth,
