@@ -86,7 +86,8 @@ class Strip:
         """The window's columns, from which to which: of strips that are a whole row those in the image."""
         if self.cols < part_sizes(self.shape)[1]:
             return 0, self.reach
-        return self.left, min(self.reach, self.left - -self.shape.source[1] // apart(self.shape)[1])
+        first, end = max(0, self.left), self.left - -self.shape.source[1] // apart(self.shape)[1]
+        return first, max(first + 1, min(self.reach, end))  # a gradient's may begin and end in the image
 
     @property
     def columns(self) -> int:
