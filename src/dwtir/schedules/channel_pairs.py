@@ -168,7 +168,7 @@ class ChannelPairs(Strategy):
         least = replace(self, steps=2).pairs(shape)
         if rows < shape.result_height:
             return replace(self, steps=-(-(rows + least.delay) // self.rows))
-        tiles = (replace(self, steps=steps) for steps in count(max(2, (rows - least.delay) // self.rows)))
+        tiles = (replace(self, steps=steps) for steps in count(max(2, -(-(rows - least.above) // self.rows))))
         return next(tile for tile in tiles if tile.pairs(shape).is_whole)
 
     @classmethod
