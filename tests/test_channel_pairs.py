@@ -106,7 +106,7 @@ def test_tiles_that_hang_over_every_edge(tile, backend, kernel, epilogue):
 
 @given(*map(st.integers, (1, 1, 1, 0, 0, 1, 1, 1), (7, 3, 3, 5, 6, 13, 5, 14)))
 def test_each_row_is_left_once_with_all_that_it_sees(kernel, stride, dilation, top, bottom, height, rows, steps):
-    """Of any padding; and all rows have a row of the kernel in common, which may carry the bias."""
+    """Of any padding; and all have a row of the kernel in common, for the bias."""
     assume(height + top + bottom > (kernel - 1) * dilation >= stride - 1)
     name = f"1x8x{height}x8_k{kernel}x3_s{stride}x1_p{top}x1x{bottom}x1_d{dilation}x1_float16_nhwc"
     shape = Shape.parse(name)

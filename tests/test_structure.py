@@ -28,6 +28,7 @@ from dwtir.schedules import (
     named,
 )
 from dwtir.schedules.ladder import LADDER_STEPS
+from dwtir.strips import Strip
 from dwtir.target import resolve
 from kernels import layer
 
@@ -187,6 +188,12 @@ def test_every_window_computes_the_same(strategy, text, window, backend):
 def test_rows_of_a_residual_meet_their_rows(images, rows, cols, depth):
     shape = Shape.parse(f"2x4x13x12_k5_p3x2_{images}")
     REPLAY.check(RowStream(rows, cols, 2, 2, 1, 2, 1, depth), shape, "scale_shift+residual")
+
+
+def test_a_gradient_may_begin_in_the_image():
+    shape = Shape.parse("3x16x37x2_k1x4_p0x6x0x6_d2x1_float16_dgrad")
+    assert Strip(shape, 2, 1).inside == (0, 5)
+    REPLAY.check(RowStream(19, 2, 1, 8, 1, 1, 2, 1), shape)
 
 
 def test_a_window_larger_than_shared_memory_is_not_claimed():

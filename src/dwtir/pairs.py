@@ -127,7 +127,7 @@ class Pairs:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a block has all rows of an image, without stages of the padding above, and perhaps below."""
+        """Whether a block has all rows of an image, and no stage of the padding above."""
         shape = self.shape
         spare = self.rows * self.steps + self.above - shape.result_height
         down = (self.rows * self.steps + self.above) * shape.stride[0] - shape.before[0]
@@ -147,7 +147,7 @@ class Pairs:
         return max(0, -(-left // self.rows)) if self.is_whole else 0
 
     def _tap(self, begun: int) -> int:
-        """Find the first row of the kernel that results see which so many rows above begin: its distance."""
+        """Find how far down the kernel the first row is that all results see, after so many begun."""
         return -(-begun * self.shape.stride[0] // self.shape.dilation[0]) * self.shape.dilation[0]
 
     @property

@@ -87,7 +87,7 @@ class Strip:
         if self.cols < part_sizes(self.shape)[1]:
             return 0, self.reach
         first, end = max(0, self.left), self.left - -self.shape.source[1] // apart(self.shape)[1]
-        return first, max(first + 1, min(self.reach, end))  # a gradient's may begin and end in the image
+        return first, max(first + 1, min(self.reach, end))  # a gradient may begin and end inside
 
     @property
     def columns(self) -> int:

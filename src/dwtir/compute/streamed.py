@@ -159,11 +159,11 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
             else:
                 acc[KH - 1 - back, j, v] = acc[KH - 2 - back, j, v]
         for kw, j, v in T.grid(KW, cols, V):
-            if LOW <= j + kw * SPREAD and j + kw * SPREAD < HIGH:
+            at = T.meta_var(j + kw * SPREAD)
+            if LOW <= at and at < HIGH:
                 acc[KH - 1 - back, j, v] = (
                     acc[KH - 1 - back, j, v]
-                    + (raw[d, j + kw * SPREAD + LEAD, v] if is_float else row[j + kw * SPREAD, v])
-                    * wide[KH - 1 - back, kw, v]
+                    + (raw[d, at + LEAD, v] if is_float else row[at, v]) * wide[KH - 1 - back, kw, v]
                 )
 
     @script.inline

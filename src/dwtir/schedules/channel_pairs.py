@@ -224,8 +224,7 @@ class ChannelPairs(Strategy):
 
         A residual takes the place of a stage that is under way. Two blocks wait for a step's last results, which
         not all threads have with three rows. While a block takes SiLU in registers, others multiply: three do
-        better than two. Of 7x7, two have room for SiLU in registers beside two rows of two images, and beside
-        two or four of four.
+        better than two. Of 7x7, two have room for it beside two rows; of four images, beside four too.
         """
         tile = replace(self, ahead=1) if "residual" in epilogue.steps else self
         pairs = self.pairs(shape)
