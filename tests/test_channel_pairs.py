@@ -139,6 +139,22 @@ def test_one_step_alone_may_have_no_padding(backend):
     backend.check(tile, Shape.parse("2x8x7x11_k7x5_p3x2_float16_nhwc"), "bias+relu")
 
 
+ALONE = ChannelPairs(8, 2, 1, 1, 1, 1), Shape.parse("2x8x1x1_k1_float16_nhwc"), "bias"
+
+
+@parametrize("backend", BACKENDS)
+def test_a_warp_alone_in_a_step_alone(backend):
+    backend.check(*ALONE)
+
+
+def test_copies_go_behind_a_bias():
+    """TVM sees none of them: without a loop around it would lay one over the other."""
+    tile, shape, bias = ALONE
+    source = on_h200(shape, tile, epilogue=bias).source()
+    assert "((float*)buf_dyn_shmem_ptr)[((int)threadIdx.x)] = ((float)bias_ptr" in source
+    assert f"(&(((half*)buf_dyn_shmem_ptr)[{2 * 16}]));" in source, "of 16 floats"
+
+
 @parametrize("backend", BACKENDS)
 @parametrize("tile", [ChannelPairs(16, 4, 3, 4, 2, 1), ChannelPairs(16, 2, 3, 1, 7, 2)])
 def test_many_images_or_few_rows_take_silu_in_registers(backend, tile):

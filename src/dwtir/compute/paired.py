@@ -370,6 +370,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                         with T.sblock("first"):
                             vf, vw, vl = T.axis.remap("SSS", [first, w, lane])
                             untold()
+                            T.evaluate(staged.access_ptr("w"))  # TVM would lay a bias over it, for it sees no copies
                             load(staged, tasks.loads, tasks.inputs(image, block, vf, vw * 32 + vl))
                 for w, lane in T.grid(WARPS, 32):
                     with T.sblock("band"):
