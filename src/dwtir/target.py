@@ -110,7 +110,7 @@ KNOWN_GPUS = {
     gpu.name: gpu
     for gpu in (
         Target("nvidia-h200", "cuda", "sm_90", 132, bandwidth=4.25e12, fp32_rate=67e12),
-        Target("nvidia-h100-80gb-hbm3", "cuda", "sm_90", 132, fp32_rate=67e12),
+        Target("nvidia-h100-80gb-hbm3", "cuda", "sm_90", 132, bandwidth=2.96e12, fp32_rate=67e12),
         Target("nvidia-a100-sxm4-80gb", "cuda", "sm_80", 108, fp32_rate=19.5e12),
         Target("nvidia-l4", "cuda", "sm_89", 58, fp32_rate=30.3e12),
         Target("tesla-t4", "cuda", "sm_75", 40, fp32_rate=8.1e12),
