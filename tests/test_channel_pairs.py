@@ -1,13 +1,18 @@
 """NHWC halves on tensor cores, by pairs of channels and by banded matrices: what they take, and results."""
 
+import re
 from itertools import product
 
 import pytest
+import tvm
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tvm.ir.instrument import pass_instrument
+from tvm.ir.transform import PassContext
 
 from backends import CUDA, H200, REPLAY, on_h200
 from dwtir import Epilogue, Shape
+from dwtir.build import schedule_for
 from dwtir.schedules import BandedChannels, ChannelPairs
 from kernels import layer
 from strategies import error_bound, oracle, real_tensors
@@ -147,12 +152,31 @@ def test_a_warp_alone_in_a_step_alone(backend):
     backend.check(*ALONE)
 
 
-def test_copies_go_behind_a_bias():
-    """TVM sees none of them: without a loop around it would lay one over the other."""
-    tile, shape, bias = ALONE
-    source = on_h200(shape, tile, epilogue=bias).source()
-    assert "((float*)buf_dyn_shmem_ptr)[((int)threadIdx.x)] = ((float)bias_ptr" in source
-    assert f"(&(((half*)buf_dyn_shmem_ptr)[{2 * 16}]));" in source, "of 16 floats"
+@parametrize(
+    ("tile", "shape", "epilogue"),
+    [
+        ALONE,
+        (ChannelPairs(8, 1, 2, 1, 1, 1, words=2), Shape.parse("5x24x1x14_k2x1_p1x0_float16_nhwc"), "bias+silu"),
+        (ChannelPairs(8, 2, 2, 2, 1, 1, words=1), Shape.parse("3x8x12x23_k9_p4_float16_nhwc"), "bias+silu"),
+        (ChannelPairs(24, 2, 1, 1, 1, 2, words=1), Shape.parse("3x24x15x13_k7x1_p3x0_float16_nhwc"), "bias+residual"),
+        (ChannelPairs(32, 2, 5, 1, 1, 1), Shape.parse("2x48x2x17_k3x5_p1x2_bfloat16_nhwc"), ""),
+    ],
+)
+def test_nothing_in_shared_memory_lies_over_another(tile, shape, epilogue):
+    """TVM sees neither copies nor what other warps still read."""
+    steps, allocated = Epilogue.of(epilogue), []
+
+    @pass_instrument
+    class AfterMerging:
+        def run_after_pass(self, mod, info):
+            if info.name == "s_tir.MergeSharedMemoryAllocations":
+                allocated.extend(re.findall(r'alloc_buffer\(\((\d+),\), "uint8", scope="shared.dyn"', mod.script()))
+                raise RuntimeError("merged")
+
+    mod = schedule_for(shape, steps, tile).mod
+    with pytest.raises(RuntimeError, match="merged"), PassContext(instruments=[AfterMerging()]):
+        tvm.compile(mod, target=H200.tvm(), tir_pipeline="s_tir")
+    assert allocated == [str(tile.pairs(shape).shared_bytes(steps))]
 
 
 @parametrize("backend", BACKENDS)

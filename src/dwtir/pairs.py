@@ -31,6 +31,9 @@ VECTOR = 8
 
 WORDS = VECTOR // 2
 
+_ALIGNED = 64
+"""Bytes that what lies in shared memory begins at a multiple of."""
+
 _MOST_THERE = 0.72
 """Share of rows that are in the image from which on those of padding are multiplied too."""
 
@@ -236,12 +239,16 @@ class Pairs:
 
     def shared_bytes(self, epilogue: Epilogue) -> int:
         """Count the bytes of shared memory: for inputs, results or float32 sums, a residual and other operands."""
-        fused = self.fused(epilogue)
-        result = 4 if fused.shared.steps else self.shape.itemsize
-        residual = self.shape.itemsize if "residual" in epilogue.steps else 0
-        taken = self.shape.itemsize if fused.shared.steps else 4
-        operands = self.channels * (8 * (fused.bias and not self.has_spare) + taken * len(fused.taken))
-        return self.stages * self.stage_halves * self.shape.itemsize + self.results * (result + residual) + operands
+        fused, size = self.fused(epilogue), self.shape.itemsize
+        taken = size if fused.shared.steps else 4
+        parts = [
+            self.stages * self.stage_halves * size,
+            self.results * (4 if fused.shared.steps else size),
+            self.results * size * ("residual" in epilogue.steps),
+            self.channels * 8 * (fused.bias and not self.has_spare),
+            *(self.channels * taken for _ in fused.taken),
+        ]
+        return sum(-(-part // _ALIGNED) * _ALIGNED for part in parts)
 
     def input_at(self, stage: Any, image: Any, row: Any, column: Any, vector: Any) -> Any:
         """Find a vector of inputs in shared memory, by its place in a stage."""

@@ -37,7 +37,7 @@ def intrinsic(dtype: str) -> str:
     @script.inline
     def instruction(size, source, to):
         # Of `access_ptr` TVM knows that it writes, and puts one more barrier into each step. So
-        # a buffer has to be written before and read after all copies, or others come to lie there.
+        # a buffer has to be used before and after all copies, or others come to lie there: `parts.use`.
         T.evaluate(
             T.ptx["cp.async.cg.shared.global.L2::128B"](
                 T.address_of(to[0]), T.address_of(source[0]), BYTES, T.cast(size[0], "uint32")

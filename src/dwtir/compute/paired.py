@@ -37,7 +37,7 @@ from .async_copy import BYTES
 from .forward import both_ends
 from .mma import left, right
 from .pair_tasks import Tasks
-from .parts import untold
+from .parts import untold, use
 
 Met: TypeAlias = tuple[tuple[int, int], ...]
 """Sums that a row of inputs is part of, each with the row of the kernel."""
@@ -365,12 +365,13 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     {name: T.sblock_alloc_buffer((n,), kind, scope="shared.dyn") for name, (n, kind) in TAKEN.items()}
                 )
                 added = T.sblock_alloc_buffer((pairs.results if RESIDUAL else 1,), dtype, scope="shared.dyn")
+                apart = T.meta_var((staged, *taken.values(), *((added,) if RESIDUAL else ())))
+                use("w", apart)
                 for first in T.serial(max(1, STAGES - 1)):
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("first"):
                             vf, vw, vl = T.axis.remap("SSS", [first, w, lane])
                             untold()
-                            T.evaluate(staged.access_ptr("w"))  # TVM would lay a bias over it, for it sees no copies
                             load(staged, tasks.loads, tasks.inputs(image, block, vf, vw * 32 + vl))
                 for w, lane in T.grid(WARPS, 32):
                     with T.sblock("band"):
@@ -378,8 +379,6 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                         untold()
                         taps(bands, weight, operands, vc, vw, vl)
                         take(taken, operands, vc, vw * 32 + vl)
-                        if RESIDUAL:  # or TVM, which sees no copies, would lay it over the results
-                            added[vw * 32 + vl] = T.cast(0, dtype)
                 if STEPS > 1:
                     if BIASED:
                         T.evaluate(T.tvm_storage_sync("shared.dyn"))
@@ -393,5 +392,6 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 if pairs.rests > 0:
                     for step in T.serial(STEPS, STEPS + pairs.rests):
                         go_down(step, False, image, operands, out, (staged, results, taken), added, bands, acc, block)
+                use("r", apart)
 
     return paired_nhwc

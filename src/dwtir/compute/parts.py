@@ -5,7 +5,7 @@ What is here writes statements while a script is parsed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tvm import tirx
@@ -46,6 +46,15 @@ def untold() -> None:
     """Say nothing of what a block reads and writes, for TVM to order it by."""
     T.reads()
     T.writes()
+
+
+def use(how: str, buffers: Iterable[tirx.Buffer]) -> None:
+    """Let TVM see a use of shared memory, ``"r"`` or ``"w"``: what is not used before or later may lie over it.
+
+    It sees no copies, nor that other warps are not yet done with what one reads for the last time.
+    """
+    for buffer in buffers:
+        T.evaluate(buffer.access_ptr(how))
 
 
 def clear(sums: Part, first: int, end: int) -> None:
