@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 _GPU_ONLY = {"Bind", "Tensorize", "Unroll"}
 _EXTERN = "tirx.call_pure_extern"
-_BARRIERS = {"tirx.tvm_storage_sync", "tirx.ptx.cp_async_commit_group", "tirx.ptx.cp_async_wait_group"}
-_HINTS = {"tirx.tvm_access_ptr"}
-"""What tells TVM of a use that it does not see: of bfloat16 LLVM has another type."""
+_LEFT_OUT = {
+    *("tirx.tvm_storage_sync", "tirx.ptx.cp_async_commit_group", "tirx.ptx.cp_async_wait_group"),
+    "tirx.tvm_access_ptr",  # a use that TVM does not see; of bfloat16 LLVM has another type
+}
 
 
 def _half_of(pair: tirx.PrimExpr, second: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -49,7 +50,7 @@ def replay_on_cpu(sch: Schedule, func: tvm.tirx.PrimFunc) -> tvm.IRModule:
 
 
 def _without_barriers(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
-    """Leave out what a function has itself of barriers and hints, and waits for its copies."""
+    """Leave out what a function has itself of barriers, and waits for its copies, and words on uses."""
     import tvm_ffi
     from tvm import ir, tirx
 
@@ -59,6 +60,6 @@ def _without_barriers(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
         if call.op.name == "tirx.reinterpret" and getattr(getattr(call.args[0], "op", None), "name", "") == _EXTERN:
             name, word, *others = call.args[0].args
             return _PLAIN[str(name.value)](word.args[0], *others)
-        return tirx.const(0, "int32") if call.op.name in _BARRIERS | _HINTS else call
+        return tirx.const(0, "int32") if call.op.name in _LEFT_OUT else call
 
     return tvm_ffi.structural_map(func, [(ir.Call, skip)])
