@@ -61,7 +61,7 @@ _MOST = Epilogue(("bias", "scale_shift", "residual"))
 """Fused steps that take the most shared memory."""
 
 _CHANNELS, _ROWS, _WORDS = (16, 32, 48, 64, 80, 96), (7, 4, 3, 2, 1), (4, 2, 1)
-"""Channels of a block, rows of a step, pairs of channels of a warp (above 7x7) worth trying."""
+"""Channels of a block, rows of a step, pairs of channels of a warp (1 above 7x7) worth trying."""
 
 _REGISTERS, _PER_ROW = {4: (46, 1.0), 2: (19, 1.25), 1: (34, 1.0)}, 6
 """Registers of a thread beside its sums and weights, by its words, and how often it has those."""
@@ -69,8 +69,10 @@ _REGISTERS, _PER_ROW = {4: (46, 1.0), 2: (19, 1.25), 1: (34, 1.0)}, 6
 # Time, fitted on an H200: of a launch; cycles of a quarter of an SM for a quad of a product, for a row of a
 # window and for a step; what few warps, few blocks, narrow pixels, little and much under way (of 64 KB of an SM)
 # and a last round that is not full add; how memory and products overlap; bytes of memory. Of vectors that are a
-# warp's, by 1147 kernels of 63 layers, and that warps share, by 700 of 98.
+# warp's, by 1147 kernels of 63 layers, and that warps share, by 700 of 98. Those take a little less time up to 7x7,
+# by 612 kernels of 22 layers on an H100.
 _CLOCK = 1.98e9
+_FEW_TAPS, _OF_FEW = 49, 0.95
 _WHOLE = (1.61e-6, 0.12, 5.08, 23, 7.3, 1.3, 19.2, 0.187, 0.327, 0.748, 1.74, 1.2e13)
 _PARTED = (2.51e-6, 0.351, 1.745, 62.5, 3.47, 0.415, 0.116, 0.113, 0.57, 0.439, 1.01, 6.85e12)
 
@@ -139,7 +141,7 @@ class ChannelPairs(Strategy):
     def guesses(cls, shape: Shape, target: Target) -> tuple[ChannelPairs, ...]:
         """List the tiles, those that are expected to take the least time first."""
         tiles = sorted(cls._tiles(shape, target), key=lambda tile: tile.expected_seconds(shape, target))
-        return varied(tiles, lambda tile: (tile.channels, tile.rows)) or (cls(VECTOR, 1, 1, 1, 1, 1),)
+        return varied(tiles, lambda tile: (tile.channels, tile.rows, tile.words)) or (cls(VECTOR, 1, 1, 1, 1, 1),)
 
     @classmethod
     def _tiles(cls, shape: Shape, target: Target) -> Iterator[ChannelPairs]:
@@ -149,7 +151,7 @@ class ChannelPairs(Strategy):
         images = min(shape.batch, max(1, STRIPS // across))
         whole = shape.result_channels
         channels = [n for n in _CHANNELS if n <= whole and (n < 64 or whole % n == 0)] or [VECTOR]
-        shares = _WORDS if max(shape.dilation) == 1 and prod(shape.kernel) > 49 else _WORDS[:1]
+        shares = _WORDS[: 1 if max(shape.dilation) > 1 else 2 if prod(shape.kernel) <= _FEW_TAPS else 3]
         for words, channel, rows, parts, ahead in product(
             shares, channels, _ROWS[::-1], (1, 2, 4, 8, 14, 28), (1, 2, 3)
         ):
@@ -270,7 +272,8 @@ class ChannelPairs(Strategy):
         rest = pairs.rests * (step + warps * row * self.rows)
         busy = ceil(blocks / target.units) * (self.steps * (step + warps * warp) + rest) / _CLOCK
         busy *= 1 + few_warps / (pairs.warps * at_a_time) + few_blocks / at_a_time
-        return float(launch + (memory**overlap + busy**overlap) ** (1 / overlap))
+        share = _OF_FEW if self.words < WORDS and prod(shape.kernel) <= _FEW_TAPS else 1
+        return float(share * (launch + (memory**overlap + busy**overlap) ** (1 / overlap)))
 
     def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import channel_pairs
