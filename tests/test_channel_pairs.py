@@ -69,6 +69,11 @@ def test_products_and_shared_memory_by_banded_matrices(about):
     assert resources.registers * resources.threads * min(2, tile.min_blocks) <= 65536
 
 
+def test_a_kernel_that_sees_no_input_compiles():
+    shape = Shape.parse("1x8x1x1_k2_d2_p1_bfloat16_nhwc")
+    assert on_h200(shape, ChannelPairs(8, 1, 1, 1, 1, 1, words=1)).resources().stack_bytes == 0
+
+
 def test_fused_steps_cost_rows_and_no_block():
     shape = Shape.parse("128x240x28x28_k5_p2_float16_nhwc")
     alone = ChannelPairs(32, 2, 7, 7, 5, 2, 2)

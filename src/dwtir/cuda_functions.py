@@ -60,11 +60,15 @@ WORD, HALF_OF = "dwtir_word", "dwtir_half_of"
 ptxas gathers the operands of each product anew, four registers that loads have left elsewhere, if it knows
 that they are the same. What it takes for computed it gathers once: a third fewer instructions."""
 
-_WORDS = f"""
+_WORD = f"""
 __device__ inline unsigned int {WORD}(unsigned int pair) {{
   asm("xor.b32 %0, %0, %1;" : "+r"(pair) : "r"(gridDim.y - 1));
   return pair;
 }}
+#line 1
+"""
+
+_HALF_OF = f"""
 __device__ inline unsigned int {HALF_OF}(unsigned int pair, int second) {{
   return pair & (second ? 0xffff0000 : 0xffff);
 }}
@@ -106,7 +110,8 @@ def with_functions(source: str) -> str:
         ("bfloat16", _BFLOAT16),
         ("make_ulonglong4", _EIGHT_WORDS),
         (SILU, _SILU),
-        (WORD, _WORDS),
+        (WORD, _WORD),
+        (HALF_OF, _HALF_OF),
         (WAIT, _WAIT),
     ):
         if name in source:
