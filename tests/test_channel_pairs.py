@@ -185,8 +185,15 @@ def test_nothing_in_shared_memory_lies_over_another(tile, shape, epilogue):
 
 
 @parametrize("backend", BACKENDS)
-@parametrize("tile", [ChannelPairs(16, 4, 3, 4, 2, 1), ChannelPairs(16, 2, 3, 1, 7, 2)])
-def test_many_images_or_few_rows_take_silu_in_registers(backend, tile):
+@parametrize(
+    "tile",
+    [
+        ChannelPairs(16, 4, 3, 4, 2, 1),
+        ChannelPairs(16, 2, 3, 1, 7, 2),
+        ChannelPairs(16, 1, 3, 4, 2, 1, words=2),  # warps that share vectors
+    ],
+)
+def test_many_images_few_rows_or_few_channels_take_silu_in_registers(backend, tile):
     shape, silu = Shape.parse("5x40x7x11_k3x5_p1x2_float16_nhwc"), Epilogue.of("scale_shift+silu")
     assert tile.pairs(shape).fused(silu).own == silu
     tensors = real_tensors(shape, silu, 0)

@@ -34,6 +34,9 @@ WORDS = VECTOR // 2
 _ALIGNED = 64
 """Bytes that what lies in shared memory begins at a multiple of."""
 
+_HELD = 98
+"""Registers of a lane for sums and weights, those of 7x7 by two pairs of channels, beside which steps have room."""
+
 _MOST_THERE = 0.72
 """Share of rows that are in the image from which on those of padding are multiplied too."""
 
@@ -226,14 +229,17 @@ class Pairs:
     def fused(self, epilogue: Epilogue) -> Fused:
         """Part an epilogue: steps of few instructions take registers, with four images or few rows SiLU too.
 
-        With more rows registers are full, in which three blocks of 5x5 and two of 7x7 share an SM.
+        With more rows registers are full, in which three blocks of 5x5 and two of 7x7 share an SM. Warps that share
+        vectors may have some left.
         """
-        if self.images == 1 and self.has_spare:
+        left = self.words < WORDS and self.words * (self.quads * self.shape.kernel[0] + 4 * self.sums) <= _HELD
+        if self.images == 1 and self.has_spare and not left:
             return Fused(False, Epilogue(), epilogue)
         bias = epilogue.steps[:1] == ("bias",)
         others = Epilogue(epilogue.steps[bias:])
-        few = {"relu", "relu6"} if self.images == 1 else {"relu", "relu6", "bias", "scale_shift", "hardswish"}
-        if self.images >= 4 or (self.images > 1 and self.rows <= 1 + (self.shape.kernel[0] >= 7)):
+        alone = self.images == 1 and not left
+        few = {"relu", "relu6"} if alone else {"relu", "relu6", "bias", "scale_shift", "hardswish"}
+        if left or self.images >= 4 or (self.images > 1 and self.rows <= 1 + (self.shape.kernel[0] >= 7)):
             few.add("silu")
         return Fused(bias, others, Epilogue()) if few.issuperset(others.steps) else Fused(bias, Epilogue(), others)
 
