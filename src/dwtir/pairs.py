@@ -127,6 +127,11 @@ class Pairs:
         return self.seen if self.steps > 1 else min(self.seen, self.rows)
 
     @property
+    def held(self) -> int:
+        """Registers of a lane for weights and sums."""
+        return self.words * (self.quads * self.shape.kernel[0] + 4 * self.sums)
+
+    @property
     def above(self) -> int:
         """Rows of results that begin in the padding above an image and go on in it."""
         return min(max(0, self.shape.before[0]) // self.shape.stride[0], self.delay)
@@ -232,12 +237,12 @@ class Pairs:
         With more rows registers are full, in which three blocks of 5x5 and two of 7x7 share an SM. Warps that share
         vectors may have some left.
         """
-        left = self.words < WORDS and self.words * (self.quads * self.shape.kernel[0] + 4 * self.sums) <= _HELD
-        if self.images == 1 and self.has_spare and not left:
+        left = self.words < WORDS and self.held <= _HELD
+        alone = self.images == 1 and not left
+        if alone and self.has_spare:
             return Fused(False, Epilogue(), epilogue)
         bias = epilogue.steps[:1] == ("bias",)
         others = Epilogue(epilogue.steps[bias:])
-        alone = self.images == 1 and not left
         few = {"relu", "relu6"} if alone else {"relu", "relu6", "bias", "scale_shift", "hardswish"}
         if left or self.images >= 4 or (self.images > 1 and self.rows <= 1 + (self.shape.kernel[0] >= 7)):
             few.add("silu")

@@ -151,7 +151,8 @@ class ChannelPairs(Strategy):
         images = min(shape.batch, max(1, STRIPS // across))
         whole = shape.result_channels
         channels = [n for n in _CHANNELS if n <= whole and (n < 64 or whole % n == 0)] or [VECTOR]
-        shares = _WORDS[: 1 if max(shape.dilation) > 1 else 2 if prod(shape.kernel) <= _FEW_TAPS else 3]
+        most = 3 if prod(shape.kernel) > _FEW_TAPS else 2
+        shares = _WORDS[: most if max(shape.dilation) == 1 else 1]
         for words, channel, rows, parts, ahead in product(
             shares, channels, _ROWS[::-1], (1, 2, 4, 8, 14, 28), (1, 2, 3)
         ):
@@ -193,10 +194,8 @@ class ChannelPairs(Strategy):
     def _room(self, shape: Shape, epilogue: Epilogue) -> int:
         """Count the blocks that an SM's registers and shared memory have room for, if none spills."""
         pairs = self.pairs(shape)
-        rows = pairs.sums
         others, times = _REGISTERS[self.words]
-        held = self.words * (pairs.quads * shape.kernel[0] + 4 * rows)
-        needed = int(others + times * held) + _PER_ROW * (self.rows - 2)
+        needed = int(others + times * pairs.held) + _PER_ROW * (self.rows - 2)
         threads = 32 * pairs.warps
         if needed > registers_for(threads, 1) or pairs.products > _MAX_PRODUCTS:
             return 0
