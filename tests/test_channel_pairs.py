@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tvm.ir.instrument import pass_instrument
 from tvm.ir.transform import PassContext
 
+import dwtir
 from backends import CUDA, H200, REPLAY, on_h200
-from dwtir import Epilogue, Shape
+from dwtir import Epilogue, InvalidScheduleError, Shape
 from dwtir.build import schedule_for
 from dwtir.schedules import BandedChannels, ChannelPairs
 from kernels import layer
@@ -43,9 +44,8 @@ def test_products_and_shared_memory_are_what_the_tile_says(about):
     assert resources.shared_bytes == pairs.shared_bytes(epilogue)
     assert resources.registers * resources.threads * tile.min_blocks <= 65536
     assert (resources.shared_bytes + 1024) * tile.min_blocks <= 228 * 1024
-    biased = pairs.steps > 1 and pairs.fused(epilogue).bias and not pairs.has_spare
-    barriers = 2 * (1 + (pairs.rests > 0)) + biased
-    assert source.count("__syncthreads();") == barriers, "of a step, of one without a stage, and the first sums'"
+    assert source.count("__syncthreads();") == 2, "of the first stage, and of the last results"
+    assert source.count("dwtir_await((") == (1 + (pairs.rests > 0)) * (pairs.steps > 1)
 
 
 BANDED = """
@@ -74,19 +74,28 @@ def test_a_kernel_that_sees_no_input_compiles():
     assert on_h200(shape, ChannelPairs(8, 1, 1, 1, 1, 1, words=1)).resources().stack_bytes == 0
 
 
-def test_fused_steps_cost_rows_and_no_block():
-    shape = Shape.parse("128x240x28x28_k5_p2_float16_nhwc")
-    alone = ChannelPairs(32, 2, 7, 7, 5, 2, 2)
-    assert alone.with_room_for(shape, Epilogue.of("scale_shift+relu6"), H200) == alone
-    for epilogue, ahead in (("bias+silu", alone.ahead), ("residual", 1)):
-        tile = alone.with_room_for(shape, Epilogue.of(epilogue), H200)
-        assert tile.pairs(shape).blocks == alone.pairs(shape).blocks
-        assert (tile.min_blocks, tile.ahead) == (alone.min_blocks, ahead)
-        assert tile.rows < alone.rows
-    uneven, shape = ChannelPairs(32, 1, 14, 3, 19, 2, 2), Shape.parse("128x96x56x56_k7_p3_float16_nhwc")
-    assert [uneven.with_room_for(shape, Epilogue.of(one), H200).rows for one in ("", "bias")] == [3, 4]
-    two, (shape, silu) = ChannelPairs(32, 4, 4, 3, 6, 2, 2), layer("128x480x14x14_k5_p2_float16_nhwc+scale_shift+silu")
-    assert two.with_room_for(shape, silu, H200) == ChannelPairs(32, 4, 4, 2, 7, 2, 3)
+@parametrize(
+    ("about", "alone", "rows", "blocks"),
+    [
+        ("128x240x28x28_k5_p2_float16_nhwc+scale_shift+relu6", ChannelPairs(32, 2, 7, 4, 7, 1, 2), 4, 2),
+        ("128x240x28x28_k5_p2_float16_nhwc+residual", ChannelPairs(32, 2, 7, 4, 7, 1, 2), 2, 2),
+        ("128x96x56x56_k7_p3_float16_nhwc+bias+silu", ChannelPairs(48, 1, 14, 4, 14, 1, 1, 2), 4, 1),
+        ("128x96x56x56_k7_p3_float16_nhwc+residual", ChannelPairs(48, 1, 14, 4, 14, 1, 1, 2), 3, 1),
+        ("128x96x56x56_k5_p2_float16_nhwc+residual", ChannelPairs(96, 1, 14, 1, 56, 3, 1), 1, 1),
+    ],
+)
+def test_fused_steps_cost_rows_and_no_block(about, alone, rows, blocks):
+    shape, epilogue = layer(about)
+    tile = alone.with_room_for(shape, epilogue, H200)
+    assert tile.pairs(shape).blocks == alone.pairs(shape).blocks
+    assert (tile.rows, tile.min_blocks) == (rows, blocks)
+    assert (tile.dynamic_bytes(shape, epilogue) + 1024) * blocks <= 228 * 1024
+
+
+def test_what_fused_steps_have_no_room_for_is_refused():
+    shape, tile = Shape.parse("128x96x56x56_k7_p3_float16_nhwc"), ChannelPairs(48, 1, 14, 4, 14, 1, 1, 2)
+    with pytest.raises(InvalidScheduleError, match="shared bytes per block with epilogue residual must be at most 2"):
+        dwtir.build(shape, tile, epilogue="residual", target=H200)
 
 
 @parametrize(
@@ -94,6 +103,7 @@ def test_fused_steps_cost_rows_and_no_block():
     [
         ChannelPairs(16, 1, 3, 1, 7, 1),  # the least of a step, one stage ahead
         ChannelPairs(32, 2, 2, 3, 3, 2),  # steps past the image's end, strips past its side
+        ChannelPairs(16, 2, 2, 4, 2, 3),  # more ahead than there is
         ChannelPairs(8, 3, 3, 7, 1, 1),  # one step, strips of two images in a warp
         ChannelPairs(16, 2, 2, 2, 4, 2, words=2),  # two warps for a vector
         ChannelPairs(8, 3, 3, 7, 1, 1, words=1),  # four

@@ -79,7 +79,7 @@ def build(
     steps.check_for(checked)
     device = resolve(target)
     strategy, provenance = _find_strategy(checked, steps, schedule, device, on_miss)
-    strategy.check_use(checked, device)
+    strategy.check_use(checked, device, steps)
     order = _Order(checked, steps, device, strategy, provenance)
     if device.kind == "opencl":
         return _build_opencl(order)
@@ -97,7 +97,7 @@ def build(
 
 def compile_kernel(shape: Shape, epilogue: Epilogue, target: Target, strategy: Strategy) -> Kernel:
     """Compile one candidate for CUDA or the CPU, past the cache: most are never used again."""
-    strategy.check_use(shape, target)
+    strategy.check_use(shape, target, epilogue)
     return _compile(_Order(shape, epilogue, target, strategy, {"chosen": "candidate"}))[0]
 
 
@@ -128,7 +128,7 @@ def _compile(order: _Order, *, for_torch: bool = False) -> tuple[Kernel, Compile
         *(mod, target, strategy.min_blocks),
         hoist=strategy.hoist,
         simplify=strategy.simplify,
-        by_fma=shape.layout == "NHWC",
+        by_fma=shape.layout == "NHWC" and strategy.silu_by_fma,
     )
     resources = _launch(sch, strategy.dynamic_bytes(shape, epilogue)) if target.is_gpu else Resources()
     if compiled.cubin is not None:

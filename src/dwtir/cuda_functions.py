@@ -89,6 +89,26 @@ __device__ inline int {WAIT}() {{
 #line 1
 """
 
+AWAIT = "dwtir_await"
+"""A function that sources for sm_80 on may call: waits until a phase of a parity has ended of a barrier in shared
+memory. TVM's own needs sm_90."""
+
+_AWAIT = f"""
+#if __CUDA_ARCH__ >= 900
+#define DWTIR_LOOK "mbarrier.try_wait.parity.shared.b64"
+#else
+#define DWTIR_LOOK "mbarrier.test_wait.parity.shared.b64"
+#endif
+__device__ inline void {AWAIT}(void* barrier, int parity) {{
+  unsigned ended;
+  do {{
+    asm volatile("{{ .reg .pred p; " DWTIR_LOOK " p, [%1], %2; selp.u32 %0, 1, 0, p; }}"
+      : "=r"(ended) : "r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(parity) : "memory");
+  }} while (!ended);
+}}
+#line 1
+"""
+
 # TVM includes it in every kernel that uses tensor cores, whose instructions it writes itself.
 _UNUSED_HEADER = "#include <mma.h>"
 
@@ -113,6 +133,7 @@ def with_functions(source: str) -> str:
         (WORD, _WORD),
         (HALF_OF, _HALF_OF),
         (WAIT, _WAIT),
+        (AWAIT, _AWAIT),
     ):
         if name in source:
             source = text + source

@@ -31,6 +31,9 @@ VECTOR = 8
 
 WORDS = VECTOR // 2
 
+LAG = 2
+"""Steps from the products of a result to its storing: meanwhile no warp waits for others that are one behind."""
+
 _ALIGNED = 64
 """Bytes that what lies in shared memory begins at a multiple of."""
 
@@ -189,8 +192,13 @@ class Pairs:
 
     @property
     def stages(self) -> int:
-        """Stages in shared memory."""
-        return min(1 + self.ahead, self.steps)
+        """Stages in shared memory: those ahead, the next one, and those that warps take or have just taken."""
+        return min(self.ahead + 3, self.steps)
+
+    @property
+    def buffers(self) -> int:
+        """Steps whose results are in shared memory: warps leave one while others do, and store another."""
+        return LAG + 1 if self.steps > 1 else 1
 
     def met(self, row: int) -> tuple[tuple[int, int], ...]:
         """List the sums that a row of a stage is part of, each with the row of the kernel."""
@@ -254,8 +262,9 @@ class Pairs:
         taken = size if fused.shared.steps else 4
         parts = [
             self.stages * self.stage_halves * size,
-            self.results * (4 if fused.shared.steps else size),
-            self.results * size * ("residual" in epilogue.steps),
+            self.buffers * self.results * (4 if fused.shared.steps else size),
+            self.buffers * self.results * size * ("residual" in epilogue.steps),
+            8 * (self.steps > 1),  # the barrier
             self.channels * 8 * (fused.bias and not self.has_spare),
             *(self.channels * taken for _ in fused.taken),
         ]

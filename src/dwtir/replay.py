@@ -16,6 +16,7 @@ _GPU_ONLY = {"Bind", "Tensorize", "Unroll"}
 _EXTERN = "tirx.call_pure_extern"
 _LEFT_OUT = {
     *("tirx.tvm_storage_sync", "tirx.ptx.cp_async_commit_group", "tirx.ptx.cp_async_wait_group"),
+    *("tirx.ptx.mbarrier_init", "tirx.ptx.mbarrier_arrive_nocount"),
     "tirx.tvm_access_ptr",  # a use that TVM does not see; of bfloat16 LLVM has another type
 }
 
@@ -57,6 +58,8 @@ def _without_barriers(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     def skip(call: ir.Call) -> tirx.PrimExpr:
         if not isinstance(call.op, ir.Op):
             return call
+        if call.op.name == "tirx.call_extern":  # of the barrier
+            return tirx.const(0, "int32")
         if call.op.name == "tirx.reinterpret" and getattr(getattr(call.args[0], "op", None), "name", "") == _EXTERN:
             name, word, *others = call.args[0].args
             return _PLAIN[str(name.value)](word.args[0], *others)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..pairs import COLUMNS, STRIPS, VECTOR, Pairs
+from ..pairs import COLUMNS, LAG, STRIPS, VECTOR, Pairs
 
 Find: TypeAlias = Callable[[Any, Any], tuple[Any, ...]]
 """Tells by turn and element whether a vector is wanted, whether it is there, the element, and the vector's place."""
@@ -77,9 +77,14 @@ class Tasks:
 
         def find(turn: Any, lane: Any) -> tuple[Any, ...]:
             wanted, (n, row, column, channel), task = self.result(block, step, turn, thread)
-            return wanted, T.bool(True), residual[n, row, column, channel + lane], self.pairs.result_at(*task, VECTOR)
+            return wanted, T.bool(True), residual[n, row, column, channel + lane], self.residual_at(step, task)
 
         return find
+
+    def residual_at(self, step: Any, task: _Task) -> Any:
+        """Find a vector of a residual in shared memory."""
+        pairs = self.pairs
+        return (step + LAG) % pairs.buffers * pairs.results + pairs.result_at(*task, VECTOR)
 
     def strip(self, warp: Any, half: Any, lane: Any) -> tuple[Any, Any, Any]:
         """Find a strip of a product: whether it is one, its image and its place there."""

@@ -6,15 +6,14 @@ The blocks are those of a block of threads:
     the banded matrices, where the lanes of a warp hold them;
 ``first``, ``pad``
     the inputs with their zeros on their way to shared memory, before the first step and in a step: each
-    ``copy`` one instruction, of a vector of channels;
-``residual``
-    what is to be added to the results of a step, on its way there too, each to the thread that adds it;
+    ``copy`` one instruction, of a vector of channels; and what is to be added to the results of a step, each
+    to the thread that adds it;
+``epilogue``
+    the results of a step before, and of the last two behind all;
 ``multiply``
     the sums of a step: a row of inputs after the other, each with all products that it has a part in;
 ``leave``
-    the fused steps and the one rounding, in shared memory;
-``epilogue``
-    the results.
+    the fused steps and the one rounding, in shared memory.
 
 What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`. Lane ``4 * m + x`` has pixels
 ``x`` and ``x + 4`` of the windows of strips ``m`` and ``m + 8``, and the sums of their columns ``x``.
@@ -31,11 +30,12 @@ from tvm.script import tirx as T
 
 from .. import cuda_functions
 from ..epilogue import Epilogue
-from ..pairs import COLUMNS, VECTOR, Pairs
+from ..pairs import COLUMNS, LAG, VECTOR, Pairs
 from . import script
 from .async_copy import BYTES
 from .forward import both_ends
 from .mma import left, right
+from .pair_operands import Operands
 from .pair_tasks import Tasks
 from .parts import untold, use
 
@@ -51,13 +51,13 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient."""
     shape = pairs.shape
     H, C = shape.source[0], shape.result_channels
-    (KH, KW), (SH, SW), DW = shape.kernel, shape.stride, shape.dilation[1]
+    KH, SH = shape.kernel[0], shape.stride[0]
     R, IMAGES, STEPS = pairs.rows, pairs.images, pairs.steps
-    VECTORS, WORDS, WARPS, QUADS = pairs.vectors, pairs.words, pairs.warps, pairs.quads
-    STAGES, DEPTHS, DELAY, SUMS = pairs.stages, pairs.depths, pairs.delay, pairs.rows + pairs.delay
+    VECTORS, WORDS, WARPS = pairs.vectors, pairs.words, pairs.warps
+    AHEAD, STAGES, DEPTHS, DELAY, SUMS = pairs.ahead, pairs.stages, pairs.depths, pairs.delay, pairs.rows + pairs.delay
+    FIRST, LAST = min(AHEAD + 1, STEPS), STEPS + pairs.rests
     BN, BY, BX, BC = pairs.blocks
     dtype = shape.dtype
-    PAIR = f"{dtype}x2"
     fused, SPARE = pairs.fused(epilogue), pairs.has_spare
     BIASED = fused.bias and not SPARE
     SKIPS = pairs.skips and not (fused.bias and SPARE)
@@ -71,7 +71,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     SUMS_DTYPE = "float32" if fused.shared.steps else dtype  # of what is in shared memory
     RESIDUAL = "residual" in epilogue.steps
     SIZE = 16 // (4 if fused.shared.steps else 2)
-    tasks = Tasks(pairs)
+    tasks, multiplied = Tasks(pairs), Operands(pairs, fused.bias and SPARE)
 
     @script.inline
     def load(shared, turns, find):
@@ -88,30 +88,6 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                         T.reads(size[0], found[2])
                         T.writes(shared[found[3] + vv])
                         shared[found[3] + vv] = T.if_then_else(size[0] == BYTES, found[2], T.cast(0, dtype))
-        T.evaluate(T.ptx["cp.async.commit_group"]())
-
-    def taps(bands: list[tirx.Buffer], weight: tirx.Buffer, operands: Any, c: Any, vw: Any, vl: Any) -> None:
-        """Make the banded matrices: a lane has a column's, of one of its channels. A bias may be the weight of a 1."""
-        own = _local(2 * WORDS, dtype)
-        vector, first = tasks.channels(vw)
-        channel = T.min((c * VECTORS + vector) * VECTOR, C - VECTOR) + first
-        for row in range(KH):
-            for quad in range(QUADS):
-                apart = quad * COLUMNS + vl % 4 - vl // 8 * SW
-                column = apart // DW if DW > 1 else apart
-                seen = [0 <= apart, column < KW] + ([apart % DW == 0] if DW > 1 else [])
-                tap = (KH - 1 - row, KW - 1 - column) if shape.operation == "grad_data" else (row, column)
-                with T.vectorized(2 * WORDS) as e:
-                    at = (*tap, channel + e, 0)
-                    other = T.cast(0, dtype)
-                    if fused.bias and SPARE and (row, quad) == (pairs.common_tap, QUADS - 1):
-                        other = T.if_then_else(vl % 4 == 3, operands["bias"][channel + e], other)
-                    value = T.if_then_else(tirx.all(*seen), weight[at], other)
-                    T.buffer_store(own, value, [e])
-                band, step, further = part_of(bands, quad)
-                for word in range(WORDS):
-                    mine = by_word(cuda_functions.HALF_OF, own, word, vl // 4 % 2)
-                    T.buffer_store(band, mine, [vw, row, step, word, vl, further, tirx.Ramp(0, 1, 2)])
 
     def take(taken: dict[str, tirx.Buffer], operands: Any, c: Any, thread: Any) -> None:
         """Put operands of fused steps into shared memory, a bias that sums begin with as products have their sums."""
@@ -121,15 +97,6 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 value = T.cast(operands[name][T.min(c * pairs.channels + number, C - 1)], buffer.dtype)
                 T.buffer_store(buffer, value * T.float32(TIMES) if TIMES != 1 else value, [thread])
 
-    def by_word(name: str, own: tirx.Buffer, word: int, *others: Any) -> tirx.PrimExpr:
-        """Apply a function of the CUDA source to a pair of channels."""
-        both = T.reinterpret("uint32", own[tirx.Ramp(word * 2, 1, 2)])
-        return T.reinterpret(PAIR, T.call_pure_extern("uint32", name, both, *others))
-
-    def part_of(buffers: list[tirx.Buffer], quad: int) -> tuple[tirx.Buffer, int, int]:
-        """Find the operands that a quad is part of: of products of both depths."""
-        return (buffers[-1], 0, 0) if quad == QUADS - 1 and QUADS % 2 else (buffers[0], quad // 2, quad % 2)
-
     def start(name: str, met: Met, taken: dict[str, tirx.Buffer], acc: Any, vw: Any) -> None:
         """Begin the sums that a row of inputs is the first of."""
         with T.serial(32) as lane, T.sblock(name):
@@ -137,27 +104,6 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
             untold()
             for result in [result for result, tap in met if tap == 0]:
                 begin(acc, result, taken, vw, vl)
-
-    def window(name: str, row: int, staged: tirx.Buffer, held: list[tirx.Buffer], step: Any, vw: Any) -> None:
-        """Take a row of inputs."""
-        with T.serial(32) as lane, T.sblock(name):
-            vl = T.axis.spatial(32, lane)
-            untold()
-            own = _local(2 * WORDS, dtype)
-            vector, first = tasks.channels(vw)
-            for half in range(2):
-                _, n, x = tasks.strip(vw, half, vl)
-                for quad in range(QUADS):
-                    column = x * (COLUMNS * SW) + vl % 4 + quad * COLUMNS
-                    at = pairs.input_at(step % STAGES, n, row, column, vector) + first
-                    with T.vectorized(2 * WORDS) as e:
-                        T.buffer_store(own, staged[at + e], [e])
-                    part, place, further = part_of(held, quad)
-                    for word in range(WORDS):
-                        held_word = by_word(cuda_functions.WORD, own, word)
-                        if fused.bias and SPARE and quad == QUADS - 1:
-                            held_word = T.Select(vl % 4 == 3, tirx.Broadcast(tirx.const(1, dtype), 2), held_word)
-                        T.buffer_store(part, held_word, [place, word, vl, further, half, tirx.Ramp(0, 1, 2)])
 
     def sums(shared: tuple[Any, ...], bands: Any, acc: tirx.Buffer, y: Any, step: Any, vw: Any) -> None:
         """Go down the rows of a stage, and leave each result behind its last one. Rows of padding add nothing."""
@@ -193,17 +139,18 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     if line is not None:
                         tested.enter_context(T.If(there(line + row, 1)))
                         tested.enter_context(T.Then())
-                    window(f"window{row}{name}", row, shared[0], held, step, vw)
+                    multiplied.window(f"window{row}{name}", row, shared[0], held, step, vw)
                     for (depth, count), part, band in zip(DEPTHS, held, bands, strict=True):
                         multiply(f"products{depth}_{row}{name}", met, depth, count, part, band, acc, vw)
-                leave_rows(name, [result for result, tap in met if tap == KH - 1 and result < R], shared, acc, vw)
+                left = [result for result, tap in met if tap == KH - 1 and result < R]
+                leave_rows(name, left, shared, acc, step, vw)
 
-    def leave_rows(name: str, results: Iterable[int], shared: tuple[Any, ...], acc: tirx.Buffer, vw: Any) -> None:
+    def leave_rows(name: str, results: Iterable[int], shared: tuple[Any, ...], acc: Any, step: Any, vw: Any) -> None:
         for result in results:
             with T.serial(32) as lane, T.sblock(f"leave{result}{name}"):
                 vl = T.axis.spatial(32, lane)
                 untold()
-                leave(shared, acc, result, vw, vl)
+                leave(shared, acc, result, step, vw, vl)
 
     def begin(acc: tirx.Buffer, result: int, taken: dict[str, tirx.Buffer], vw: Any, vl: Any) -> None:
         """Begin sums, with the bias if shared memory has it."""
@@ -253,9 +200,10 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     T.buffer_store(buffer, taken[name][first + part + e], [part + e])
         return loaded
 
-    def leave(shared: tuple[Any, ...], acc: tirx.Buffer, result: int, vw: Any, vl: Any) -> None:
+    def leave(shared: tuple[Any, ...], acc: tirx.Buffer, result: int, step: Any, vw: Any, vl: Any) -> None:
         """Leave a row of sums in shared memory, rounded if nothing else is to be done with them."""
-        _, results, taken = shared
+        _, results, taken, _ = shared
+        buffer = step % pairs.buffers * pairs.results
         together = min(SIZE, 2 * WORDS)
         own = _local(together, results.dtype)
         vector, first = tasks.channels(vw)
@@ -270,24 +218,25 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 column, channel = across * COLUMNS + vl % 4, vector * VECTOR + first + part
                 place = pairs.result_at(image * R + result, column, channel // SIZE, SIZE) + channel % SIZE
                 with T.If(inside), T.Then(), T.vectorized(together) as e:
-                    T.buffer_store(results, own[e], [place + e])
+                    T.buffer_store(results, own[e], [buffer + place + e])
 
     def store(out: tirx.Buffer, shared: tuple[Any, ...], at: tuple[Any, ...], thread: Any) -> None:
-        *block, step = at
-        results, added, taken = shared
+        """Store what the step of two before has left."""
+        (*block, step), (_, results, taken, added) = at, shared
+        buffer = (step + (pairs.buffers - LAG)) % pairs.buffers * pairs.results
         sums = _local(VECTOR, results.dtype)
         own = _local(VECTOR, dtype)
         loaded = load_taken(taken, thread % VECTORS * VECTOR, VECTOR) if fused.shared.steps else {}
         for turn in range(tasks.stores):
-            inside, place, task = tasks.result(block, step, turn, thread)
+            inside, place, task = tasks.result(block, step - LAG, turn, thread)
             line, column, vector = task
             with T.If(inside), T.Then():
                 for part in range(VECTOR // SIZE):
-                    first = pairs.result_at(line, column, vector * (VECTOR // SIZE) + part, SIZE)
+                    first = buffer + pairs.result_at(line, column, vector * (VECTOR // SIZE) + part, SIZE)
                     with T.vectorized(SIZE) as e:
                         T.buffer_store(sums, results[first + e], [part * SIZE + e])
                 if RESIDUAL:
-                    first = pairs.result_at(*task, VECTOR)
+                    first = tasks.residual_at(step - LAG, task)
                     loaded["residual"] = _local(VECTOR, dtype)
                     with T.vectorized(VECTOR) as e:
                         T.buffer_store(loaded["residual"], added[first + e], [e])
@@ -297,51 +246,63 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     T.buffer_store(out, own[e], [*place[:-1], place[-1] + e])
 
     @script.inline
-    def go_down(step, has_stage, image, operands, out, shared, added, bands, acc, block):
-        """Take a step, or leave what is left if there is no stage for it."""
-        T.evaluate(T.ptx["cp.async.wait_group"](max(0, STAGES - 2)))
-        T.evaluate(T.tvm_storage_sync("shared.dyn"))
-        if RESIDUAL:
-            for w, lane in T.grid(WARPS, 32):
-                with T.sblock("residual"):
-                    vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
-                    untold()
-                    load(added, tasks.stores, tasks.residuals(operands["residual"], block, vs, vw * 32 + vl))
-        if has_stage and STEPS > 1:
-            for w, lane in T.grid(WARPS, 32):
-                with T.sblock("pad"):
-                    vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
-                    untold()
-                    load(shared[0], tasks.loads, tasks.inputs(image, block, vs + (STAGES - 1), vw * 32 + vl))
+    def copy_later(has_stage, step, image, operands, shared, block):
+        """Begin to copy a later stage and a later step's share of the residual."""
+        for w, lane in T.grid(WARPS, 32):
+            with T.sblock("pad"):
+                vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
+                untold()
+                if has_stage:
+                    load(shared[0], tasks.loads, tasks.inputs(image, block, vs + (AHEAD + 1), vw * 32 + vl))
+                if RESIDUAL:
+                    find = T.meta_var(tasks.residuals(operands["residual"], block, vs, vw * 32 + vl))
+                    load(shared[3], tasks.stores, find)
+                T.evaluate(T.ptx["cp.async.commit_group"]())
+
+    @script.inline
+    def multiply_step(has_stage, step, shared, bands, acc, block):
+        """Add a stage's inputs to sums, and leave those that see no more of the image."""
         for w in range(WARPS):
             with T.sblock("multiply"):
                 vs, vw = T.axis.remap("SS", [step, w])
                 T.reads()
                 T.writes(shared[1][:])
-                # TVM takes all that is shared for one, and would part inputs and results by barriers.
-                with T.attr(0, "hand_threaded", 0):
-                    if has_stage:
-                        sums(shared, bands, acc, block[1], vs, vw)
-                    else:
-                        leave_rows("_rest", range(R), shared, acc, vw)
+                if has_stage:
+                    sums(shared, bands, acc, block[1], vs, vw)
+                else:
+                    leave_rows("_rest", range(R), shared, acc, vs, vw)
         if STEPS > 1:
             for w, lane in T.grid(WARPS, 32):
                 with T.sblock("shift"):
                     vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
                     untold()
                     shift(acc, vw, vl)
-        if RESIDUAL:
-            T.evaluate(T.ptx["cp.async.wait_group"](1 if has_stage and STEPS > 1 else 0))
-        T.evaluate(T.tvm_storage_sync("shared.dyn"))
+
+    @script.inline
+    def store_step(is_told, step, out, shared, block):
         for w, lane in T.grid(WARPS, 32):
             with T.sblock("epilogue"):
                 vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
                 T.reads(shared[1][:])
-                if has_stage:
+                if is_told:
                     T.writes(out[block[0] * IMAGES : block[0] * IMAGES + IMAGES, :, :, :])
                 else:
                     T.writes()
-                store(out, (shared[1], added, shared[2]), (*block, vs), vw * 32 + vl)
+                store(out, shared, (*block, vs), vw * 32 + vl)
+
+    @script.inline
+    def go_down(has_stage, step, image, operands, out, shared, bands, acc, block, barrier):
+        """Take a step, or leave what is left if there is no stage for it, and store what a step before has left.
+
+        Warps wait for others to be where they were themselves before their last products, and never to be done.
+        """
+        T.evaluate(T.call_extern("int32", cuda_functions.AWAIT, T.address_of(barrier[0]), (step + 1) % 2))
+        if has_stage or RESIDUAL:
+            copy_later(has_stage, step, image, operands, shared, block)
+            T.evaluate(T.ptx["cp.async.wait_group"](min(FIRST - 1, LAG) if RESIDUAL else FIRST - 1))
+        store_step(has_stage, step, out, shared, block)
+        T.evaluate(T.ptx["mbarrier.arrive.shared.b64"](T.address_of(barrier[0])))
+        multiply_step(has_stage, step, shared, bands, acc, block)
 
     @script.prim_func(s_tir=True)
     def paired_nhwc() -> None:
@@ -353,7 +314,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 T.writes(out[vn * IMAGES : vn * IMAGES + IMAGES, :, :, :])
                 block = T.meta_var((vn, vy, vx, vc))
                 staged = T.sblock_alloc_buffer((STAGES * pairs.stage_halves,), dtype, scope="shared.dyn")
-                results = T.sblock_alloc_buffer((pairs.results,), SUMS_DTYPE, scope="shared.dyn")
+                results = T.sblock_alloc_buffer((pairs.buffers * pairs.results,), SUMS_DTYPE, scope="shared.dyn")
                 bands = T.meta_var(
                     [
                         T.sblock_alloc_buffer((WARPS, KH, count, WORDS, 32, depth // 8, 2), dtype, scope="local")
@@ -364,34 +325,65 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 taken = T.meta_var(
                     {name: T.sblock_alloc_buffer((n,), kind, scope="shared.dyn") for name, (n, kind) in TAKEN.items()}
                 )
-                added = T.sblock_alloc_buffer((pairs.results if RESIDUAL else 1,), dtype, scope="shared.dyn")
-                apart = T.meta_var((staged, *taken.values(), *((added,) if RESIDUAL else ())))
+                added = T.sblock_alloc_buffer(
+                    (pairs.buffers * pairs.results if RESIDUAL else 1,), dtype, scope="shared.dyn"
+                )
+                barrier = T.sblock_alloc_buffer((1,), "uint64", scope="shared.dyn")
+                apart = T.meta_var(
+                    (staged, *taken.values(), *((added,) if RESIDUAL else ()), *((barrier,) if STEPS > 1 else ()))
+                )
+                shared = T.meta_var((staged, results, taken, added))
                 use("w", apart)
-                for first in T.serial(max(1, STAGES - 1)):
+                for first in T.serial(FIRST):
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("first"):
                             vf, vw, vl = T.axis.remap("SSS", [first, w, lane])
                             untold()
                             load(staged, tasks.loads, tasks.inputs(image, block, vf, vw * 32 + vl))
+                            T.evaluate(T.ptx["cp.async.commit_group"]())
+                if RESIDUAL and STEPS == 1:
+                    for step in T.serial(1):
+                        copy_later(False, step, image, operands, shared, block)
                 for w, lane in T.grid(WARPS, 32):
                     with T.sblock("band"):
                         vw, vl = T.axis.remap("SS", [w, lane])
                         untold()
-                        taps(bands, weight, operands, vc, vw, vl)
+                        multiplied.bands(bands, weight, operands, vc, vw, vl)
                         take(taken, operands, vc, vw * 32 + vl)
+                T.evaluate(T.ptx["cp.async.wait_group"](int(RESIDUAL) if STEPS == 1 else FIRST - 1))
                 if STEPS > 1:
-                    if BIASED:
-                        T.evaluate(T.tvm_storage_sync("shared.dyn"))
+                    for w, lane in T.grid(WARPS, 32):
+                        with T.sblock("ready"):
+                            vw, vl = T.axis.remap("SS", [w, lane])
+                            untold()
+                            if vw * 32 + vl == 0:
+                                T.evaluate(T.ptx["mbarrier.init.shared.b64"](T.address_of(barrier[0]), 32 * WARPS))
+                    T.evaluate(T.tvm_storage_sync("shared.dyn"))
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("begin"):
                             vw, vl = T.axis.remap("SS", [w, lane])
                             untold()
                             begun(acc, taken, vw, vl)
-                for step in T.serial(STEPS):
-                    go_down(step, True, image, operands, out, (staged, results, taken), added, bands, acc, block)
-                if pairs.rests > 0:
-                    for step in T.serial(STEPS, STEPS + pairs.rests):
-                        go_down(step, False, image, operands, out, (staged, results, taken), added, bands, acc, block)
+                    # TVM takes all that is shared for one, and would part inputs and results by barriers.
+                    with T.attr(0, "hand_threaded", 0):
+                        for step in T.serial(STEPS):
+                            go_down(True, step, image, operands, out, shared, bands, acc, block, barrier)
+                        if pairs.rests > 0:
+                            for step in T.serial(STEPS, LAST):
+                                go_down(False, step, image, operands, out, shared, bands, acc, block, barrier)
+                        T.evaluate(T.ptx["cp.async.wait_group"](0))
+                        T.evaluate(T.tvm_storage_sync("shared.dyn"))
+                        for step in T.serial(LAST, LAST + LAG):
+                            store_step(False, step, out, shared, block)
+                else:
+                    T.evaluate(T.tvm_storage_sync("shared.dyn"))
+                    with T.attr(0, "hand_threaded", 0):
+                        for step in T.serial(1):
+                            multiply_step(True, step, shared, bands, acc, block)
+                        T.evaluate(T.ptx["cp.async.wait_group"](0))
+                        T.evaluate(T.tvm_storage_sync("shared.dyn"))
+                        for step in T.serial(LAG, LAG + 1):
+                            store_step(True, step, out, shared, block)
                 use("r", apart)
 
     return paired_nhwc

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from typing_extensions import Self
 
+_NO_STEPS = Epilogue()
 _MAX_GRID_Y = 65535
 _GUESSES = 24
 _ALIKE = 3
@@ -55,6 +56,9 @@ class Strategy(ABC):
 
     simplify: ClassVar[bool] = False
     """Whether TVM needs simpler indices to see that a thread's results fit its registers."""
+
+    silu_by_fma: ClassVar[bool] = True
+    """Whether every second SiLU of NHWC halves is one of `cuda_functions.SILU_BY_FMA`."""
 
     min_blocks: int | None = None
     """Blocks that an SM shall have room for at a time, where a strategy says so: the fewer, the more registers
@@ -144,8 +148,8 @@ class Strategy(ABC):
         """
         return True
 
-    def check_use(self, shape: Shape, target: Target) -> None:
-        """Refuse a shape or device that the strategy is not for, then `check` the tile."""
+    def check_use(self, shape: Shape, target: Target, epilogue: Epilogue = _NO_STEPS) -> None:
+        """Refuse a shape or device that the strategy is not for, `check` the tile, and its room for fused steps."""
         self._require(
             self._is_for(shape, target),
             "shape and target",
@@ -153,6 +157,8 @@ class Strategy(ABC):
             f"{' or '.join(self.operations)}{self._of_dtypes()} in {' or '.join(self.layouts)} on {self.device}",
         )
         self.check(shape, target)
+        shared = self.dynamic_bytes(shape, epilogue)
+        self._require_most(f"shared bytes per block with epilogue {epilogue}", shared, target.most_shared_bytes)
 
     @classmethod
     def _of_dtypes(cls) -> str:

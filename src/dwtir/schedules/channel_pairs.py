@@ -7,13 +7,18 @@ Loop nest, for strips of 4 columns of results, of some images and channels::
       threadIdx.y = warp, of 8 channels of 16 strips
         threadIdx.x = lane:  band[KH] = weight or 0             registers
       for step:                                                 some rows down
-        wait for the step's stage;  copies of a later stage begin
+        wait until all warps were here in the step before;  copies of a later stage begin
+        threads:  out = epilogue(results of the step of two before)
         for row of the stage:
           threadIdx.x = lane:  window = staged
           for the rows of results that it meets:  sums += window x band[kh]     one instruction for two channels
           threadIdx.x = lane:  results = sums that are complete                 shared
         sums of results that see rows below stay for the next step
-        threads:  out = epilogue(results)
+      threads:  out = epilogue(results of the last two steps)
+
+No warp waits for others that are in the same step: while some multiply, others fuse and store. What they wait for
+has mostly happened, an arrival of each before its last products. That takes one more stage, and room for the results
+of three steps; with two barriers a step, 7x7 takes 15 % longer.
 
 What lies in memory side by side, two channels of a pixel, is one register of an operand: nothing is turned
 round, each input is copied once and read twice. Half of a product's multiplications are with the zeros between
@@ -45,20 +50,18 @@ from .channel_vector import ChannelVector
 from .cost import registers_for
 from .loops import bind_threads
 from .row_stream import RowStream
-from .tiles import BLOCK_COUNTS, LEAST_SHARED, REGISTERS, SHARED, even_split
+from .tiles import BLOCK_COUNTS, REGISTERS, SHARED, even_split
 
 if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
 
+_NO_STEPS = Epilogue()
 _MAX_PRODUCTS = 640
 """Products of a warp in a step, in straight line."""
 
 _LEAST_TAPS = 25
 """Taps from which it pays: with fewer, memory is all that kernels wait for, and `channel_vector` keeps it busier."""
-
-_MOST = Epilogue(("bias", "scale_shift", "residual"))
-"""Fused steps that take the most shared memory."""
 
 _CHANNELS, _ROWS, _WORDS = (16, 32, 48, 64, 80, 96), (7, 4, 3, 2, 1), (4, 2, 1)
 """Channels of a block, rows of a step, pairs of channels of a warp (1 above 7x7) worth trying."""
@@ -66,15 +69,14 @@ _CHANNELS, _ROWS, _WORDS = (16, 32, 48, 64, 80, 96), (7, 4, 3, 2, 1), (4, 2, 1)
 _REGISTERS, _PER_ROW = {4: (46, 1.0), 2: (19, 1.25), 1: (34, 1.0)}, 6
 """Registers of a thread beside its sums and weights, by its words, and how often it has those."""
 
-# Time, fitted on an H200: of a launch; cycles of a quarter of an SM for a quad of a product, for a row of a
-# window and for a step; what few warps, few blocks, narrow pixels, little and much under way (of 64 KB of an SM)
-# and a last round that is not full add; how memory and products overlap; bytes of memory. Of vectors that are a
-# warp's, by 1147 kernels of 63 layers, and that warps share, by 700 of 98. Those take a little less time up to 7x7,
-# by 612 kernels of 22 layers on an H100.
+# Time: of a launch; cycles of a quarter of an SM for a quad of a product, for a row of a window, for a run of channels
+# that moves, for a step and for a block; what few warps, few blocks, little and much under way (of 64 KB of an SM) and
+# a last round that is not full add; how memory and products overlap; bytes of memory. Of vectors that are a warp's, and
+# that warps share. Fitted to 595 kernels of 32 layers on an H200, of which the choice is 3.5 % behind the best.
 _CLOCK = 1.98e9
-_FEW_TAPS, _OF_FEW = 49, 0.95
-_WHOLE = (1.61e-6, 0.12, 5.08, 23, 7.3, 1.3, 19.2, 0.187, 0.327, 0.748, 1.74, 1.2e13)
-_PARTED = (2.51e-6, 0.351, 1.745, 62.5, 3.47, 0.415, 0.116, 0.113, 0.57, 0.439, 1.01, 6.85e12)
+_FEW_TAPS = 49
+_WHOLE = (1.99e-6, 0.576, 1.39, 0.552, 25.1, 220, 2.25, 0.81, 0.0993, 0.409, 0.776, 2.98, 5.88e12)
+_PARTED = (1.7e-6, 0.235, 1.84, 0.499, 73.5, 335, 0.19, 1.15, 0.0891, 1.04, 0.728, 1.43, 1.06e13)
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class ChannelPairs(Strategy):
     dtypes = ("float16", "bfloat16")
     operations = ("forward", "grad_data")
     needs_mma = True
+    silu_by_fma = False  # warps that are at different places share what computes it better: 4 % less time
     device = "a GPU from sm_80 on (channels by eights, channel_multiplier 1, stride at most the kernel, of gradients 1)"
 
     channels: int
@@ -160,9 +163,9 @@ class ChannelPairs(Strategy):
             if part < rows or (part == rows and ahead > 1):
                 continue
             tile = cls(channel, images, across, rows, 1, ahead, words=words)._down(shape, part)
-            blocks = tile._room(shape, Epilogue())
-            if blocks and tile.pairs(shape).shared_bytes(_MOST) <= target.most_shared_bytes:
-                yield replace(tile, min_blocks=blocks)
+            blocks = tile._room(shape, _NO_STEPS)
+            if blocks:
+                yield replace(tile, min_blocks=min(blocks, BLOCK_COUNTS[-1]))
 
     def _down(self, shape: Shape, rows: int) -> ChannelPairs:
         """Return the tile with the steps that a block takes for so many rows of results."""
@@ -189,7 +192,7 @@ class ChannelPairs(Strategy):
         return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: Shape) -> bool:
-        return self._room(shape, Epilogue()) >= self.min_blocks
+        return self._room(shape, _NO_STEPS) >= self.min_blocks
 
     def _room(self, shape: Shape, epilogue: Epilogue) -> int:
         """Count the blocks that an SM's registers and shared memory have room for, if none spills."""
@@ -213,7 +216,7 @@ class ChannelPairs(Strategy):
         self._require_most("steps", self.steps, self._down(shape, shape.result_height).steps)
         self._require(pairs.height > 0, "rows of a block", pairs.height, "at least 1")
         self._require_most("unrolled products", pairs.products, _MAX_PRODUCTS)
-        self._require_most("shared bytes per block", pairs.shared_bytes(_MOST), target.most_shared_bytes)
+        self._require_most("shared bytes per block", pairs.shared_bytes(_NO_STEPS), target.most_shared_bytes)
         self._require_launch(target, threads=32 * pairs.warps)
 
     def suits(self, shape: Shape, epilogue: Epilogue) -> bool:
@@ -223,27 +226,12 @@ class ChannelPairs(Strategy):
     def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> ChannelPairs:
         """Return the tile with fewer rows, so that an SM has room for as many blocks as without fused steps.
 
-        A residual takes the place of a stage that is under way. Two blocks wait for a step's last results, which
-        not all threads have with three rows. While a block takes SiLU in registers, others multiply: three do
-        better than two. Of 7x7, two have room for it beside two rows; of four images, beside four too.
+        If there is no such tile, it has room for a block.
         """
-        tile = replace(self, ahead=1) if "residual" in epilogue.steps else self
-        pairs = self.pairs(shape)
-        fused, rows = pairs.fused(epilogue), -(-shape.result_height // pairs.blocks[1])
-        tiles = [tile, *(replace(tile, rows=n)._down(shape, rows) for n in _ROWS if n < self.rows)]
-        waits = self.min_blocks == 2 and pairs.results % (VECTOR * 32 * pairs.warps)
-        if fused.shared.steps and waits and rows >= 4:
-            four = replace(tile, rows=4, ahead=min(tile.ahead, 2))._down(shape, rows)
-            if four.pairs(shape).shared_bytes(_MOST) <= LEAST_SHARED:
-                tiles.insert(0, four)
-        two = replace(tile, rows=2, ahead=2)._down(shape, rows)
-        takes = "silu" in two.pairs(shape).fused(epilogue).own.steps
-        if takes and self.rows > self.min_blocks == 2 and self.steps > 1:
-            alone = self.rows == 3 or "silu" in fused.shared.steps
-            tiles[:0] = [replace(two, min_blocks=3), *([two] if alone else [])]
-        return next(
-            (tile for tile in tiles if tile._room(shape, epilogue) >= max(self.min_blocks, tile.min_blocks)), tile
-        )
+        rows = -(-shape.result_height // self.pairs(shape).blocks[1])
+        tiles = [self, *(replace(self, rows=n)._down(shape, rows) for n in _ROWS if n < self.rows)]
+        least = [replace(tile, ahead=1, min_blocks=1) for tile in tiles]
+        return next((tile for tile in (*tiles, *least) if tile._room(shape, epilogue) >= tile.min_blocks), self)
 
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
         return self.pairs(shape).shared_bytes(epilogue)
@@ -255,7 +243,7 @@ class ChannelPairs(Strategy):
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of the kernel."""
         times = _WHOLE if self.words == WORDS else _PARTED
-        launch, of_product, row, step, few_warps, few_blocks, narrow, little, much, last, overlap, bandwidth = times
+        launch, of_product, row, run, step, first, few_warps, few_blocks, little, much, last, overlap, bandwidth = times
         pairs = self.pairs(shape)
         blocks, products = prod(pairs.blocks), pairs.products // sum(count for _, count in pairs.depths)
         at_a_time = min(self.min_blocks, ceil(blocks / target.units))
@@ -264,15 +252,16 @@ class ChannelPairs(Strategy):
         under_way = at_a_time * shape.itemsize * pairs.stage_halves * (self.ahead if self.steps > 1 else 1) / 65536
         rounds = max(1.0, blocks / (target.units * self.min_blocks))
         memory = shape.itemsize * (read + prod(shape.result_shape)) / bandwidth
-        memory *= (1 + narrow / self.channels) * (1 + little / under_way + much * under_way)
+        memory *= 1 + little / under_way + much * under_way
         memory *= 1 + last * (ceil(rounds) / rounds - 1)
         warp = of_product * products * pairs.quads + row * (2 * pairs.quads * pairs.stage_rows + self.rows)
         warps = pairs.warps if pairs.warps < 4 else 4 * ceil(pairs.warps / 4)  # as many as the fullest quarter has
+        runs = (pairs.images * pairs.stage_rows * pairs.width) + pairs.results // self.channels
         rest = pairs.rests * (step + warps * row * self.rows)
-        busy = ceil(blocks / target.units) * (self.steps * (step + warps * warp) + rest) / _CLOCK
+        busy = self.steps * (step + warps * warp + run * runs) + rest + first
+        busy *= ceil(blocks / target.units) / _CLOCK
         busy *= 1 + few_warps / (pairs.warps * at_a_time) + few_blocks / at_a_time
-        share = _OF_FEW if self.words < WORDS and prod(shape.kernel) <= _FEW_TAPS else 1
-        return float(share * (launch + (memory**overlap + busy**overlap) ** (1 / overlap)))
+        return float(launch + (memory**overlap + busy**overlap) ** (1 / overlap))
 
     def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import channel_pairs
@@ -289,7 +278,7 @@ class ChannelPairs(Strategy):
         tvm_ffi.structural_walk(sch.mod["main"].body, [(SBlock, lambda block: names.append(block.name_hint))])
         for name in names:
             loops = sch.get_loops(sch.get_sblock(name))
-            if name.startswith(("first", "band", "begin", "residual", "pad", "shift", "epilogue")):
+            if name.startswith(("first", "band", "ready", "begin", "pad", "epilogue", "shift")):
                 bind_threads(sch, *loops[-2:])
             elif name.startswith("copy"):
                 sch.tensorize(loops[-1], async_copy.intrinsic(shape.dtype))

@@ -1,0 +1,81 @@
+"""The operands of `compute.paired`'s products, as the lanes of a warp hold them: the weights' bands, and inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from .. import cuda_functions
+from ..pairs import COLUMNS, VECTOR, Pairs
+from .pair_tasks import Tasks
+from .parts import untold
+
+
+class Operands:
+    """How a warp fills its operands. A bias may be the weight of a pixel behind the window, which then is 1."""
+
+    def __init__(self, pairs: Pairs, has_bias: bool) -> None:
+        self.pairs, self._tasks, self._has_bias = pairs, Tasks(pairs), has_bias
+
+    def bands(self, bands: list[tirx.Buffer], weight: tirx.Buffer, operands: Any, c: Any, vw: Any, vl: Any) -> None:
+        """Make the banded matrices: a lane has a column's, of one of its channels."""
+        pairs, shape = self.pairs, self.pairs.shape
+        (KH, KW), SW, DW = shape.kernel, shape.stride[1], shape.dilation[1]
+        own = self._own()
+        vector, first = self._tasks.channels(vw)
+        channel = T.min((c * pairs.vectors + vector) * VECTOR, shape.result_channels - VECTOR) + first
+        for row in range(KH):
+            for quad in range(pairs.quads):
+                apart = quad * COLUMNS + vl % 4 - vl // 8 * SW
+                column = apart // DW if DW > 1 else apart
+                seen = [0 <= apart, column < KW] + ([apart % DW == 0] if DW > 1 else [])
+                tap = (KH - 1 - row, KW - 1 - column) if shape.operation == "grad_data" else (row, column)
+                with T.vectorized(2 * pairs.words) as e:
+                    at = (*tap, channel + e, 0)
+                    other = T.cast(0, shape.dtype)
+                    if self._has_bias and (row, quad) == (pairs.common_tap, pairs.quads - 1):
+                        other = T.if_then_else(vl % 4 == 3, operands["bias"][channel + e], other)
+                    value = T.if_then_else(tirx.all(*seen), weight[at], other)
+                    T.buffer_store(own, value, [e])
+                band, step, further = self._part_of(bands, quad)
+                for word in range(pairs.words):
+                    mine = self._by_word(cuda_functions.HALF_OF, own, word, vl // 4 % 2)
+                    T.buffer_store(band, mine, [vw, row, step, word, vl, further, tirx.Ramp(0, 1, 2)])
+
+    def window(self, name: str, row: int, staged: tirx.Buffer, held: list[tirx.Buffer], step: Any, vw: Any) -> None:
+        """Take a row of inputs."""
+        pairs = self.pairs
+        with T.serial(32) as lane, T.sblock(name):
+            vl = T.axis.spatial(32, lane)
+            untold()
+            own = self._own()
+            vector, first = self._tasks.channels(vw)
+            for half in range(2):
+                _, n, x = self._tasks.strip(vw, half, vl)
+                for quad in range(pairs.quads):
+                    column = x * (COLUMNS * pairs.shape.stride[1]) + vl % 4 + quad * COLUMNS
+                    at = pairs.input_at(step % pairs.stages, n, row, column, vector) + first
+                    with T.vectorized(2 * pairs.words) as e:
+                        T.buffer_store(own, staged[at + e], [e])
+                    part, place, further = self._part_of(held, quad)
+                    for word in range(pairs.words):
+                        held_word = self._by_word(cuda_functions.WORD, own, word)
+                        if self._has_bias and quad == pairs.quads - 1:
+                            ones = tirx.Broadcast(tirx.const(1, pairs.shape.dtype), 2)
+                            held_word = T.Select(vl % 4 == 3, ones, held_word)
+                        T.buffer_store(part, held_word, [place, word, vl, further, half, tirx.Ramp(0, 1, 2)])
+
+    def _own(self) -> tirx.Buffer:
+        return T.sblock_alloc_buffer((2 * self.pairs.words,), self.pairs.shape.dtype, scope="local")
+
+    def _by_word(self, name: str, own: tirx.Buffer, word: int, *others: Any) -> tirx.PrimExpr:
+        """Apply a function of the CUDA source to a pair of channels."""
+        both = T.reinterpret("uint32", own[tirx.Ramp(word * 2, 1, 2)])
+        return T.reinterpret(f"{self.pairs.shape.dtype}x2", T.call_pure_extern("uint32", name, both, *others))
+
+    def _part_of(self, buffers: list[tirx.Buffer], quad: int) -> tuple[tirx.Buffer, int, int]:
+        """Find the operands that a quad is part of: of products of both depths."""
+        quads = self.pairs.quads
+        return (buffers[-1], 0, 0) if quad == quads - 1 and quads % 2 else (buffers[0], quad // 2, quad % 2)
