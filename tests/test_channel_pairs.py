@@ -14,7 +14,8 @@ import dwtir
 from backends import CUDA, H200, REPLAY, on_h200
 from dwtir import Epilogue, InvalidScheduleError, Shape
 from dwtir.build import schedule_for
-from dwtir.schedules import BandedChannels, ChannelPairs
+from dwtir.schedules import BandedChannels, ChannelPairs, choose
+from dwtir.target import resolve
 from kernels import layer
 from strategies import error_bound, oracle, real_tensors
 
@@ -90,6 +91,18 @@ def test_fused_steps_cost_rows_and_no_block(about, alone, rows, blocks):
     assert tile.pairs(shape).blocks == alone.pairs(shape).blocks
     assert (tile.rows, tile.min_blocks) == (rows, blocks)
     assert (tile.dynamic_bytes(shape, epilogue) + 1024) * blocks <= 228 * 1024
+
+
+@parametrize("target", ["sm_120", "nvidia-l4", "nvidia-a100-sxm4-80gb"])
+@parametrize(
+    "about", ["128x96x56x56_k7_p3_float16_nhwc+scale_shift+residual+silu", "128x240x28x28_k5_p2_bfloat16_nhwc+gelu"]
+)
+def test_devices_of_less_shared_memory_have_room_for_fused_steps(about, target):
+    shape, epilogue = layer(about)
+    place = shape, resolve(target)
+    if ChannelPairs.claims(*place):
+        ChannelPairs.choose(*place).with_room_for(shape, epilogue, place[1]).check_use(*place, epilogue)
+    choose(*place, epilogue).check_use(*place, epilogue)
 
 
 def test_what_fused_steps_have_no_room_for_is_refused():

@@ -56,7 +56,9 @@ if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
 
-_NO_STEPS = Epilogue()
+_NO_STEPS, _MOST = Epilogue(), Epilogue(("bias", "scale_shift", "residual"))
+"""Fused steps that take the least and the most shared memory."""
+
 _MAX_PRODUCTS = 640
 """Products of a warp in a step, in straight line."""
 
@@ -128,8 +130,8 @@ class ChannelPairs(Strategy):
 
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether there is a tile that registers and shared memory have room for."""
-        return super().claims(shape, target) and any(True for _ in cls._tiles(shape, target))
+        """Tell whether there is a tile that registers and shared memory have room for, whatever steps are fused."""
+        return super().claims(shape, target) and any(True for _ in cls._tiles(shape, target, _MOST))
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
@@ -221,12 +223,13 @@ class ChannelPairs(Strategy):
         self._require_launch(target, threads=32 * pairs.warps)
 
     def suits(self, shape: Shape, epilogue: Epilogue) -> bool:
-        """Leave to `row_stream` what all warps wait for at a step's end: the error function of several images."""
+        """Leave the error function of several images, of many instructions, to `row_stream`."""
         return self.images == 1 or max(shape.stride) > 1 or "gelu" not in epilogue.steps
 
     def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> ChannelPairs:
         """Return the tile, or if fused steps leave too little room, that of those with room which should be fastest."""
-        if self._room(shape, epilogue) >= self.min_blocks:
+        has_room = self.dynamic_bytes(shape, epilogue) <= target.most_shared_bytes
+        if has_room and self._room(shape, epilogue) >= self.min_blocks:
             return self
         tiles = self._tiles(shape, target, epilogue)
         return min(tiles, key=lambda tile: tile.expected_seconds(shape, target), default=self)
