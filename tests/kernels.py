@@ -1,9 +1,17 @@
 """Small layers, one as a kernel: its tensors, and what must come out."""
 
-import numpy as np
+import re
 
+import numpy as np
+import pytest
+import tvm
+from tvm.ir.instrument import pass_instrument
+from tvm.ir.transform import PassContext
+
+from backends import H200
 from dwtir import Epilogue, Kernel, Shape
-from dwtir.schedules import Cpu
+from dwtir.build import schedule_for
+from dwtir.schedules import Cpu, Strategy
 from dwtir.target import resolve
 from strategies import Array, integer_tensors, oracle
 
@@ -30,3 +38,21 @@ def expected_of(kernel: Kernel, seed: int = 0) -> Array:
 def check(kernel: Kernel) -> None:
     got = kernel(*tensors_of(kernel))
     np.testing.assert_array_equal(np.asarray(got, np.float64), expected_of(kernel))
+
+
+def merged_bytes(shape: Shape, epilogue: Epilogue, tile: Strategy) -> int:
+    """Find the bytes of shared memory that TVM merges all of a block's into."""
+    allocated = []
+
+    @pass_instrument
+    class AfterMerging:
+        def run_after_pass(self, mod, info):
+            if info.name == "s_tir.MergeSharedMemoryAllocations":
+                allocated.extend(re.findall(r'alloc_buffer\(\((\d+),\), "uint8", scope="shared.dyn"', mod.script()))
+                raise RuntimeError("merged")
+
+    mod = schedule_for(shape, epilogue, tile).mod
+    with pytest.raises(RuntimeError, match="merged"), PassContext(instruments=[AfterMerging()]):
+        tvm.compile(mod, target=H200.tvm(), tir_pipeline="s_tir")
+    (found,) = allocated
+    return int(found)

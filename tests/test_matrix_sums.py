@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 
 from backends import H200, REPLAY, on_h200
-from dwtir import Shape
+from dwtir import Epilogue, Shape
 from dwtir.bands import COLUMNS, TILES
 from dwtir.diagonals import INPUTS, Diagonals
 from dwtir.schedules import BandedSums, UnitSums
 from dwtir.units import LANES, Units
+from kernels import merged_bytes
 from strategies import shapes
 
 parametrize = pytest.mark.parametrize
@@ -54,15 +55,15 @@ def test_barriers_stand_between_zeros_copies_products_and_sums(about):
     tile = replace(UnitSums.choose(shape, H200), ahead=2)
     source = on_h200(shape, tile).source()
     source = source[source.rindex("main_kernel(") :]
-    zeros, first, step, *steps = source.split("__syncthreads();")
-    assert "(staged_ptr" in zeros
+    zeros, first, steps, sums, *_ = source.split("__syncthreads();")
+    assert "(uint4*)" in zeros
     assert "cp_async" not in zeros
-    for before in (first, step, *steps[: tile.sizes(shape).ring - 2]):
-        assert before.count("wait_group_1") == 1
-        assert before.index("commit_group") < before.index("wait_group_1")
-    last, sums, *_ = steps[tile.sizes(shape).ring - 2 :]
-    assert last.index("mma.sync") < last.index("wait_group_0")
-    assert "float2*)(((float*)staged_ptr" in sums
+    assert first.index("commit_group") < first.index("wait_group_2")
+    order = re.findall(r"dwtir_await|commit_group(?=\()|wait_group_\d(?=\()|mbarrier_arrive", steps)
+    of_step = ["dwtir_await", "commit_group", "wait_group_2", "mbarrier_arrive"]
+    assert order == [*of_step * tile.sizes(shape).ring, "wait_group_0"]
+    assert "mma.sync" in steps
+    assert "float2*)(((float*)buf_dyn_shmem_ptr" in sums
 
 
 ANY_TILE = {
@@ -80,7 +81,10 @@ ANY_TILE = {
 
 @parametrize(("about", "tile"), ANY_TILE.items())
 def test_any_tile_is_right(about, tile):
-    REPLAY.check(tile, Shape.parse(f"{about}_wgrad"))
+    shape = Shape.parse(f"{about}_wgrad")
+    REPLAY.check(tile, shape)
+    if isinstance(tile, UnitSums):
+        assert merged_bytes(shape, Epilogue(), tile) == tile.dynamic_bytes(shape, Epilogue())
 
 
 @given(shape=shapes(layouts=("NCHW",), dtypes=("float16",)), rows=st.integers(1, 20))

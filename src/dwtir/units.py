@@ -80,8 +80,13 @@ class Units:
 
     @property
     def vectors(self) -> int:
-        """Vectors of a pixel, and from a column to the next in shared memory."""
+        """Vectors of a pixel."""
         return self.channels // LANES
+
+    @cached_property
+    def column_pitch(self) -> int:
+        """Vectors from a column to the next in shared memory: one to spare, if lanes then read from more banks."""
+        return min(self.vectors, self.vectors + 1, key=self._crowd)
 
     @cached_property
     def together_read(self) -> int:
@@ -96,18 +101,32 @@ class Units:
     @cached_property
     def apart(self) -> tuple[int, int]:
         """Vectors from a unit's inputs to the next unit's, and from its gradients."""
-        return self._apart(self.step), self._apart(self.columns)
+        inputs, grads = self._spread(self.column_pitch)
+        return inputs[1], grads[1]
 
-    def _apart(self, columns: int) -> int:
+    @cached_property
+    def wavefronts(self) -> int:
+        """Wavefronts of shared memory that all warps take to read the operands of a step."""
+        of_each = max(1, self.together_read // 2) * self._crowd(self.column_pitch)
+        reads = 2 * self.warps * self.own // self.together_read * self.groups
+        return reads * (2 + 4 * self.shape.stride[0] * self.spans) * of_each
+
+    def _crowd(self, pitch: int) -> int:
+        """Count vectors, read together, that lie in the same banks, if columns have such a pitch."""
+        return max(crowd for crowd, _ in self._spread(pitch))
+
+    def _spread(self, pitch: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Spread the units of inputs, and of gradients."""
         rows = min(LANES, 2 * LANES // self.together_read)  # of a fragment, read together
-        return _spread(columns * self.vectors, self.vectors, -(-rows // self.together))
+        columns = -(-rows // self.together)
+        return _spread(self.step, pitch, columns), _spread(self.columns, pitch, columns)
 
     def input_column(self, column: Any) -> Any:
         """Find a column of inputs in shared memory, in vectors."""
-        return column // self.step * self.apart[0] + column % self.step * self.vectors
+        return column // self.step * self.apart[0] + column % self.step * self.column_pitch
 
     def grad_column(self, column: Any) -> Any:
-        return column // self.columns * self.apart[1] + column % self.columns * self.vectors
+        return column // self.columns * self.apart[1] + column % self.columns * self.column_pitch
 
     @cached_property
     def pitch(self) -> int:
@@ -117,7 +136,7 @@ class Units:
         """
         seen = (self.across - 1) * self.step + self.window
         least = self.input_column(max(seen, self.shape.padding[1] + self.shape.width) - 1)
-        least += self.vectors
+        least += self.column_pitch
         return int(least + (self.across * self.apart[0] - least) % LANES)
 
     @property
@@ -137,13 +156,13 @@ class Units:
 
     @property
     def slots(self) -> int:
-        """Steps in shared memory: the present one, and those under way."""
-        return self.ahead + 1
+        """Steps in shared memory: those under way, the next one, and those that warps take or have just taken."""
+        return self.ahead + 3
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory, in which sums take the place of the operands."""
-        return max(2 * self.slots * self.slot_halves, self.rows_left * self._row_bytes)
+        """Bytes of shared memory: of a barrier, as TVM aligns, and of operands, whose place sums take."""
+        return 64 + max(2 * self.slots * self.slot_halves, self.rows_left * self._row_bytes)
 
     @cached_property
     def rows_left(self) -> int:
@@ -224,11 +243,11 @@ class Units:
 
 
 @cache
-def _spread(least: int, vectors: int, columns: int) -> int:
-    """Find how far apart lie units, by vectors, that lanes read together from most banks."""
+def _spread(step: int, pitch: int, columns: int) -> tuple[int, int]:
+    """Find how many vectors of four units lie in the same banks, at best, and how far units then lie apart."""
 
     def crowd(apart: int) -> int:
-        read = {column * vectors + unit * apart for column in range(columns) for unit in range(4)}
+        read = {column * pitch + unit * apart for column in range(columns) for unit in range(4)}
         return max(Counter(vector % LANES for vector in read).values())
 
-    return min(range(least, least + LANES), key=crowd)
+    return min((crowd(apart), apart) for apart in range(step * pitch, step * pitch + LANES))

@@ -27,12 +27,13 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ..cuda_functions import AWAIT
 from ..units import LANES, Units
 from . import blocks, script
 from .async_copy import BYTES
 from .forward import declared
 from .mma import left, right
-from .parts import untold
+from .parts import untold, use
 
 
 def nhwc(sizes: Units) -> tirx.PrimFunc:
@@ -46,7 +47,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
     RING, AHEAD, TURNS, READ = sizes.ring, sizes.ahead, sizes.turns, sizes.together_read
     PARTS, CHUNKS = sizes.parts, C // CHANNELS
     INPUTS, GRADS = sizes.loads
-    THREADS, VECTORS = 32 * WARPS, sizes.vectors
+    THREADS, VECTORS, PITCH = 32 * WARPS, sizes.vectors, sizes.column_pitch
     INPUT_LOADS, GRAD_LOADS = sizes.thread_loads
     SLOTS, SLOT, STEPS = sizes.slots, sizes.slot_halves, sizes.block_steps
     GRADS_AT, UNITS = 2 * sizes.input_vectors, sizes.units
@@ -107,12 +108,12 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         i = span * 2 + more
         at = row * sizes.pairs * sizes.pitch + i // SW * sizes.apart[0]
         at += sizes.place(tirx.min(unit(group, half, lane), UNITS - 1))
-        at += (i % SW * COLUMNS + lane // 4 // TOGETHER) * VECTORS
+        at += (i % SW * COLUMNS + lane // 4 // TOGETHER) * PITCH
         return at * LANES + channel(warp, own, lane)
 
     def grad_at(warp, own, group, lane, half) -> Any:
         at = GRADS_AT + tirx.min(unit(group, half, lane), UNITS) * sizes.apart[1]
-        return (at + lane // 4 // TOGETHER * VECTORS) * LANES + channel(warp, own, lane)
+        return (at + lane // 4 // TOGETHER * PITCH) * LANES + channel(warp, own, lane)
 
     def held(tap, column) -> tuple[Any, ...]:
         """Find a sum on a diagonal: its row, its unit's channels, product, lane, and place there."""
@@ -212,10 +213,14 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 grads = T.sblock_alloc_buffer((WARPS, OWN, GROUPS, RING, 32, 2, 2), dtype, scope="local")
                 acc = T.sblock_alloc_buffer((WARPS, OWN, KH, SPANS, 32, 2, 2), "float32", scope="local")
                 shared = T.sblock_alloc_buffer((ROWS, WARPS * OWN, SPANS, 32, 2, 2), "float32", scope="shared.dyn")
+                barrier = T.sblock_alloc_buffer((1,), "uint64", scope="shared.dyn")
+                use("w", (barrier,))
                 for w, lane in T.grid(WARPS, 32):
                     with T.sblock("zero"):
                         vw, vl = T.axis.remap("SS", [w, lane])
                         untold()
+                        if vw * 32 + vl == 0:
+                            T.evaluate(T.ptx["mbarrier.init.shared.b64"](T.address_of(barrier[0]), THREADS))
                         for o in T.unroll(OWN):
                             for r, s, h, e in T.grid(KH, SPANS, 2, 2):
                                 acc[vw, o, r, s, vl, h, e] = T.float32(0)
@@ -231,23 +236,27 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                                     for e in T.vectorized(LANES):
                                         staged[vf * SLOT + task_of(k, vw, vl) * LANES + e] = T.cast(0, dtype)
                     T.evaluate(T.tvm_storage_sync("shared.dyn"))
-                    if first < AHEAD:
+                    if first <= AHEAD:
                         for w, lane in T.grid(WARPS, 32):
                             with T.sblock("first"):
                                 vf, vw, vl = T.axis.remap("SSS", [first, w, lane])
                                 untold()
                                 load(staged, data, grad_out, vp, vb, vf, vw, vl)
+                T.evaluate(T.ptx["cp.async.wait_group"](AHEAD))
+                T.evaluate(T.tvm_storage_sync("shared.dyn"))
                 for turn in T.serial(TURNS):
                     for d in T.unroll(RING):
                         if turn * RING + d < STEPS:
-                            T.evaluate(T.ptx["cp.async.wait_group"](AHEAD - 1))
-                            T.evaluate(T.tvm_storage_sync("shared.dyn"))
+                            parity = T.meta_var((turn * RING + d + 1) % 2)
+                            T.evaluate(T.call_extern("int32", AWAIT, T.address_of(barrier[0]), parity))
                             for w, lane in T.grid(WARPS, 32):
                                 with T.sblock("pad"):
                                     vt, vd, vw, vl = T.axis.remap("SSSS", [turn, d, w, lane])
                                     untold()
-                                    step = T.meta_var(vt * RING + vd + AHEAD)
+                                    step = T.meta_var(vt * RING + vd + (AHEAD + 1))
                                     load(staged, data, grad_out, vp, vb, step, vw, vl)
+                            T.evaluate(T.ptx["cp.async.wait_group"](AHEAD))
+                            T.evaluate(T.ptx["mbarrier.arrive.shared.b64"](T.address_of(barrier[0])))
                             for w in range(WARPS):
                                 with T.sblock("multiply"):
                                     vt, vd, vw = T.axis.remap("SSS", [turn, d, w])
@@ -279,6 +288,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                                     for j in T.unroll(COLUMNS):
                                         tap[0] = tap[0] + shared[held(task, j)]
                                     partial[vp, vb, vr * (ROWS * ROW_TAPS) + task] = tap[0]
+                use("r", (barrier,))
         for p, kh, kw, c, m in T.grid(PARTS, KH, KW, C, 1):
             with T.sblock("depthwise_conv2d"):
                 vp, vkh, vkw, vc, vm = T.axis.remap("RSSSS", [p, kh, kw, c, m])
