@@ -12,7 +12,7 @@ from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir.schedule import Trace
 
 import dwtir
-from backends import H200, OPENCL, REPLAY, kernel_names, on_h200
+from backends import CUDA, H200, OPENCL, REPLAY, kernel_names, on_h200
 from dwtir import ARTICLE_STEPS, STRATEGIES, Epilogue, Shape, reference
 from dwtir.build import schedule_for
 from dwtir.images import Images
@@ -294,6 +294,15 @@ def test_bands_of_an_image_have_one_code(text):
         assert abs(resources.shared_bytes - images.shared_bytes) <= 16
         assert resources.stack_bytes == 0
     assert len(one_row.source()) < len(two_rows.source())
+
+
+@parametrize("backend", [REPLAY, pytest.param(CUDA, marks=pytest.mark.gpu)])
+@parametrize("text", ["3x9x14x13_k27x25_p13x12", "3x3x13x14_k27_p13_float16_dgrad"])
+def test_bands_of_images_that_are_smaller_than_the_kernel(backend, text):
+    shape = Shape.parse(text)
+    backend.check(
+        SplitImage.choose(shape, backend.target()), shape, "residual" if shape.operation == "forward" else None
+    )
 
 
 def test_small_results_have_a_place_of_their_own():

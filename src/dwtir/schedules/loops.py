@@ -63,8 +63,8 @@ def stage_operands(
 ) -> None:
     """Load the tensors of the epilogue into registers, a vector of the innermost axis each.
 
-    `at` is the thread's loop, and `row` that in which the epilogue has its place already: there
-    images are loaded, what there is of each channel before. `vector` says whether the innermost
+    `at` is the thread's loop, and `row` that, or one in it where the epilogue has its place already:
+    there images are loaded, what there is of each channel before. `vector` says whether the innermost
     axis of the operands may be loaded as one, `lanes` how many elements of an image's: by default
     the whole axis.
     """

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
 
-_MOST_PIXELS, _MOST_TAPS = 1024, 512
+_MOST_PIXELS, _MANY_TAPS, _MOST_TAPS = 1024, 512, 1024
 """Of an image and of a result, and of a kernel: a block has them in shared memory. With a stride,
 the results of a gradient are as many times more."""
 
@@ -99,7 +99,7 @@ class SplitImage(Strategy):
             and prod(shape.kernel) <= _MOST_TAPS
             and _least_sums(shape) <= MAX_SUMS
             and shape.kernel[1] * _least_sums(shape) <= MAX_UNROLLED
-            and cls(2, 1, 1)._images(shape).shared_bytes_on(target) <= target.shared_bytes_per_block
+            and cls(2, 1, 1)._has_room(shape, target)
             # Where no image is read, TVM lets threads write results before all have come.
             and cls(2, 1, 1)._images(shape).multiply_adds > 0
         )
@@ -129,7 +129,7 @@ class SplitImage(Strategy):
     @classmethod
     def tiles(cls, shape: Shape, target: Target) -> Iterator[SplitImage]:
         """List the tiles worth comparing, each with as many blocks as an SM has room for."""
-        for x, y, bands in product(_channels(shape), _batches(shape), _bands(shape)):
+        for x, y, bands in product(_channels(shape, target), _batches(shape), _bands(shape)):
             tile = cls(x, y, bands)
             tile = cls(x, y, bands, max(1, tile._at_a_time(shape)))
             if tile._passes(shape, target):
@@ -138,7 +138,7 @@ class SplitImage(Strategy):
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         values = {
-            "thread_x": _channels(shape),
+            "thread_x": _channels(shape, target),
             "thread_y": _batches(shape),
             "bands": _bands(shape),
             "min_blocks": BLOCK_COUNTS,
@@ -219,8 +219,11 @@ class SplitImage(Strategy):
             and sums <= max(_BEST_SUMS, _least_sums(shape))
             and sums * shape.kernel[1] <= MAX_UNROLLED
             and self._threads <= target.max_threads_per_block
-            and self._images(shape).shared_bytes_on(target) <= target.shared_bytes_per_block
+            and self._has_room(shape, target)
         )
+
+    def _has_room(self, shape: Shape, target: Target) -> bool:
+        return self._images(shape).shared_bytes_on(target) <= target.shared_bytes_per_block
 
     def _images(self, shape: Shape) -> Images:
         return Images(shape, self.thread_x, self.thread_y, shape.result_height)
@@ -259,22 +262,28 @@ def _parts(shape: Shape) -> int:
     return 1 if shape.operation == "forward" else prod(shape.stride)
 
 
-def _channels(shape: Shape) -> tuple[int, ...]:
+def _channels(shape: Shape, target: Target) -> tuple[int, ...]:
     """List the channels of a block: those whose rows are loaded from all banks.
 
-    Of a strided gradient, neighbouring bands see other rows, and fewer do.
+    Of a strided gradient, neighbouring bands see other rows, and fewer do. Of a large kernel a
+    block has as many as there is shared memory for.
     """
+    counts = (2, 4, 8, 16, 32)
     if _is_strided(shape):
-        return (2, 4, 8, 16, 32)
+        return counts
+    if prod(shape.kernel) > _MANY_TAPS:
+        pair = (SplitImage(n, min(2, shape.batch), 1) for n in counts)
+        return tuple(tile.thread_x for tile in pair if tile._has_room(shape, target))[-1:] or counts[:1]
     bytes_together = _lanes(shape, Images(shape, 1, 1, 1).source[1]) * shape.itemsize
     return tuple(n for n in (8, 16, 32) if n * bytes_together >= 128) or (32,)
 
 
 def _batches(shape: Shape) -> tuple[int, ...]:
-    """List the images of a block: of a strided gradient one."""
+    """List the images of a block: of a strided gradient one, and two that share the weights of a large kernel."""
     if _is_strided(shape):
         return (1,)
-    return tuple(dict.fromkeys(min(shape.batch, n) for n in (1, 2)))
+    least = 1 if prod(shape.kernel) <= _MANY_TAPS else 2
+    return tuple(dict.fromkeys(min(shape.batch, n) for n in (least, 2)))
 
 
 def _bands(shape: Shape) -> tuple[int, ...]:
