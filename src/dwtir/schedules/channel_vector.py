@@ -187,7 +187,7 @@ class ChannelVector(Window):
         # 2. Outputs are rounded one by one and leave as one vector a pixel.
         row = self._place(sch, epilogue, oh, tx)
         unroll_all(sch, sch.get_loops(epilogue)[-3:])
-        stage_operands(sch, epilogue, tx, self._residual_at(shape, tx, row), vector=True)
+        stage_operands(sch, epilogue, tx, self._residual_at(sch, shape, tx, row), vector=True)
         sch.unroll(oh)
         sch.unroll(ow)
         sch.vectorize(c)

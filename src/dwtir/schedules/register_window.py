@@ -207,7 +207,7 @@ class RegisterWindow(Window):
         # 2. The outputs of a row leave as vectors.
         row = self._place(sch, epilogue, oh, tx)
         unroll_all(sch, sch.get_loops(epilogue)[-2:])
-        stage_operands(sch, epilogue, tx, self._residual_at(shape, tx, row), vector=True, lanes=self.store)
+        stage_operands(sch, epilogue, tx, self._residual_at(sch, shape, tx, row), vector=True, lanes=self.store)
         ow, vector = sch.split(ow, [None, self.store])
         sch.unroll(oh)
         sch.unroll(ow)

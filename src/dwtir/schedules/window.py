@@ -27,7 +27,7 @@ from .cost import (
     registers_wanted,
     touched,
 )
-from .loops import compute_at
+from .loops import compute_at, number
 from .tiles import (
     BLOCK_COUNTS,
     MAX_LOADS,
@@ -275,12 +275,13 @@ class Window(Strategy):
         compute_at(sch, epilogue, at)
         return at
 
-    def _residual_at(self, shape: Shape, thread: LoopRV, row: LoopRV) -> LoopRV:
+    def _residual_at(self, sch: Schedule, shape: Shape, thread: LoopRV, row: LoopRV) -> LoopRV:
         """Load a residual with the inputs, or if it takes many registers, with each row of results.
 
         Then each row waits for its own, as ptxas moves no load ahead of another row's stores.
         """
-        return thread if self.sums * shape.itemsize <= 4 * _FEW_RESIDUALS else row
+        few = number(sch, self.sums) * shape.itemsize <= 4 * _FEW_RESIDUALS
+        return thread if few else row
 
     def _has_registers(self, shape: Shape) -> bool:
         """Tell whether `min_blocks` leaves a thread the registers that it needs, or nearly."""
