@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .epilogue import Epilogue
+from .epilogue import NO_STEPS, Epilogue
 from .errors import DwtirError, InvalidScheduleError, RecordError
 from .records import Record, file_name
 from .schedules import Strategy
@@ -80,7 +80,7 @@ def find(shape: Shape, target: Target, epilogue: Epilogue | None = None) -> tupl
     It is the shape's record, see `find_record`, or else, of a gradient that is a convolution of the
     same sizes, that of the convolution.
     """
-    steps = epilogue or Epilogue()
+    steps = epilogue or NO_STEPS
     found = find_record(shape, target, steps) or _of_convolution(shape, target)
     if found is None:
         return None
@@ -114,7 +114,7 @@ def find_record(
     A record that was tuned with these steps comes before one without any. It is looked for within
     `folders`, if no others are given.
     """
-    names = dict.fromkeys(file_name(shape, steps) for steps in (epilogue or Epilogue(), Epilogue()))
+    names = dict.fromkeys(file_name(shape, steps) for steps in (epilogue or NO_STEPS, NO_STEPS))
     for folder in folders() if within is None else within:
         for name in names:
             path = folder / target.name / name

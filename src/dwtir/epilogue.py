@@ -106,3 +106,6 @@ class Epilogue:
 
 EpilogueLike: TypeAlias = Epilogue | str | Iterable[str] | None
 """What functions of dwtir take as an epilogue."""
+
+
+NO_STEPS = Epilogue()

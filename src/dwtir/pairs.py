@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any, NamedTuple
 
-from .epilogue import STEPS, Epilogue
+from .epilogue import NO_STEPS, STEPS, Epilogue
 from .shape import Shape
 
 STRIPS, COLUMNS, PIXELS = 16, 4, 8
@@ -248,13 +248,13 @@ class Pairs:
         left = self.words < WORDS and self.held <= _HELD
         alone = self.images == 1 and not left
         if alone and self.has_spare:
-            return Fused(False, Epilogue(), epilogue)
+            return Fused(False, NO_STEPS, epilogue)
         bias = epilogue.steps[:1] == ("bias",)
         others = Epilogue(epilogue.steps[bias:])
         few = {"relu", "relu6"} if alone else {"relu", "relu6", "bias", "scale_shift", "hardswish"}
         if left or self.images >= 4 or (self.images > 1 and self.rows <= 1 + (self.shape.kernel[0] >= 7)):
             few.add("silu")
-        return Fused(bias, others, Epilogue()) if few.issuperset(others.steps) else Fused(bias, Epilogue(), others)
+        return Fused(bias, others, NO_STEPS) if few.issuperset(others.steps) else Fused(bias, NO_STEPS, others)
 
     def shared_bytes(self, epilogue: Epilogue) -> int:
         """Count the bytes of shared memory: for inputs, results or float32 sums, a residual and other operands."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import files, packing, target_json, traces, versions
 from ._version import __version__
-from .epilogue import Epilogue
+from .epilogue import NO_STEPS, Epilogue
 from .errors import DwtirError, RecordError
 from .schedules import STRATEGIES, Strategy
 from .shape import Shape
@@ -92,7 +92,7 @@ class Record:
         versions : mapping, optional
             What to add to the versions of TVM and dwtir.
         """
-        steps = epilogue or Epilogue()
+        steps = epilogue or NO_STEPS
         strategy.check_use(shape, target)
         times = sorted(_rounded(seconds) for seconds in run_secs)
         if len(times) > 3:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import files
-from .epilogue import Epilogue
+from .epilogue import NO_STEPS, Epilogue
 from .errors import DwtirError, InvalidScheduleError, RecordError
 from .schedules import STRATEGIES, Strategy, sample
 from .shape import Shape
@@ -64,7 +64,7 @@ def _drawn(
 
     variables = strategy.parameters
     try:
-        sch = Schedule(strategy.define(shape, epilogue or Epilogue()))
+        sch = Schedule(strategy.define(shape, epilogue or NO_STEPS))
         for field, values in candidates.items():
             variables[field] = sample(sch, values, values.index(variables[field]))
         type(strategy)(**variables).apply(sch, shape)

@@ -6,7 +6,7 @@ from math import prod, sqrt
 import numpy as np
 
 from .. import spotcheck
-from ..epilogue import Epilogue
+from ..epilogue import NO_STEPS, Epilogue
 from ..errors import ArgumentError, CompileError, InvalidTargetError
 from ..kernel import Timing
 from ..shape import Shape
@@ -59,7 +59,7 @@ def bench_layer(
     """
     if target.kind not in ("cuda", "cpu"):
         raise InvalidTargetError(f"the target of a benchmark is cuda or cpu, got {target.name!r}")
-    problem = Problem(shape, epilogue or Epilogue(), target, cold)
+    problem = Problem(shape, epilogue or NO_STEPS, target, cold)
     right, wrong = checked(problem, [ours(problem, schedule)], peers(problem) if baselines else ())
     timer = open_timer(target, right, problem.sets, patience)
     return Row(shape, problem.epilogue, target, cold, in_turns(timer, right, rounds), tuple(wrong), load=timer.load)

@@ -29,7 +29,7 @@ from tvm import tirx
 
 from ..bands import Bands
 from ..diagonals import Diagonals
-from ..epilogue import Epilogue
+from ..epilogue import NO_STEPS, Epilogue
 from ..images import Images
 from ..pairs import Pairs
 from ..panels import Panels
@@ -92,12 +92,12 @@ def banded_matrix(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
 @lru_cache(maxsize=64)
 def diagonal_sums(sizes: Diagonals) -> tirx.PrimFunc:
     """Define the gradient of the weight as products of matrices."""
-    return _define(sizes.shape, Epilogue(), diagonal.nchw, sizes)
+    return _define(sizes.shape, NO_STEPS, diagonal.nchw, sizes)
 
 
 def unit_sums(sizes: Units) -> tirx.PrimFunc:
     """Define the gradient of the weight as products of matrices, row after row; anew, as `banded_channels`."""
-    return _define(sizes.shape, Epilogue(), units.nhwc, sizes)
+    return _define(sizes.shape, NO_STEPS, units.nhwc, sizes)
 
 
 @lru_cache(maxsize=64)

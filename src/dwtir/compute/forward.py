@@ -10,15 +10,13 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ..arguments import ALIGNMENT
-from ..epilogue import Epilogue
+from ..epilogue import NO_STEPS, Epilogue
 from ..shape import Shape
 from . import blocks, script
 from .sizes import aligned, image, padded_sizes
 
 # The factories close over plain integers and call helpers at parse time:
 # TVMScript evaluates both, and the script that it prints shows the results.
-
-_NO_STEPS = Epilogue()
 
 
 def nchw(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
@@ -86,7 +84,7 @@ def nhwc(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     return depthwise_conv2d_nhwc
 
 
-def declared(shape: Shape, epilogue: Epilogue = _NO_STEPS) -> tuple[Any, ...]:
+def declared(shape: Shape, epilogue: Epilogue = NO_STEPS) -> tuple[Any, ...]:
     """Declare the inputs, the operands of the epilogue, which are by name, and the output."""
 
     def parameters(tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ..epilogue import Epilogue
+from ..epilogue import NO_STEPS, Epilogue
 from ..errors import InvalidScheduleError
 from ..shape import Shape
 from ..target import Target
@@ -74,8 +74,6 @@ STRATEGIES: dict[str, type[Strategy]] = {
 }
 """All strategies by name; of those that claim a shape, "manual" takes the first that pays."""
 
-_NO_STEPS = Epilogue()
-
 _Step: TypeAlias = Callable[[Shape, Target], Strategy]
 
 
@@ -100,7 +98,7 @@ ARTICLE_STEPS: dict[str, dict[str, _Step]] = {
 """The steps of the two articles, in their order; each is a name that `build` takes."""
 
 
-def choose(shape: Shape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Strategy:
+def choose(shape: Shape, target: Target, epilogue: Epilogue = NO_STEPS) -> Strategy:
     """Pick strategy and tile for ``schedule="manual"``."""
     for tile in paying(STRATEGIES.values(), shape, target):
         if tile.suits(shape, epilogue):
@@ -108,7 +106,7 @@ def choose(shape: Shape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Stra
     raise InvalidScheduleError(f"no strategy for {shape} on {target.name}")
 
 
-def named(name: str, shape: Shape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Strategy:
+def named(name: str, shape: Shape, target: Target, epilogue: Epilogue = NO_STEPS) -> Strategy:
     """Find a strategy by the name of a step or of the strategy itself, for this layout and device, or refuse."""
     steps = {step: make for ladder in ARTICLE_STEPS.values() for step, make in ladder.items()}
     if name in steps:

@@ -9,7 +9,7 @@ from dataclasses import fields
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ..epilogue import Epilogue
+from ..epilogue import NO_STEPS, Epilogue
 from ..errors import InvalidScheduleError
 from ..shape import DTYPES, LAYOUTS, Shape
 from ..target import Target
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tvm.s_tir import Schedule
     from typing_extensions import Self
 
-_NO_STEPS = Epilogue()
 _MAX_GRID_Y = 65535
 _GUESSES = 24
 _ALIKE = 3
@@ -148,7 +147,7 @@ class Strategy(ABC):
         """
         return True
 
-    def check_use(self, shape: Shape, target: Target, epilogue: Epilogue = _NO_STEPS) -> None:
+    def check_use(self, shape: Shape, target: Target, epilogue: Epilogue = NO_STEPS) -> None:
         """Refuse a shape or device that the strategy is not for, `check` the tile, and its room for fused steps."""
         self._require(
             self._is_for(shape, target),

@@ -39,7 +39,7 @@ from itertools import count, product
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
-from ..epilogue import Epilogue
+from ..epilogue import NO_STEPS, Epilogue
 from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Pairs
 from ..shape import Shape
 from ..target import Target
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
 
-_NO_STEPS, _MOST = Epilogue(), Epilogue(("bias", "scale_shift", "residual"))
+_MOST = Epilogue(("bias", "scale_shift", "residual"))
 """Fused steps that take the least and the most shared memory."""
 
 _MAX_PRODUCTS = 640
@@ -151,7 +151,7 @@ class ChannelPairs(Strategy):
         return varied(tiles, lambda tile: (tile.channels, tile.rows, tile.words)) or (cls(VECTOR, 1, 1, 1, 1, 1),)
 
     @classmethod
-    def _tiles(cls, shape: Shape, target: Target, epilogue: Epilogue = _NO_STEPS) -> Iterator[ChannelPairs]:
+    def _tiles(cls, shape: Shape, target: Target, epilogue: Epilogue = NO_STEPS) -> Iterator[ChannelPairs]:
         """List the tiles worth comparing, each with the blocks that an SM has room for."""
         width, height = -(-shape.result_width // COLUMNS), shape.result_height
         across = even_split(width, STRIPS)
@@ -196,7 +196,7 @@ class ChannelPairs(Strategy):
         return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: Shape) -> bool:
-        return self._room(shape, _NO_STEPS) >= self.min_blocks
+        return self._room(shape, NO_STEPS) >= self.min_blocks
 
     def _room(self, shape: Shape, epilogue: Epilogue) -> int:
         """Count the blocks that an SM's registers and shared memory have room for, if none spills."""
@@ -220,7 +220,7 @@ class ChannelPairs(Strategy):
         self._require_most("steps", self.steps, self._down(shape, shape.result_height).steps)
         self._require(pairs.height > 0, "rows of a block", pairs.height, "at least 1")
         self._require_most("unrolled products", pairs.products, _MAX_PRODUCTS)
-        self._require_most("shared bytes per block", pairs.shared_bytes(_NO_STEPS), target.most_shared_bytes)
+        self._require_most("shared bytes per block", pairs.shared_bytes(NO_STEPS), target.most_shared_bytes)
         self._require_launch(target, threads=32 * pairs.warps)
 
     def suits(self, shape: Shape, epilogue: Epilogue) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from ..epilogue import Epilogue
+from ..epilogue import NO_STEPS, Epilogue
 from ..records import Record
 from ..schedules import Strategy
 from ..shape import Shape
@@ -80,5 +80,5 @@ def floor_seconds(shape: Shape, target: Target, epilogue: Epilogue | None = None
     """
     if target.bandwidth is None or target.fp32_rate is None:
         return None
-    moved = shape.least_bytes + (epilogue or Epilogue()).least_bytes(shape)
+    moved = shape.least_bytes + (epilogue or NO_STEPS).least_bytes(shape)
     return max(moved / target.bandwidth, shape.flop / target.fp32_rate)

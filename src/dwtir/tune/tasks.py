@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import suite
-from ..epilogue import Epilogue, EpilogueLike
+from ..epilogue import NO_STEPS, Epilogue, EpilogueLike
 from ..errors import ArgumentError, DwtirError, InvalidEpilogueError, InvalidShapeError, RecordError, ToolchainError
 from ..files import read_json
 from ..shape import Shape
@@ -31,9 +31,7 @@ def for_operations(tasks: Iterable[Task], operations: Iterable[str]) -> list[Tas
     listed = list(tasks)
     return _distinct(
         Task(
-            replace(task.shape, operation=operation),
-            task.epilogue if operation == "forward" else Epilogue(),
-            task.count,
+            replace(task.shape, operation=operation), task.epilogue if operation == "forward" else NO_STEPS, task.count
         )
         for operation in operations
         for task in listed
