@@ -206,3 +206,11 @@ def test_many_images_few_rows_or_few_channels_take_silu_in_registers(backend, ti
     tensors = real_tensors(shape, silu, 0)
     (got,) = backend.run(tile, shape, silu, tensors)
     assert (abs(got - oracle(shape, silu, tensors)) <= error_bound(shape, silu, tensors)).all()
+
+
+@parametrize(("steps", "is_kept"), [("bias+relu", True), ("bias+residual", True), ("bias+silu", False)])
+def test_silu_has_a_tile_of_its_own(steps, is_kept):
+    shape, tile = Shape.parse("128x96x56x56_k5_p2_float16_nhwc"), ChannelPairs(32, 1, 14, 1, 56, 2, 3)
+    found = tile.with_room_for(shape, Epilogue.of(steps), H200)
+    assert (found == tile) == is_kept
+    assert is_kept or found == choose(shape, H200, Epilogue.of(steps))

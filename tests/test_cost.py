@@ -165,6 +165,7 @@ CHOICES = {
         128x384x14x14_k7_p3_dgrad 128x512x14x14_k3_p1 128x192x28x28_k7_p3 128x512x14x14_k3_p1_float16
         128x672x14x14_k5_s2_p2_dgrad 128x240x28x28_k5_s2_p2_float16_dgrad 128x144x56x56_k3_s2_p1_float16_dgrad
         128x96x56x56_k13_s2_p6_float16_dgrad 1x512x14x14_k27_p13 128x256x28x28_k29_p14_dgrad
+        128x512x14x14_k27_p13_nhwc
     """,
     # Some for want of registers for the sums, of many outputs, of pairs, or of whole vectors.
     "tap_sums": """

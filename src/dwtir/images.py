@@ -136,9 +136,7 @@ class Images:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory: the images and, in their place, the results; and the weights."""
-        if self.shape.layout == "NHWC":
-            return 0
+        """Bytes of shared memory, if used: the images and, in their place, the results; and the weights."""
         less, more = sorted(self.stride(prod(size)) for size in (self.source, self.result))
         pixels = more if more <= _ALIKE * less else more + less
         images = self.images * self.channels * pixels * self.shape.itemsize

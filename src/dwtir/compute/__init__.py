@@ -116,7 +116,7 @@ def whole_images(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 @lru_cache(maxsize=64)
 def split_images(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     """Define the operation by bands of rows of the result, each of a thread."""
-    return _define(images.shape, epilogue, split.nchw, images, epilogue, bands)
+    return _define(images.shape, epilogue, split.bands_of, images, epilogue, bands)
 
 
 @lru_cache(maxsize=64)  # to parse TVMScript takes 10 ms, and functions do not change

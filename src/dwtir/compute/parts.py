@@ -88,6 +88,31 @@ def copy(
         T.buffer_store(target.buffer, value, target.at(to))
 
 
+def copy_pixels(
+    channel: tuple[Any, Any, int],
+    whole: Part,
+    shared: Part,
+    sizes: tuple[int, int],
+    threads: tuple[int, Any],
+    *,
+    is_load: bool = True,
+) -> None:
+    """Copy a thread's pixels of an NHWC image to a plane in shared memory, or back.
+
+    `channel` is the thread's, with those of the block that there are and those of a pixel; `sizes` are a plane's
+    pixels, and the elements to the next one; `threads` those of a channel, and the number of this one.
+    """
+    (own, count, apart), (size, stride), (each, thread) = channel, sizes, threads
+    for turn in range(-(-size // each)):
+        pixel = thread + turn * each
+        with T.If(tirx.all(own < count, pixel < size)), T.Then():
+            place, to = whole.at(pixel * apart + own), shared.at(own * stride + pixel)
+            if is_load:
+                T.buffer_store(shared.buffer, T.cast(whole.buffer[place], shared.buffer.dtype), to)
+            else:
+                T.buffer_store(whole.buffer, shared.buffer[to], place)
+
+
 def share(
     channels: tuple[int, Any], sizes: tuple[int, int, int], threads: tuple[int, Any]
 ) -> Iterator[tuple[Any, Any, Any]]:

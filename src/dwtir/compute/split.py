@@ -20,14 +20,13 @@ from ..epilogue import Epilogue
 from ..images import Images
 from . import script
 from .forward import both_ends
-from .parts import UNROLLED, Part, Row, clear, copy, move
+from .parts import UNROLLED, Part, Row, clear, copy, copy_pixels, move
 
 
-def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
+def bands_of(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
     """Define the operation by threads of so many bands."""
     shape = images.shape
-    source, _ = shape.input_shapes.values()
-    N, C = source[:2]
+    N, C, is_planar = shape.batch, shape.in_channels, shape.layout == "NCHW"
     X, Y, Z, RW, SW = images.channels, images.images, bands, images.result[1], images.source[1]
     READ, WRITTEN, TAPS = prod(images.source), prod(images.result), prod(shape.kernel)
     FROM, TO, APART, ROWS = images.stride(READ), images.stride(WRITTEN), images.taps, images.band(Z)
@@ -47,32 +46,54 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
 
         return load
 
+    def carry(tensor, image, chunk, shared, sizes, thread, *, is_load=True) -> None:
+        """Copy an image of the block's channels to planes in shared memory, or back."""
+        (z, x), (size, stride, _) = thread, sizes
+        if is_planar:
+            whole = Part(tensor, image, 0, 0, chunk * (X * size))
+            copy((X, there(chunk)), whole, shared, sizes, (X * Z, z * X + x), is_load=is_load)
+        else:
+            whole = Part(tensor, image, 0, 0, chunk * X)
+            copy_pixels((x, there(chunk), C), whole, shared, (size, stride), (Z, z), is_load=is_load)
+
+    def carry_weights(weight, chunk, filters, thread) -> None:
+        z, y, x = thread
+        if is_planar:
+            whole = Part(weight, 0, 0, 0, chunk * (X * TAPS))
+            sizes, threads = (TAPS, APART, TOGETHER), (X * Y * Z, (z * Y + y) * X + x)
+            copy((X, there(chunk)), whole, filters, sizes, threads)
+        else:
+            whole = Part(weight, 0, 0, 0, chunk * X)
+            copy_pixels((x, there(chunk), C), whole, filters, (TAPS, APART), (Y * Z, z * Y + y))
+
+    def there(chunk) -> Any:
+        """Count the channels of a block that there are."""
+        return X if C % X == 0 else tirx.min(X, C - chunk * X)
+
     @script.prim_func(s_tir=True)
-    def split_nchw() -> None:
+    def split_images() -> None:
         data, weight, operands, out = T.meta_var(declare())
         for b, c in T.grid(-(-N // Y), -(-C // X)):
             with T.sblock("images"):
                 vb, vc = T.axis.remap("SS", [b, c])
                 T.reads()
-                T.writes(out[vb * Y : vb * Y + Y, vc * X : vc * X + X, :, :])
+                if is_planar:
+                    T.writes(out[vb * Y : vb * Y + Y, vc * X : vc * X + X, :, :])
+                else:
+                    T.writes(out[vb * Y : vb * Y + Y, :, :, vc * X : vc * X + X])
                 planes = T.sblock_alloc_buffer((Y, X * FROM), dtype, scope="shared")
                 filters = T.sblock_alloc_buffer((X * APART,), "float32", scope="shared")
                 results = T.sblock_alloc_buffer((Y, X * TO), dtype, scope="shared")
                 acc = T.sblock_alloc_buffer((Z, Y, X, ROWS * RW), "float32", scope="local")
-                some = T.meta_var((X, X if C % X == 0 else T.min(X, C - vc * X)))
                 for z, y, x in T.grid(Z, Y, X):
                     with T.sblock("gather"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
                         if vb * Y + vy < N:
-                            whole = T.meta_var(Part(data, vb * Y + vy, 0, 0, vc * X * READ))
-                            copy(some, whole, Part(planes, vy, 0), IN, (X * Z, vz * X + vx))
+                            carry(data, vb * Y + vy, vc, Part(planes, vy, 0), IN, (vz, vx))
                 for z, y, x in T.grid(Z, Y, X):
                     with T.sblock("filters"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
-                        whole = T.meta_var(Part(weight, 0, 0, 0, vc * X * TAPS))
-                        sizes = T.meta_var((TAPS, APART, TOGETHER))
-                        threads = T.meta_var((X * Y * Z, (vz * Y + vy) * X + vx))
-                        copy(some, whole, Part(filters, 0), sizes, threads)
+                        carry_weights(weight, vc, Part(filters, 0), (vz, vy, vx))
                 for z, y, x in T.grid(Z, Y, X):
                     with T.sblock("depthwise_conv2d"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
@@ -86,8 +107,7 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
                         _sum(images, band, own, window, taps, Part(filters, vx * APART), load)
                         if adds and vb * Y + vy < N:
                             added = T.meta_var(operands["residual"])
-                            whole = T.meta_var(Part(added, vb * Y + vy, 0, 0, vc * X * WRITTEN))
-                            copy(some, whole, Part(results, vy, 0), OUT, (X * Z, vz * X + vx))
+                            carry(added, vb * Y + vy, vc, Part(results, vy, 0), OUT, (vz, vx))
                 for z, y, x in T.grid(Z, Y, X):
                     with T.sblock("epilogue"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
@@ -115,11 +135,9 @@ def nchw(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
                     with T.sblock("store"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
                         if vb * Y + vy < N:
-                            whole = T.meta_var(Part(out, vb * Y + vy, 0, 0, vc * X * WRITTEN))
-                            own = T.meta_var(Part(results, vy, 0))
-                            copy(some, whole, own, OUT, (X * Z, vz * X + vx), is_load=False)
+                            carry(out, vb * Y + vy, vc, Part(results, vy, 0), OUT, (vz, vx), is_load=False)
 
-    return split_nchw
+    return split_images
 
 
 def _band(images: Images, bands: int, band: Any) -> tuple[Any, int, int, Any]:

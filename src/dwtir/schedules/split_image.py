@@ -21,6 +21,8 @@ together is free of conflicts where `thread_x` fills as many banks as there are.
 With a stride, a band of the data's gradient has whole groups of rows, each of which meets other
 rows of the kernel, so that all bands still have one code.
 
+In NHWC each thread copies pixels of its own channel, neighbouring threads those of neighbouring channels.
+
 Registers: a band's sums, a row of the image, a row of the kernel, and a few more. Shared bytes:
 thread_x * (thread_y * H * W elements + 4 * KH * KW).
 """
@@ -41,6 +43,7 @@ from ..target import Target
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
 from .base import Strategy, paying, varied, with_guesses
+from .channel_vector import ChannelVector
 from .cost import registers_for
 from .loops import bind_threads
 from .register_window import RegisterWindow
@@ -67,8 +70,8 @@ _BEST_SUMS = 32
 # to 18 kernels of 8 layers on an H200, and the launch to 19 of 16 others.
 _CLOCK, _LAUNCH, _BANDWIDTH, _LEAST_WARPS = 1.755e9, 2.7e-6, 4.25e12, 7.4
 _CYCLES, _ROW, _TESTS, _LONGER, _TWICE = 1.17, 7.5, 3.3, 1.09, 0.39
-_MARGIN, _MARGIN_OF_LARGE, _STRIDED_MARGIN = 1.06, 0.9, 1.2
-"""Share of windows' expected time, which errs, that it may take: 7x7 and more; gradients with a stride."""
+_MARGIN, _MARGIN_OF_LARGE, _STRIDED_MARGIN, _PIXELS_MARGIN = 1.06, 0.9, 1.2, 0.62
+"""Share of windows' expected time, which errs, that it may take: 7x7 and more; gradients with a stride; NHWC."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,6 @@ class SplitImage(Strategy):
 
     name = "split_image"
     operations = ("forward", "grad_data")
-    layouts = ("NCHW",)
     device = (
         f"a GPU (images and results of 2 to {_MOST_PIXELS} pixels, a gradient's times the stride, "
         f"and at most {MAX_SUMS} columns; at most {_MOST_TAPS} taps, channel_multiplier 1)"
@@ -108,16 +110,22 @@ class SplitImage(Strategy):
     def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than windows and streams.
 
-        Tensor cores are left what they pay for. Of large results few threads have registers at a time.
+        Tensor cores are left what they pay for. Of large results few threads have registers at a time. In NHWC, where
+        copies are of single numbers, it takes what it halves: large kernels of float32.
         """
         is_strided, is_smaller = _is_strided(shape), is_small(shape, _MOST_PIXELS)
         if not is_strided and (not is_smaller or shape.stride != (1, 1)):
             return False
-        other = next(paying((BandedPlanes, BandedMatrix, RowStream, RegisterWindow), shape, target))
+        if shape.layout == "NHWC" and (is_strided or shape.itemsize < 4):
+            return False
+        others = BandedPlanes, BandedMatrix, RowStream, RegisterWindow, ChannelVector
+        other = next(paying(others, shape, target))
         expected = other.expected_seconds(shape, target)
         if isinstance(other, BandedMatrix) or expected is None:
             return False
         own = cls.choose(shape, target).expected_seconds(shape, target)
+        if shape.layout == "NHWC":
+            return own < _PIXELS_MARGIN * expected
         margin = _STRIDED_MARGIN if is_strided else _MARGIN if prod(shape.kernel) < 49 else _MARGIN_OF_LARGE
         slower = isinstance(other, RegisterWindow) and is_smaller
         return own < (margin if slower else 1.0) * expected
@@ -185,7 +193,8 @@ class SplitImage(Strategy):
         issued += rows * width * (1 + is_half + 1 / lanes_out)
         copied = 0.0
         for pixels in (prod(images.source), prod(images.result)):
-            issued += 3 * pixels / images.lanes(pixels) / self.bands
+            lanes = images.lanes(pixels) if shape.layout == "NCHW" else 1
+            issued += 3 * pixels / lanes / self.bands
             copied += pixels * size / self.bands
         weights = prod(shape.kernel) / (self.thread_y * self.bands)
         passes = met * kernel_w + seen * columns * size + rows * width * size + copied

@@ -187,8 +187,11 @@ class WholeImage(Strategy):
         self._require_in("bands", tuple(_bands(shape, self.rows, self.turns)))
         # TVM confuses the loops of a block whose threads are all of one channel.
         self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
-        shared = self._images(shape).shared_bytes_on(target)
+        shared = self._shared_bytes(shape, target)
         self._require_launch(target, threads=self.thread_x * self.thread_y, shared_bytes=shared)
+
+    def _shared_bytes(self, shape: Shape, target: Target) -> int:
+        return self._images(shape).shared_bytes_on(target) if shape.layout == "NCHW" else 0
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of the kernel, by the instructions that it issues and its bytes.
@@ -254,7 +257,7 @@ class WholeImage(Strategy):
 @lru_cache(maxsize=256)
 def _ranked(shape: Shape, target: Target) -> tuple[WholeImage, ...]:
     most = target.shared_bytes_per_block
-    tiles = [tile for tile in WholeImage.tiles(shape) if tile._images(shape).shared_bytes_on(target) <= most]
+    tiles = [tile for tile in WholeImage.tiles(shape) if tile._shared_bytes(shape, target) <= most]
     tiles.sort(key=lambda tile: tile.expected_seconds(shape, target) * (_TURNING if tile.turns > 1 else 1))
     found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y, tile.turns, tile.bands))
     return found or (WholeImage(2, 1, shape.result_height),)
