@@ -58,7 +58,7 @@ def _without_barriers(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     def skip(call: ir.Call) -> tirx.PrimExpr:
         if not isinstance(call.op, ir.Op):
             return call
-        if call.op.name == "tirx.call_extern":  # of the barrier
+        if call.op.name == "tirx.call_extern" and str(call.args[0].value) == cuda_functions.AWAIT:
             return tirx.const(0, "int32")
         if call.op.name == "tirx.reinterpret" and getattr(getattr(call.args[0], "op", None), "name", "") == _EXTERN:
             name, word, *others = call.args[0].args

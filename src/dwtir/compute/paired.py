@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -41,6 +41,15 @@ from .parts import untold, use
 
 Met: TypeAlias = tuple[tuple[int, int], ...]
 """Sums that a row of inputs is part of, each with the row of the kernel."""
+
+
+class Shared(NamedTuple):
+    """What a block has in shared memory: inputs, results, operands of fused steps, and a residual."""
+
+    staged: tirx.Buffer
+    results: tirx.Buffer
+    taken: dict[str, tirx.Buffer]
+    added: tirx.Buffer
 
 
 def _local(size: int, dtype: str) -> tirx.Buffer:
@@ -105,7 +114,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
             for result in [result for result, tap in met if tap == 0]:
                 begin(acc, result, taken, vw, vl)
 
-    def sums(shared: tuple[Any, ...], bands: Any, acc: tirx.Buffer, y: Any, step: Any, vw: Any) -> None:
+    def sums(shared: Shared, bands: Any, acc: tirx.Buffer, y: Any, step: Any, vw: Any) -> None:
         """Go down the rows of a stage, and leave each result behind its last one. Rows of padding add nothing."""
         held = [
             T.sblock_alloc_buffer((count, WORDS, 32, depth // 8, 2, 2), dtype, scope="local") for depth, count in DEPTHS
@@ -126,26 +135,24 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         """Tell whether rows are in the image, as a number, of which TVM infers no bounds."""
         return T.cast(tirx.all(0 <= first, first + rows <= H), "int32") != 0
 
-    def add_rows(
-        shared: tuple[Any, ...], bands: Any, held: Any, acc: tirx.Buffer, step: Any, vw: Any, line: Any = None
-    ) -> None:
+    def add_rows(shared: Shared, bands: Any, held: Any, acc: tirx.Buffer, step: Any, vw: Any, line: Any = None) -> None:
         """Add a stage's rows to sums, those that are in the image if the first one's place is given."""
         name = "" if line is None else "_there"
         for row in range(pairs.stage_rows):
             met = pairs.met(row)
             if met:
-                start(f"start{row}{name}", met, shared[2], acc, vw)
+                start(f"start{row}{name}", met, shared.taken, acc, vw)
                 with ExitStack() as tested:
                     if line is not None:
                         tested.enter_context(T.If(there(line + row, 1)))
                         tested.enter_context(T.Then())
-                    multiplied.window(f"window{row}{name}", row, shared[0], held, step, vw)
+                    multiplied.window(f"window{row}{name}", row, shared.staged, held, step, vw)
                     for (depth, count), part, band in zip(DEPTHS, held, bands, strict=True):
                         multiply(f"products{depth}_{row}{name}", met, depth, count, part, band, acc, vw)
                 left = [result for result, tap in met if tap == KH - 1 and result < R]
                 leave_rows(name, left, shared, acc, step, vw)
 
-    def leave_rows(name: str, results: Iterable[int], shared: tuple[Any, ...], acc: Any, step: Any, vw: Any) -> None:
+    def leave_rows(name: str, results: Iterable[int], shared: Shared, acc: Any, step: Any, vw: Any) -> None:
         for result in results:
             with T.serial(32) as lane, T.sblock(f"leave{result}{name}"):
                 vl = T.axis.spatial(32, lane)
@@ -200,7 +207,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     T.buffer_store(buffer, taken[name][first + part + e], [part + e])
         return loaded
 
-    def leave(shared: tuple[Any, ...], acc: tirx.Buffer, result: int, step: Any, vw: Any, vl: Any) -> None:
+    def leave(shared: Shared, acc: tirx.Buffer, result: int, step: Any, vw: Any, vl: Any) -> None:
         """Leave a row of sums in shared memory, rounded if nothing else is to be done with them."""
         _, results, taken, _ = shared
         buffer = step % pairs.buffers * pairs.results
@@ -220,7 +227,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.If(inside), T.Then(), T.vectorized(together) as e:
                     T.buffer_store(results, own[e], [buffer + place + e])
 
-    def store(out: tirx.Buffer, shared: tuple[Any, ...], at: tuple[Any, ...], thread: Any) -> None:
+    def store(out: tirx.Buffer, shared: Shared, at: tuple[Any, ...], thread: Any) -> None:
         """Store what the step of two before has left."""
         (*block, step), (_, results, taken, added) = at, shared
         buffer = (step + (pairs.buffers - LAG)) % pairs.buffers * pairs.results
@@ -253,10 +260,10 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
                 untold()
                 if has_stage:
-                    load(shared[0], tasks.loads, tasks.inputs(image, block, vs + (AHEAD + 1), vw * 32 + vl))
+                    load(shared.staged, tasks.loads, tasks.inputs(image, block, vs + (AHEAD + 1), vw * 32 + vl))
                 if RESIDUAL:
                     find = T.meta_var(tasks.residuals(operands["residual"], block, vs, vw * 32 + vl))
-                    load(shared[3], tasks.stores, find)
+                    load(shared.added, tasks.stores, find)
                 T.evaluate(T.ptx["cp.async.commit_group"]())
 
     @script.inline
@@ -266,7 +273,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.sblock("multiply"):
                 vs, vw = T.axis.remap("SS", [step, w])
                 T.reads()
-                T.writes(shared[1][:])
+                T.writes(shared.results[:])
                 if has_stage:
                     sums(shared, bands, acc, block[1], vs, vw)
                 else:
@@ -283,7 +290,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         for w, lane in T.grid(WARPS, 32):
             with T.sblock("epilogue"):
                 vs, vw, vl = T.axis.remap("SSS", [step, w, lane])
-                T.reads(shared[1][:])
+                T.reads(shared.results[:])
                 if is_told:
                     T.writes(out[block[0] * IMAGES : block[0] * IMAGES + IMAGES, :, :, :])
                 else:
@@ -332,7 +339,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 apart = T.meta_var(
                     (staged, *taken.values(), *((added,) if RESIDUAL else ()), *((barrier,) if STEPS > 1 else ()))
                 )
-                shared = T.meta_var((staged, results, taken, added))
+                shared = T.meta_var(Shared(staged, results, taken, added))
                 use("w", apart)
                 for first in T.serial(FIRST):
                     for w, lane in T.grid(WARPS, 32):

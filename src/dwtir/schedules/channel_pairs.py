@@ -262,7 +262,7 @@ class ChannelPairs(Strategy):
         memory *= (1 + last * (ceil(rounds) / rounds - 1)) * (1 + alone / at_a_time)
         warp = of_product * products * pairs.quads + row * (2 * pairs.quads * pairs.stage_rows + self.rows)
         warps = pairs.warps if pairs.warps < 4 else 4 * ceil(pairs.warps / 4)  # as many as the fullest quarter has
-        runs = (pairs.images * pairs.stage_rows * pairs.width) + pairs.results // self.channels
+        runs = pairs.images * pairs.stage_rows * pairs.width + pairs.results // self.channels
         rest = pairs.rests * (step + warps * row * self.rows)
         busy = self.steps * (step + warps * warp + run * runs) + rest + first
         busy *= ceil(blocks / target.units) / _CLOCK
