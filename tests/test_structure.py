@@ -298,12 +298,19 @@ def test_bands_of_an_image_have_one_code(text):
 
 
 @parametrize("backend", [REPLAY, pytest.param(CUDA, marks=pytest.mark.gpu)])
-@parametrize("text", ["3x9x14x13_k27x25_p13x12", "3x9x14x13_k27x25_p13x12_nhwc", "3x3x14x13_k27_p13_nhwc_dgrad"])
-def test_bands_of_images_that_are_smaller_than_the_kernel(backend, text):
+@parametrize(
+    ("text", "tile"),
+    [
+        ("3x9x14x13_k27x25_p13x12", None),
+        ("3x9x14x13_k27x25_p13x12_nhwc", None),
+        ("3x3x14x13_k27_p13_nhwc_dgrad", None),
+        ("2x6x20x6_k5_p2_nhwc", SplitImage(2, 1, 1)),  # a thread copies more pixels than the source lists
+    ],
+)
+def test_bands_of_large_kernels_and_of_pixels(backend, text, tile):
     shape = Shape.parse(text)
-    backend.check(
-        SplitImage.choose(shape, backend.target()), shape, "residual" if shape.operation == "forward" else None
-    )
+    steps = "residual" if shape.operation == "forward" else None
+    backend.check(tile or SplitImage.choose(shape, backend.target()), shape, steps)
 
 
 def test_small_results_have_a_place_of_their_own():

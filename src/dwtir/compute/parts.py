@@ -14,6 +14,9 @@ from tvm.script import tirx as T
 _TOGETHER = 32
 """Elements of a channel that threads side by side copy together, if each has but one channel."""
 
+_MOST_TURNS = 64
+"""Pixels of a thread that are copied one by one in the source."""
+
 UNROLLED = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
 
 
@@ -103,7 +106,8 @@ def copy_pixels(
     pixels, and the elements to the next one; `threads` those of a channel, and the number of this one.
     """
     (own, count, apart), (size, stride), (each, thread) = channel, sizes, threads
-    for turn in range(-(-size // each)):
+
+    def one(turn: Any) -> None:
         pixel = thread + turn * each
         with T.If(tirx.all(own < count, pixel < size)), T.Then():
             place, to = whole.at(pixel * apart + own), shared.at(own * stride + pixel)
@@ -111,6 +115,14 @@ def copy_pixels(
                 T.buffer_store(shared.buffer, T.cast(whole.buffer[place], shared.buffer.dtype), to)
             else:
                 T.buffer_store(whole.buffer, shared.buffer[to], place)
+
+    turns = -(-size // each)
+    if turns > _MOST_TURNS:
+        with T.serial(turns) as turn:
+            one(turn)
+    else:  # TVM proves all tests but the last away
+        for turn in range(turns):
+            one(turn)
 
 
 def share(
