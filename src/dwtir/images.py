@@ -123,8 +123,10 @@ class Images:
         return pixels + (vector if pixels // vector % 2 == 0 else 0)
 
     def lanes(self, pixels: int) -> int:
-        """Elements of a vector that is copied between global and shared memory."""
+        """Elements of a vector that is copied between global and shared memory: in NHWC one."""
         most, shape = 16 // self.shape.itemsize, self.shape
+        if shape.layout == "NHWC":
+            return 1
         if self.stride(pixels) > pixels:
             return gcd(most, pixels)
         return gcd(most, self.channels * pixels, shape.result_channels * pixels)

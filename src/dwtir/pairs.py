@@ -34,7 +34,7 @@ WORDS = VECTOR // 2
 LAG = 2
 """Steps from the products of a result to its storing: meanwhile no warp waits for others that are one behind."""
 
-_ALIGNED = 64
+ALIGNED = 64
 """Bytes that what lies in shared memory begins at a multiple of."""
 
 _HELD = 98
@@ -268,7 +268,7 @@ class Pairs:
             self.channels * 8 * (fused.bias and not self.has_spare),
             *(self.channels * taken for _ in fused.taken),
         ]
-        return sum(-(-part // _ALIGNED) * _ALIGNED for part in parts)
+        return sum(-(-part // ALIGNED) * ALIGNED for part in parts)
 
     def input_at(self, stage: Any, image: Any, row: Any, column: Any, vector: Any) -> Any:
         """Find a vector of inputs in shared memory, by its place in a stage."""

@@ -19,6 +19,7 @@ from functools import cache, cached_property
 from math import gcd
 from typing import Any
 
+from .pairs import ALIGNED
 from .shape import DepthwiseConv2dShape
 
 LANES = 8
@@ -161,8 +162,8 @@ class Units:
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory: of a barrier, as TVM aligns, and of operands, whose place sums take."""
-        return 64 + max(2 * self.slots * self.slot_halves, self.rows_left * self._row_bytes)
+        """Bytes of shared memory: of a barrier, and of operands, whose place sums take."""
+        return ALIGNED + max(2 * self.slots * self.slot_halves, self.rows_left * self._row_bytes)
 
     @cached_property
     def rows_left(self) -> int:

@@ -37,7 +37,7 @@ from .forward import both_ends
 from .mma import left, right
 from .pair_operands import Operands
 from .pair_tasks import Tasks
-from .parts import untold, use
+from .parts import arrive, begin_barrier, untold, use, wait
 
 Met: TypeAlias = tuple[tuple[int, int], ...]
 """Sums that a row of inputs is part of, each with the row of the kernel."""
@@ -303,12 +303,12 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
 
         Warps wait for others to be where they were themselves before their last products, and never to be done.
         """
-        T.evaluate(T.call_extern("int32", cuda_functions.AWAIT, T.address_of(barrier[0]), (step + 1) % 2))
+        wait(barrier, step + 1)
         if has_stage or RESIDUAL:
             copy_later(has_stage, step, image, operands, shared, block)
             T.evaluate(T.ptx["cp.async.wait_group"](min(FIRST - 1, LAG) if RESIDUAL else FIRST - 1))
         store_step(has_stage, step, out, shared, block)
-        T.evaluate(T.ptx["mbarrier.arrive.shared.b64"](T.address_of(barrier[0])))
+        arrive(barrier)
         multiply_step(has_stage, step, shared, bands, acc, block)
 
     @script.prim_func(s_tir=True)
@@ -364,7 +364,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                             vw, vl = T.axis.remap("SS", [w, lane])
                             untold()
                             if vw * 32 + vl == 0:
-                                T.evaluate(T.ptx["mbarrier.init.shared.b64"](T.address_of(barrier[0]), 32 * WARPS))
+                                begin_barrier(barrier, 32 * WARPS)
                     T.evaluate(T.tvm_storage_sync("shared.dyn"))
                     for w, lane in T.grid(WARPS, 32):
                         with T.sblock("begin"):

@@ -11,6 +11,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ..cuda_functions import AWAIT
+
 _TOGETHER = 32
 """Elements of a channel that threads side by side copy together, if each has but one channel."""
 
@@ -58,6 +60,21 @@ def use(how: str, buffers: Iterable[tirx.Buffer]) -> None:
     """
     for buffer in buffers:
         T.evaluate(buffer.access_ptr(how))
+
+
+def begin_barrier(barrier: tirx.Buffer, threads: int) -> None:
+    """Begin a barrier of so many threads, by one of them."""
+    T.evaluate(T.ptx["mbarrier.init.shared.b64"](T.address_of(barrier[0]), threads))
+
+
+def arrive(barrier: tirx.Buffer) -> None:
+    """Say that this thread is at the barrier, without a wait."""
+    T.evaluate(T.ptx["mbarrier.arrive.shared.b64"](T.address_of(barrier[0])))
+
+
+def wait(barrier: tirx.Buffer, number: Any) -> None:
+    """Wait until all have arrived in the last phase that is odd or even as the number is; phase 0 is the first."""
+    T.evaluate(T.call_extern("int32", AWAIT, T.address_of(barrier[0]), number % 2))
 
 
 def clear(sums: Part, first: int, end: int) -> None:

@@ -46,25 +46,15 @@ def bands_of(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
 
         return load
 
-    def carry(tensor, image, chunk, shared, sizes, thread, *, is_load=True) -> None:
-        """Copy an image of the block's channels to planes in shared memory, or back."""
-        (z, x), (size, stride, _) = thread, sizes
+    def carry(tensor, image, chunk, shared, sizes, share, x, *, is_load=True) -> None:
+        """Copy an image, or weights, of the block's channels to shared memory, or back: a thread of `x` its share."""
+        (each, thread), (size, stride, _) = share, sizes
         if is_planar:
             whole = Part(tensor, image, 0, 0, chunk * (X * size))
-            copy((X, there(chunk)), whole, shared, sizes, (X * Z, z * X + x), is_load=is_load)
+            copy((X, there(chunk)), whole, shared, sizes, (X * each, thread * X + x), is_load=is_load)
         else:
             whole = Part(tensor, image, 0, 0, chunk * X)
-            copy_pixels((x, there(chunk), C), whole, shared, (size, stride), (Z, z), is_load=is_load)
-
-    def carry_weights(weight, chunk, filters, thread) -> None:
-        z, y, x = thread
-        if is_planar:
-            whole = Part(weight, 0, 0, 0, chunk * (X * TAPS))
-            sizes, threads = (TAPS, APART, TOGETHER), (X * Y * Z, (z * Y + y) * X + x)
-            copy((X, there(chunk)), whole, filters, sizes, threads)
-        else:
-            whole = Part(weight, 0, 0, 0, chunk * X)
-            copy_pixels((x, there(chunk), C), whole, filters, (TAPS, APART), (Y * Z, z * Y + y))
+            copy_pixels((x, there(chunk), C), whole, shared, (size, stride), share, is_load=is_load)
 
     def there(chunk) -> Any:
         """Count the channels of a block that there are."""
@@ -89,11 +79,12 @@ def bands_of(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
                     with T.sblock("gather"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
                         if vb * Y + vy < N:
-                            carry(data, vb * Y + vy, vc, Part(planes, vy, 0), IN, (vz, vx))
+                            carry(data, vb * Y + vy, vc, Part(planes, vy, 0), IN, (Z, vz), vx)
                 for z, y, x in T.grid(Z, Y, X):
                     with T.sblock("filters"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
-                        carry_weights(weight, vc, Part(filters, 0), (vz, vy, vx))
+                        sizes = T.meta_var((TAPS, APART, TOGETHER))
+                        carry(weight, 0, vc, Part(filters, 0), sizes, (Y * Z, vz * Y + vy), vx)
                 for z, y, x in T.grid(Z, Y, X):
                     with T.sblock("depthwise_conv2d"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
@@ -107,7 +98,7 @@ def bands_of(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
                         _sum(images, band, own, window, taps, Part(filters, vx * APART), load)
                         if adds and vb * Y + vy < N:
                             added = T.meta_var(operands["residual"])
-                            carry(added, vb * Y + vy, vc, Part(results, vy, 0), OUT, (vz, vx))
+                            carry(added, vb * Y + vy, vc, Part(results, vy, 0), OUT, (Z, vz), vx)
                 for z, y, x in T.grid(Z, Y, X):
                     with T.sblock("epilogue"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
@@ -135,7 +126,7 @@ def bands_of(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
                     with T.sblock("store"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
                         if vb * Y + vy < N:
-                            carry(out, vb * Y + vy, vc, Part(results, vy, 0), OUT, (vz, vx), is_load=False)
+                            carry(out, vb * Y + vy, vc, Part(results, vy, 0), OUT, (Z, vz), vx, is_load=False)
 
     return split_images
 

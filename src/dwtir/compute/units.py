@@ -27,13 +27,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..cuda_functions import AWAIT
 from ..units import LANES, Units
 from . import blocks, script
 from .async_copy import BYTES
 from .forward import declared
 from .mma import left, right
-from .parts import untold, use
+from .parts import arrive, begin_barrier, untold, use, wait
 
 
 def nhwc(sizes: Units) -> tirx.PrimFunc:
@@ -220,7 +219,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                         vw, vl = T.axis.remap("SS", [w, lane])
                         untold()
                         if vw * 32 + vl == 0:
-                            T.evaluate(T.ptx["mbarrier.init.shared.b64"](T.address_of(barrier[0]), THREADS))
+                            begin_barrier(barrier, THREADS)
                         for o in T.unroll(OWN):
                             for r, s, h, e in T.grid(KH, SPANS, 2, 2):
                                 acc[vw, o, r, s, vl, h, e] = T.float32(0)
@@ -247,8 +246,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 for turn in T.serial(TURNS):
                     for d in T.unroll(RING):
                         if turn * RING + d < STEPS:
-                            parity = T.meta_var((turn * RING + d + 1) % 2)
-                            T.evaluate(T.call_extern("int32", AWAIT, T.address_of(barrier[0]), parity))
+                            wait(barrier, turn * RING + d + 1)
                             for w, lane in T.grid(WARPS, 32):
                                 with T.sblock("pad"):
                                     vt, vd, vw, vl = T.axis.remap("SSSS", [turn, d, w, lane])
@@ -256,7 +254,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                                     step = T.meta_var(vt * RING + vd + (AHEAD + 1))
                                     load(staged, data, grad_out, vp, vb, step, vw, vl)
                             T.evaluate(T.ptx["cp.async.wait_group"](AHEAD))
-                            T.evaluate(T.ptx["mbarrier.arrive.shared.b64"](T.address_of(barrier[0])))
+                            arrive(barrier)
                             for w in range(WARPS):
                                 with T.sblock("multiply"):
                                     vt, vd, vw = T.axis.remap("SSS", [turn, d, w])

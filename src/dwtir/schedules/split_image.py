@@ -193,8 +193,7 @@ class SplitImage(Strategy):
         issued += rows * width * (1 + is_half + 1 / lanes_out)
         copied = 0.0
         for pixels in (prod(images.source), prod(images.result)):
-            lanes = images.lanes(pixels) if shape.layout == "NCHW" else 1
-            issued += 3 * pixels / lanes / self.bands
+            issued += 3 * pixels / images.lanes(pixels) / self.bands
             copied += pixels * size / self.bands
         weights = prod(shape.kernel) / (self.thread_y * self.bands)
         passes = met * kernel_w + seen * columns * size + rows * width * size + copied
