@@ -62,7 +62,7 @@ def test_barriers_stand_between_zeros_copies_products_and_sums(about):
     order = re.findall(r"dwtir_await|commit_group(?=\()|wait_group_\d(?=\()|mbarrier_arrive", steps)
     of_step = ["dwtir_await", "commit_group", "wait_group_2", "mbarrier_arrive"]
     assert order == [*of_step * tile.sizes(shape).ring, "wait_group_0"]
-    assert "mma.sync" in steps
+    assert steps.rindex("mma.sync") < steps.index("wait_group_0")
     assert "float2*)(((float*)buf_dyn_shmem_ptr" in sums
 
 
