@@ -170,7 +170,7 @@ def test_the_readme_command(run):
     assert content == readme.current(page)
     assert (content.partition("\n")[0], content[-7:]) == ("before", "\nafter\n")
     assert "former text" not in content
-    assert "|nvidia-h200|NCHW float32, cold|2|2.57x|0|" in content
+    assert "|nvidia-h200|NCHW, cold|3|2.57x|0|2.57x: 32x112x112 k3x3 float32|" in content
     assert_current(page)
     results(articles=False).write(file)
     with pytest.raises(AssertionError):

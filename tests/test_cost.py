@@ -154,7 +154,7 @@ CHOICES = {
     "register_window": """
         128x672x14x14_k5_s2_p2 128x64x112x112_k3_s2_p1_dgrad 1x240x28x28_k5_s2_p2_float16_dgrad
         1x96x56x56_k7_p3 128x95x57x57_k7_p3_float16 127x95x57x57_k7_p3_float16 64x256x56x56_k3_p1_float16
-        128x96x56x56_k13_p6_m2_float16_dgrad 128x240x28x28_k5_s2_p2_float16 32x192x35x35_k3_p1_float16
+        128x96x56x56_k13_p6_m2_float16_dgrad 64x240x56x56_k5_s2_p2_float16 1x192x35x35_k3_p1_float16
     """,
     "row_stream": """
         128x96x56x56_k7_p6_d2_float16_nhwc 128x96x56x56_k7_p3 128x96x56x56_k7_p6_d2 128x96x56x56_k7_p3_nhwc
@@ -165,7 +165,8 @@ CHOICES = {
         128x384x14x14_k7_p3_dgrad 128x512x14x14_k3_p1 128x192x28x28_k7_p3 128x512x14x14_k3_p1_float16
         128x672x14x14_k5_s2_p2_dgrad 128x240x28x28_k5_s2_p2_float16_dgrad 128x144x56x56_k3_s2_p1_float16_dgrad
         128x96x56x56_k13_s2_p6_float16_dgrad 1x512x14x14_k27_p13 128x256x28x28_k29_p14_dgrad
-        128x512x14x14_k27_p13_nhwc
+        128x512x14x14_k27_p13_nhwc 128x728x19x19_k3_p1_float16 16x333x17x19_k15_p7_nhwc 128x480x14x14_k5_p2_float16
+        128x240x28x28_k5_s2_p2_float16 32x192x35x35_k3_p1_float16 64x300x13x13_k7_p3_float16 64x192x11x11_k13_s2_p6
     """,
     # Some for want of registers for the sums, of many outputs, of pairs, or of whole vectors.
     "tap_sums": """

@@ -111,10 +111,14 @@ def find_record(
 ) -> tuple[Record, Path] | None:
     """Look up the record of a shape on a device.
 
-    A record that was tuned with these steps comes before one without any. It is looked for within
-    `folders`, if no others are given.
+    A record that was tuned with these steps comes before one without any, which is not asked about a residual: its
+    loads change what is fastest, so that of 57 layers the manual tiles were as good, and others up to 1.6x slower. It
+    is looked for within `folders`, if no others are given.
     """
-    names = dict.fromkeys(file_name(shape, steps) for steps in (epilogue or NO_STEPS, NO_STEPS))
+    steps = epilogue or NO_STEPS
+    names = [file_name(shape, steps)]
+    if steps.steps and "residual" not in steps.steps:
+        names.append(file_name(shape, NO_STEPS))
     for folder in folders() if within is None else within:
         for name in names:
             path = folder / target.name / name

@@ -83,6 +83,12 @@ class Images:
             return (rows - 1) * stride + reach + 1
         return (rows - 1 + reach) // stride + 1
 
+    def top(self, result: Any) -> Any:
+        """Find the first row of the image that a row of the result may see, or a group of a gradient's `phases`."""
+        if self.shape.operation == "forward":
+            return result * self.shape.stride[0] - self.before(0)
+        return result // self.phases - self.before(0) // self.phases
+
     def turned(self, tap: Any) -> Any:
         """Find the weight of a tap: a gradient has the kernel turned round."""
         return tap if self.shape.operation == "forward" else prod(self.shape.kernel) - 1 - tap

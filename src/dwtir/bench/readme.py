@@ -105,7 +105,7 @@ def _form(row: Row) -> str:
     shape = row.shape
     data = "cold" if row.cold else "warm"
     what = "" if shape.operation == "forward" else f"{shape.operation}, "
-    return f"{what}{shape.layout} {shape.dtype}, {data}"
+    return f"{what}{shape.layout}, {data}"
 
 
 def _figures(rows: Sequence[Row], same: bool) -> tuple[str, str, str]:
@@ -115,4 +115,4 @@ def _figures(rows: Sequence[Row], same: bool) -> tuple[str, str, str]:
         return "-", "-", "-"
     worst, row = min(found, key=lambda pair: pair[0])
     mean = geometric_mean(ratio for ratio, _ in found)
-    return times(mean), str(sum(r < 1 for r, _ in found)), f"{times(worst)}: {row.short}"
+    return times(mean), str(sum(r < 1 for r, _ in found)), f"{times(worst)}: {row.short} {row.shape.dtype}"

@@ -100,7 +100,7 @@ def copy(
     is_load: bool = True,
 ) -> None:
     """Copy a thread's share of what lies side by side to shared memory, or back; see `share`."""
-    for place, apart, _ in share(channels, sizes, threads):
+    for place, apart, _ in share(channels, sizes, threads, is_load=is_load):
         source, target, first, to = whole, shared, place, apart
         if not is_load:
             source, target, first, to = shared, whole, apart, place
@@ -120,30 +120,35 @@ def copy_pixels(
     """Copy a thread's pixels of an NHWC image to a plane in shared memory, or back.
 
     `channel` is the thread's, with those of the block that there are and those of a pixel; `sizes` are a plane's
-    pixels, and the elements to the next one; `threads` those of a channel, and the number of this one.
+    pixels, and the elements to the next one; `threads` those of a channel, and the number of this one. Loads are
+    those of `share`.
     """
     (own, count, apart), (size, stride), (each, thread) = channel, sizes, threads
+    there = tirx.min(own, count - 1) if is_load else own
 
     def one(turn: Any) -> None:
         pixel = thread + turn * each
-        with T.If(tirx.all(own < count, pixel < size)), T.Then():
-            place, to = whole.at(pixel * apart + own), shared.at(own * stride + pixel)
-            if is_load:
-                T.buffer_store(shared.buffer, T.cast(whole.buffer[place], shared.buffer.dtype), to)
-            else:
-                T.buffer_store(whole.buffer, shared.buffer[to], place)
+        place, to = whole.at(pixel * apart + there), shared.at(own * stride + pixel)
+        if is_load:
+            T.buffer_store(shared.buffer, T.cast(whole.buffer[place], shared.buffer.dtype), to)
+        else:
+            T.buffer_store(whole.buffer, shared.buffer[to], place)
 
-    turns = -(-size // each)
-    if turns > _MOST_TURNS:
-        with T.serial(turns) as turn:
-            one(turn)
-    else:  # TVM proves all tests but the last away
-        for turn in range(turns):
-            one(turn)
+    turns, over = divmod(size, each)
+    with T.If(tirx.const(True, "bool") if is_load else own < count), T.Then():
+        if turns > _MOST_TURNS:
+            with T.serial(turns) as turn:
+                one(turn)
+        else:
+            for turn in range(turns):
+                one(turn)
+        if over:
+            with T.If(thread < over), T.Then():
+                one(turns)
 
 
 def share(
-    channels: tuple[int, Any], sizes: tuple[int, int, int], threads: tuple[int, Any]
+    channels: tuple[int, Any], sizes: tuple[int, int, int], threads: tuple[int, Any], *, is_load: bool = True
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Deal what lies side by side out to threads, and go through a thread's share in vectors.
 
@@ -152,20 +157,27 @@ def share(
     from one to the next in shared memory, and of a vector; `threads` all that share, and the number
     of this one. Yields the place of an element side by side, in shared memory, and among the
     thread's own.
+
+    In place of channels that are not there the last is loaded: ptxas moves no load ahead of a store under another
+    test, so that each would wait for the one before.
     """
     (most, count), (size, stride, lanes), (all_threads, thread) = channels, sizes, threads
     each = all_threads // most
+    end, is_whole = (most if is_load else count), isinstance(count, int)
     if stride == size or each * lanes < _TOGETHER:
+        last = tirx.floordiv(count * size, lanes) - 1
         for turn in range(-(-most * size // (lanes * all_threads))):
-            place = (thread + turn * all_threads) * lanes
+            number = thread + turn * all_threads
+            place = number * lanes
+            source = tirx.min(number, last) * lanes if is_load and not is_whole else place
             apart = place if stride == size else place // size * stride + place % size
-            with T.If(place < count * size), T.Then(), T.vectorized(lanes) as lane:
-                yield place + lane, apart + lane, turn * lanes + lane
+            with T.If(place < end * size), T.Then(), T.vectorized(lanes) as lane:
+                yield source + lane, apart + lane, turn * lanes + lane
         return
     channel, first = tirx.floordiv(thread, each), tirx.floormod(thread, each)
+    there = tirx.min(channel, count - 1) if is_load and not is_whole else channel
     for turn in range(-(-size // (lanes * each))):
         place = (first + turn * each) * lanes
-        is_there = tirx.all(channel < count, place < size)
-        with T.If(is_there), T.Then(), T.vectorized(lanes) as lane:
+        with T.If(tirx.all(place < size, channel < end)), T.Then(), T.vectorized(lanes) as lane:
             place += lane
-            yield channel * size + place, channel * stride + place, turn * lanes + lane
+            yield there * size + place, channel * stride + place, turn * lanes + lane

@@ -163,7 +163,7 @@ def _sum(
     if shape.operation == "grad_data":
         down, right, between = 1, 1, down
     apart = images.before(0) % between
-    top = tirx.floordiv(first * down, between) - images.before(0) // between
+    top = images.top(first)
     clear(acc, 0, most * width)
     with T.serial(images.seen(most)) as seen:
         row = top + seen

@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import ceil, gcd, log2, prod
+from math import prod
 from typing import TYPE_CHECKING
 
 from ..epilogue import Epilogue
@@ -48,30 +48,28 @@ from .cost import registers_for
 from .loops import bind_threads
 from .register_window import RegisterWindow
 from .row_stream import RowStream
+from .split_cost import expected_seconds
 from .tiles import BLOCK_COUNTS, MAX_BLOCKS, MAX_SUMS, MAX_THREADS, MAX_UNROLLED, SHARED
 
 if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
 
-_MOST_PIXELS, _MANY_TAPS, _MOST_TAPS = 1024, 512, 1024
+_MOST_PIXELS, _MOST_TAPS = 2304, 1024
 """Of an image and of a result, and of a kernel: a block has them in shared memory. With a stride,
 the results of a gradient are as many times more."""
 
 _OTHERS, _OTHERS_STRIDED = 9, 6
 """Registers for addresses, tests and loads on the way; and of a gradient with a stride."""
 
-_BEST_SUMS = 32
+_BEST_SUMS = 64
 """Of a thread: with more of them fewer warps wait for shared memory in turns."""
 
-# Time: the clock, a launch, bytes a second, and warps of an SM that take no longer than fewer;
-# cycles of an instruction, instructions of a row beside its loads and of its tests; the exponent by
-# which the longer of arithmetic and memory counts more, and what twice the blocks add to it. Fitted
-# to 18 kernels of 8 layers on an H200, and the launch to 19 of 16 others.
-_CLOCK, _LAUNCH, _BANDWIDTH, _LEAST_WARPS = 1.755e9, 2.7e-6, 4.25e12, 7.4
-_CYCLES, _ROW, _TESTS, _LONGER, _TWICE = 1.17, 7.5, 3.3, 1.09, 0.39
-_MARGIN, _MARGIN_OF_LARGE, _STRIDED_MARGIN, _PIXELS_MARGIN = 1.06, 0.9, 1.2, 0.62
-"""Share of windows' expected time, which errs, that it may take: 7x7 and more; gradients with a stride; NHWC."""
+_MANY_TAPS = 100
+"""Of a kernel whose weights take so long to load that two images share them."""
+
+_NARROW, _FEW_TAPS = 16, 25
+"""Columns of an image, and taps, that are too few for tensor cores to be ahead."""
 
 
 @dataclass(frozen=True)
@@ -110,25 +108,18 @@ class SplitImage(Strategy):
     def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than windows and streams.
 
-        Tensor cores are left what they pay for. Of large results few threads have registers at a time. In NHWC, where
-        copies are of single numbers, it takes what it halves: large kernels of float32.
+        Others are left halves in NHWC, where copies are of single numbers.
         """
-        is_strided, is_smaller = _is_strided(shape), is_small(shape, _MOST_PIXELS)
-        if not is_strided and (not is_smaller or shape.stride != (1, 1)):
-            return False
-        if shape.layout == "NHWC" and (is_strided or shape.itemsize < 4):
+        if shape.layout == "NHWC" and (shape.itemsize == 2 or shape.stride != (1, 1)):
             return False
         others = BandedPlanes, BandedMatrix, RowStream, RegisterWindow, ChannelVector
-        other = next(paying(others, shape, target))
+        own, other = cls.choose(shape, target), next(paying(others, shape, target))
         expected = other.expected_seconds(shape, target)
-        if isinstance(other, BandedMatrix) or expected is None:
+        if not own._passes(shape, target):
             return False
-        own = cls.choose(shape, target).expected_seconds(shape, target)
-        if shape.layout == "NHWC":
-            return own < _PIXELS_MARGIN * expected
-        margin = _STRIDED_MARGIN if is_strided else _MARGIN if prod(shape.kernel) < 49 else _MARGIN_OF_LARGE
-        slower = isinstance(other, RegisterWindow) and is_smaller
-        return own < (margin if slower else 1.0) * expected
+        if expected is None:  # of tensor cores
+            return shape.batch > 1 and shape.result_width < _NARROW and prod(shape.kernel) <= _FEW_TAPS
+        return own.expected_seconds(shape, target) < _margin(shape, other) * expected
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[SplitImage, ...]:
@@ -167,37 +158,8 @@ class SplitImage(Strategy):
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of the kernel, by the instructions that it issues and its bytes."""
-        blocks = -(-shape.batch // self.thread_y) * -(-shape.result_channels // self.thread_x)
-        on_each = blocks / target.units
-        issued, passes = self._instructions(shape)
-        warps = self._threads / 32
-        at_a_time = min(ceil(on_each), max(self.min_blocks, self._at_a_time(shape)))
-        together = max(_LEAST_WARPS, ceil(on_each) * warps)
-        busy = max(issued * _CYCLES / 4, passes) * together / _CLOCK
-        memory = shape.least_bytes / _BANDWIDTH / min(1.0, 2 * on_each)
-        longer = _LONGER + _TWICE * log2(at_a_time)
-        return _LAUNCH + float((busy**longer + memory**longer) ** (1 / longer))
-
-    def _instructions(self, shape: Shape) -> tuple[float, float]:
-        """Count the instructions of a warp, and passes through the banks of shared memory."""
-        images, (kernel_h, kernel_w) = self._images(shape), shape.kernel
-        (height, width), columns = images.result, images.source[1]
-        is_half, size = shape.itemsize == 2, shape.itemsize / 4
-        rows = images.band(self.bands)
-        met = sum(len(images.meets(0, kh, 0, height)) for kh in range(kernel_h)) / self.bands
-        seen = min(images.seen(rows), met)
-        beside = sum(len(images.meets(1, kw, 0, width)) for kw in range(kernel_w))
-        lanes_in, lanes_out = _lanes(shape, columns), _lanes(shape, width)
-        loads = columns / lanes_in + is_half * columns
-        issued = met * (beside + kernel_w + _TESTS) + seen * (loads + _ROW)
-        issued += rows * width * (1 + is_half + 1 / lanes_out)
-        copied = 0.0
-        for pixels in (prod(images.source), prod(images.result)):
-            issued += 3 * pixels / images.lanes(pixels) / self.bands
-            copied += pixels * size / self.bands
-        weights = prod(shape.kernel) / (self.thread_y * self.bands)
-        passes = met * kernel_w + seen * columns * size + rows * width * size + copied
-        return issued + 3 * weights, passes + weights
+        at_a_time = max(self.min_blocks, self._at_a_time(shape))
+        return expected_seconds(self._images(shape), self.bands, at_a_time, target.units)
 
     @property
     def _threads(self) -> int:
@@ -255,9 +217,16 @@ def _ranked(shape: Shape, target: Target) -> tuple[SplitImage, ...]:
     return varied(tiles, lambda tile: (tile.thread_x, tile.thread_y)) or (SplitImage(2, 1, _most_bands(shape)),)
 
 
-def _lanes(shape: Shape, columns: int) -> int:
-    """Count the elements of a row that move together."""
-    return gcd(16 // shape.itemsize, columns)
+def _margin(shape: Shape, other: Strategy) -> float:
+    """Find the share of the other's expected time, which errs, that it may take.
+
+    Windows whose rows are no vectors take longer than expected.
+    """
+    if not isinstance(other, RegisterWindow):
+        return 0.95 if isinstance(other, BandedMatrix) else 0.93 if shape.layout == "NHWC" else 1.0
+    if shape.stride != (1, 1) and (shape.operation == "grad_data" or shape.itemsize == 4):
+        return 1.2 if shape.operation == "grad_data" else 0.8
+    return 1.18 if other.lanes == 1 else 1.07
 
 
 def _is_strided(shape: Shape) -> bool:
@@ -271,32 +240,27 @@ def _parts(shape: Shape) -> int:
 
 
 def _channels(shape: Shape, target: Target) -> tuple[int, ...]:
-    """List the channels of a block: those whose rows are loaded from all banks.
-
-    Of a strided gradient, neighbouring bands see other rows, and fewer do. Of a large kernel a
-    block has as many as there is shared memory for.
-    """
+    """List the channels of a block: in NHWC a sector of memory's or more, where there is room."""
     counts = (2, 4, 8, 16, 32)
-    if _is_strided(shape):
+    if shape.layout == "NCHW":
         return counts
-    if prod(shape.kernel) > _MANY_TAPS:
-        pair = (SplitImage(n, min(2, shape.batch), 1) for n in counts)
-        return tuple(tile.thread_x for tile in pair if tile._has_room(shape, target))[-1:] or counts[:1]
-    bytes_together = _lanes(shape, Images(shape, 1, 1, 1).source[1]) * shape.itemsize
-    return tuple(n for n in (8, 16, 32) if n * bytes_together >= 128) or (32,)
+    roomy = tuple(n for n in counts if SplitImage(n, 1, 1)._has_room(shape, target))
+    return tuple(n for n in roomy if n * shape.itemsize >= 32) or roomy[-1:]
 
 
 def _batches(shape: Shape) -> tuple[int, ...]:
-    """List the images of a block: of a strided gradient one, and two that share the weights of a large kernel."""
-    if _is_strided(shape):
-        return (1,)
-    least = 1 if prod(shape.kernel) <= _MANY_TAPS else 2
-    return tuple(dict.fromkeys(min(shape.batch, n) for n in (least, 2)))
+    """List the images of a block, which share its weights."""
+    return (1,) if shape.batch == 1 or prod(shape.kernel) < _MANY_TAPS else (1, 2)
 
 
 def _bands(shape: Shape) -> tuple[int, ...]:
-    """List the bands that differ in the most rows that one has, in whole phases."""
+    """List the bands that differ in the most rows that one has, in whole phases.
+
+    With a stride, rows below each other see but few of the same rows of the image.
+    """
     most = _most_bands(shape)
+    if shape.operation == "forward" and shape.stride[0] > 1:
+        return (most,)
     return tuple(dict.fromkeys(-(-most // rows) for rows in (1, 2, 3, 4, 5, 7, 8)))
 
 
