@@ -19,8 +19,8 @@ from .session import Session, Settings
 
 _EPILOG = """\
 report FILE.json ...   prints, plots and converts results of earlier runs (report --help)
-readme [README.md]     writes README's block, and the picture of each file of
-                       bench/results/bench-*.json.xz beside it
+readme [README.md]     writes README's block, and the picture of the GPU with the most rows,
+                       of bench/results/bench-*.json.xz beside it
 network NAME ... --end-to-end
                        whole networks of timm or torchvision, and their training (with --help)
 

@@ -1,4 +1,4 @@
-"""What is generated from committed results: README's block, and a GPU's picture."""
+"""What is generated from committed results: README's block, and the picture of a GPU."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ END = "<!-- end: python -m dwtir.bench readme -->"
 
 _FOLDER = Path("bench", "results")
 _SUFFIX = ".json.xz"
+_PANEL = "speedup"
 _LOST = ("below 1", "worst")
 _HEAD = ("device", "layers", "rows", "same layout", *_LOST, "any layout", *_LOST)
 
@@ -45,11 +46,8 @@ def current(readme: Path) -> str:
 
 def pictures(readme: Path) -> dict[Path, Path]:
     """Return the pictures of the results, each with the file that it is made from."""
-    return {
-        source.with_name(f"{_stem(source)}-{panel}.png"): source
-        for source in sources(readme)
-        for panel in _panels(Results.read(source))
-    }
+    found = {source: Results.read(source) for source in sources(readme)}
+    return {_picture(source): source for source in found if source == _pictured(found)}
 
 
 def digest(source: Path) -> str:
@@ -58,19 +56,23 @@ def digest(source: Path) -> str:
 
 
 def rewrite(readme: Path) -> list[str]:
-    """Write README's block, and the picture of each GPU's results; return what was."""
+    """Write README's block, and the picture; return what was."""
     readme.write_text(current(readme), encoding="utf-8")
     lines = [f"wrote {readme}"]
-    for source in sources(readme):
-        found = Results.read(source)
-        stem, made_from, only = f"{_stem(source)}-", digest(source), _panels(found)
-        lines += plot(found, source.parent, prefix=stem, source=made_from, only=only)
+    for source in pictures(readme).values():
+        stem, made_from = f"{_stem(source)}-", digest(source)
+        lines += plot(Results.read(source), source.parent, prefix=stem, source=made_from, only=[_PANEL])
     return lines
 
 
-def _panels(results: Results) -> list[str]:
-    """Name the pictures that are committed: a GPU's speed-ups. Others are made by `report`."""
-    return [name for name in panels(results) if name == "speedup" and results.target.is_gpu]
+def _picture(source: Path) -> Path:
+    return source.with_name(f"{_stem(source)}-{_PANEL}.png")
+
+
+def _pictured(found: dict[Path, Results]) -> Path | None:
+    """Choose the GPU with the most rows. Other pictures are made by `report`."""
+    drawn = (source for source, of in found.items() if of.target.is_gpu and _PANEL in panels(of))
+    return max(drawn, key=lambda source: len(found[source].rows), default=None)
 
 
 def _block(found: dict[Path, Results]) -> list[str]:
@@ -95,8 +97,8 @@ def _block(found: dict[Path, Results]) -> list[str]:
         name = _stem(source).removeprefix("bench-")
         all_rows = f"`python -m dwtir.bench report {path}{_SUFFIX}` prints all rows of {name}"
         lines += ["", f"{all_rows}: {', '.join(about)}."]
-        for panel in _panels(results):
-            lines += ["", f"![{panel} on {name}]({path}-{panel}.png)"]
+        if source == _pictured(found):
+            lines += ["", f"![{_PANEL} on {name}]({path}-{_PANEL}.png)"]
     return lines
 
 
