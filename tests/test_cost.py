@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from backends import H200, on_h200
 from dwtir import Epilogue, Shape, compute, cuda_functions, nvrtc
-from dwtir.schedules import BandedMatrix, ChannelPairs, ChannelVector, RegisterWindow, RowStream, WholeImage, choose
+from dwtir.schedules import (
+    BandedMatrix,
+    ChannelPairs,
+    ChannelVector,
+    RegisterWindow,
+    RowStream,
+    SplitImage,
+    WholeImage,
+    choose,
+)
 from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touched
 from dwtir.schedules.tiles import MAX_SIDE
 from dwtir.target import KNOWN_GPUS, resolve
@@ -220,6 +229,10 @@ FASTEST = {
     "128x90x56x56_k5_p2_nhwc": ChannelVector(7, 8, 1, 90, 1, 1, 7),
     "8x128x147x147_k3_p1": RegisterWindow(14, 1, 49, 1, 2, 1, 1, 5),
     "64x256x56x56_k3_p2_d2_nhwc": ChannelVector(8, 7, 1, 32, 4, 1, 4),
+    "128x728x19x19_k3_p1_float16": SplitImage(16, 1, 10, 5),
+    "16x333x17x17_k13_p6": SplitImage(8, 2, 17, 4),
+    "32x192x28x28_k7_p3": SplitImage(8, 1, 28, 4),
+    "128x1920x7x7_k3_p1": WholeImage(16, 2, 7, 16),
     "64x256x56x56_k3_p2_d2_float16_nhwc": RowStream(28, 7, 2, 32, 1, 1, 16, 3),
 }
 

@@ -1,5 +1,6 @@
 """The schedules of the two articles: their grids, threads, shared memory, and their traces."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -311,6 +312,14 @@ def test_bands_of_large_kernels_and_of_pixels(backend, text, tile):
     shape = Shape.parse(text)
     steps = "residual" if shape.operation == "forward" else None
     backend.check(tile or SplitImage.choose(shape, backend.target()), shape, steps)
+
+
+@parametrize("text", ["4x90x15x15_k3_p1_float16", "4x90x14x14_k3_p1", "4x90x15x15_k3_p1_nhwc"])
+def test_no_copy_waits_for_another_under_a_test(text):
+    """Where channels are not whole blocks, the last are loaded again; a test is left at the end of the pixels."""
+    source = on_h200(text, SplitImage(16, 1, 5)).source()
+    assert len(re.findall(r"planes_ptr[^;=]*= [^;]*data_ptr", source)) > 6
+    assert len(re.findall(r"if \([^{]*\) \{\s*[^;{]*planes_ptr[^;=]*= [^;]*data_ptr", source)) <= 1
 
 
 def test_small_results_have_a_place_of_their_own():
