@@ -17,6 +17,7 @@ vector of neighbouring pixels, read from all banks.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -91,13 +92,13 @@ class Pairs:
             -(-shape.result_channels // self.channels),
         )
 
-    @property
+    @cached_property
     def window(self) -> int:
         """Columns of inputs that a strip reads."""
         shape = self.shape
         return (COLUMNS - 1) * shape.stride[1] + (shape.kernel[1] - 1) * shape.dilation[1] + 1
 
-    @property
+    @cached_property
     def quads(self) -> int:
         """Loads of a row of a window, of four pixels each."""
         return -(-self.window * 2 // PIXELS)
@@ -113,13 +114,13 @@ class Pairs:
         deep, single = divmod(self.quads, 2)
         return tuple((depth, count) for depth, count in ((16, deep), (8, single)) if count)
 
-    @property
+    @cached_property
     def seen(self) -> int:
         """Rows of results that see an input, at the most."""
         shape = self.shape
         return (shape.kernel[0] - 1) * shape.dilation[0] // shape.stride[0] + 1
 
-    @property
+    @cached_property
     def delay(self) -> int:
         """Rows of results that a step begins and does not leave."""
         return self.seen - 1 if self.steps > 1 else 0
@@ -139,7 +140,7 @@ class Pairs:
         """Rows of results that begin in the padding above an image and go on in it."""
         return min(max(0, self.shape.before[0]) // self.shape.stride[0], self.delay)
 
-    @property
+    @cached_property
     def is_whole(self) -> bool:
         """Whether a block has all rows of an image, and no stage of the padding above."""
         shape = self.shape
@@ -218,11 +219,12 @@ class Pairs:
         beyond = self.first_row < 0 or self.first_row + self.steps * self.stage_rows > shape.source[0]
         return beyond and self.words < WORDS and shape.source[0] <= _MOST_THERE * rows
 
-    @property
+    @cached_property
     def products(self) -> int:
         """Products of a warp in a step."""
-        met = sum(len(self.met(row)) for row in range(self.stage_rows))
-        return self.words * met * sum(count for _, count in self.depths)
+        kernel_h, stride, dilation = (sizes[0] for sizes in (self.shape.kernel, self.shape.stride, self.shape.dilation))
+        rows = [top * stride + tap * dilation for top in range(-self.delay, self.rows) for tap in range(kernel_h)]
+        return self.words * sum(0 <= row < self.stage_rows for row in rows) * sum(count for _, count in self.depths)
 
     @property
     def width(self) -> int:

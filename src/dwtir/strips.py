@@ -1,6 +1,7 @@
 """The strips of `row_stream`: which columns and channels a thread has, in vectors."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd
 
 from .shape import Shape
@@ -81,7 +82,7 @@ class Strip:
         left = self.shape.padding[1] // apart(self.shape)[1]
         return left if self.shape.operation == "forward" else self.reach - self.cols - left
 
-    @property
+    @cached_property
     def inside(self) -> tuple[int, int]:
         """The window's columns, from which to which: of strips that are a whole row those in the image."""
         if self.cols < part_sizes(self.shape)[1]:
@@ -89,19 +90,19 @@ class Strip:
         first, end = max(0, self.left), self.left - -self.shape.source[1] // apart(self.shape)[1]
         return first, max(first + 1, min(self.reach, end))  # a gradient may begin and end inside
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Columns inside."""
         return self.inside[1] - self.inside[0]
 
-    @property
+    @cached_property
     def products(self) -> int:
         """Products of a row of the window and a row of the kernel."""
         first, end = self.inside
         columns = (column + tap * self.spread for column in range(self.cols) for tap in range(self.shape.kernel[1]))
         return sum(first <= column < end for column in columns)
 
-    @property
+    @cached_property
     def shift(self) -> int:
         """Columns of a row before its first input."""
         return -self.left % self.step
@@ -114,12 +115,12 @@ class Strip:
         most = _RESIDUAL // (self.cols * self.channels)
         return max(rows for rows in range(1, depth + 1) if depth % rows == 0 and rows <= max(1, most))
 
-    @property
+    @cached_property
     def loads(self) -> int:
         """Vectors of a row."""
         return -(-(self.shift + self.reach) // self.step)
 
-    @property
+    @cached_property
     def taken(self) -> int:
         """Those of them that hold a column inside."""
         first, end = self.inside

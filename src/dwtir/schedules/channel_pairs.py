@@ -140,9 +140,8 @@ class ChannelPairs(Strategy):
         if prod(shape.kernel) < _LEAST_TAPS:
             return False
         rivals = (BandedChannels, RowStream) if RowStream.claims(shape, target) else (BandedPlanes,)
-        others = [kind for kind in (*rivals, ChannelVector) if kind.claims(shape, target)]
-        own, *times = (expected(kind, shape, target) for kind in (cls, *others))
-        return own + _DOUBT < min(times)
+        own, others = expected(cls, shape, target) + _DOUBT, (ChannelVector, *rivals)
+        return all(own < expected(kind, shape, target) for kind in others if kind.claims(shape, target))
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[ChannelPairs, ...]:

@@ -215,7 +215,7 @@ class RowStream(Strategy):
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
 
     def _strip(self, shape: Shape) -> Strip:
-        return Strip(shape, self.cols, self.vector)
+        return _strip(shape, self.cols, self.vector)
 
     @property
     def _warps(self) -> int:
@@ -316,6 +316,10 @@ class RowStream(Strategy):
         blocks = [by, bz, bx] if not outer and shape.dilation[0] > 1 else [*outer, bz, by, bx]
         sch.reorder(*blocks, tz, ty, tx)
         bind(sch, blocks, tz, ty, tx)
+
+
+_strip = lru_cache(maxsize=1024)(Strip)
+"""Sizes of a strip, which many tiles have."""
 
 
 @lru_cache(maxsize=256)
