@@ -24,17 +24,20 @@ _LANES = 32
 
 
 def expected_seconds(images: Images, bands: int, at_a_time: int, units: int) -> float:
-    """Estimate the time of a kernel whose blocks have such images, if an SM has room for so many at a time."""
+    """Estimate the time of a kernel whose blocks have such images, if an SM has room for so many at a time.
+
+    Fewer than four warps leave some of an SM's schedulers nothing to do.
+    """
     shape = images.shape
     blocks = -(-shape.batch // images.images) * -(-shape.result_channels // images.channels)
     of_each = ceil(blocks / units)
     together, warps = min(of_each, at_a_time), -(-images.images * images.channels * bands // _LANES)
     issued, passes = _work(images, bands)
-    busy = of_each * warps * max(issued * _ISSUE, passes * _PASS) / _CLOCK
+    busy = max(max(4, of_each * warps) * issued * _ISSUE, of_each * warps * passes * _PASS) / _CLOCK
     memory = shape.least_bytes / _BANDWIDTH / min(1.0, 2 * blocks / units)
     longer = _LONGER + _TWICE * log2(together)
     both = (busy**longer + memory**longer) ** (1 / longer)
-    return _LAUNCH + float(both * (1 + _FEW / (together * warps)))
+    return _LAUNCH + float(both * (1 + _FEW / max(4, together * warps)))
 
 
 def _work(images: Images, bands: int) -> tuple[float, float]:
