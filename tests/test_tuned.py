@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 
 import dwtir
-from dwtir import NotTunedError, NotTunedWarning, database
+from dwtir import Epilogue, NotTunedError, NotTunedWarning, database
 from dwtir.records import Record
 from dwtir.schedules import Cpu
 from kernels import CPU, EPILOGUE, SHAPE, TILE, check
@@ -57,6 +57,10 @@ def test_a_record_is_used(folder):
     record(Cpu(1, 1, 1), epilogue=EPILOGUE).write(folder.parent)
     assert tuned(epilogue=EPILOGUE).strategy == Cpu(1, 1, 1)
     assert tuned(epilogue="bias").strategy == TILE
+    with pytest.raises(NotTunedError, match=rf"{SHAPE} --epilogue bias\+residual$"):
+        tuned(epilogue="bias+residual", on_miss="error")
+    record(Cpu(1, 1, 1), epilogue=Epilogue.of("bias+residual")).write(folder.parent)
+    assert tuned(epilogue="bias+residual").strategy == Cpu(1, 1, 1)
     with pytest.raises(NotTunedError):
         tuned(replace(SHAPE, width=12), on_miss="error")
 

@@ -162,7 +162,8 @@ def _find_strategy(
         if found is not None:
             strategy, path = found
             return strategy, provenance | {"chosen": "tuned", "record": str(path)}
-        missing = f"no tuning record for {shape} on {target.name}; to make one: python -m dwtir.tune {shape}"
+        wanted = f"{shape} --epilogue {epilogue}" if epilogue.steps else str(shape)
+        missing = f"no tuning record for {shape} on {target.name}; to make one: python -m dwtir.tune {wanted}"
         if on_miss == "error":
             raise NotTunedError(missing)
         warnings.warn(f"{missing}. Building the manual schedule.", NotTunedWarning, stacklevel=3)
