@@ -112,8 +112,8 @@ def find_record(
     """Look up the record of a shape on a device.
 
     A record that was tuned with these steps comes before one without any, which is not asked about a residual: its
-    loads change what is fastest, so that of 57 layers the manual tiles were as good, and others up to 1.6x slower. It
-    is looked for within `folders`, if no others are given.
+    loads change what is fastest (of 57 layers, up to 1.6x slower). It is looked for within `folders`, if no others
+    are given.
     """
     steps = epilogue or NO_STEPS
     names = [file_name(shape, steps)]

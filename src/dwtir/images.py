@@ -83,6 +83,15 @@ class Images:
             return (rows - 1) * stride + reach + 1
         return (rows - 1 + reach) // stride + 1
 
+    def first(self, band: Any, bands: int) -> Any:
+        """Find the first row of the result of one of so many bands."""
+        return band * -(-self.result[0] // self.phases) // bands * self.phases
+
+    def above(self, seen: int, row: int) -> int:
+        """Find how far down the dilated kernel a row of a band is, for the row of the image that it sees so late."""
+        down = self.shape.stride[0]
+        return seen - row * down if self.shape.operation == "forward" else self.before(0) % down + seen * down - row
+
     def top(self, result: Any) -> Any:
         """Find the first row of the image that a row of the result may see, or a group of a gradient's `phases`."""
         if self.shape.operation == "forward":

@@ -201,15 +201,16 @@ class Pairs:
         """Steps whose results are in shared memory: warps leave one while others do, and store another."""
         return LAG + 1 if self.steps > 1 else 1
 
+    @cached_property
+    def _meetings(self) -> tuple[tuple[int, int, int], ...]:
+        """List rows of inputs, from a stage's first on, each with a sum it is part of and the row of the kernel."""
+        kernel, stride, dilation = (sizes[0] for sizes in (self.shape.kernel, self.shape.stride, self.shape.dilation))
+        sums = range(self.rows + self.delay)
+        return tuple(((n - self.delay) * stride + tap * dilation, n, tap) for n in sums for tap in range(kernel))
+
     def met(self, row: int) -> tuple[tuple[int, int], ...]:
         """List the sums that a row of a stage is part of, each with the row of the kernel."""
-        shape = self.shape
-        return tuple(
-            (result, tap)
-            for result in range(self.rows + self.delay)
-            for tap in range(shape.kernel[0])
-            if (result - self.delay) * shape.stride[0] + tap * shape.dilation[0] == row
-        )
+        return tuple((result, tap) for at, result, tap in self._meetings if at == row)
 
     @property
     def skips(self) -> bool:
@@ -222,9 +223,8 @@ class Pairs:
     @cached_property
     def products(self) -> int:
         """Products of a warp in a step."""
-        kernel_h, stride, dilation = (sizes[0] for sizes in (self.shape.kernel, self.shape.stride, self.shape.dilation))
-        rows = [top * stride + tap * dilation for top in range(-self.delay, self.rows) for tap in range(kernel_h)]
-        return self.words * sum(0 <= row < self.stage_rows for row in rows) * sum(count for _, count in self.depths)
+        met = sum(0 <= row < self.stage_rows for row, *_ in self._meetings)
+        return self.words * met * sum(count for _, count in self.depths)
 
     @property
     def width(self) -> int:

@@ -46,8 +46,8 @@ def current(readme: Path) -> str:
 
 def pictures(readme: Path) -> dict[Path, Path]:
     """Return the pictures of the results, each with the file that it is made from."""
-    found = {source: Results.read(source) for source in sources(readme)}
-    return {_picture(source): source for source in found if source == _pictured(found)}
+    source = _pictured({source: Results.read(source) for source in sources(readme)})
+    return {source.with_name(f"{_stem(source)}-{_PANEL}.png"): source} if source else {}
 
 
 def digest(source: Path) -> str:
@@ -63,10 +63,6 @@ def rewrite(readme: Path) -> list[str]:
         stem, made_from = f"{_stem(source)}-", digest(source)
         lines += plot(Results.read(source), source.parent, prefix=stem, source=made_from, only=[_PANEL])
     return lines
-
-
-def _picture(source: Path) -> Path:
-    return source.with_name(f"{_stem(source)}-{_PANEL}.png")
 
 
 def _pictured(found: dict[Path, Results]) -> Path | None:
@@ -88,6 +84,7 @@ def _block(found: dict[Path, Results]) -> list[str]:
         "",
         *piped(cells),
     ]
+    pictured = _pictured(found)
     for source, results in found.items():
         path = (_FOLDER / _stem(source)).as_posix()
         about = [results.about[key] for key in ("CPU", "GPU", "cores") if key in results.about]
@@ -97,7 +94,7 @@ def _block(found: dict[Path, Results]) -> list[str]:
         name = _stem(source).removeprefix("bench-")
         all_rows = f"`python -m dwtir.bench report {path}{_SUFFIX}` prints all rows of {name}"
         lines += ["", f"{all_rows}: {', '.join(about)}."]
-        if source == _pictured(found):
+        if source == pictured:
             lines += ["", f"![{_PANEL} on {name}]({path}-{_PANEL}.png)"]
     return lines
 

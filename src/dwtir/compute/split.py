@@ -138,7 +138,7 @@ def _band(images: Images, bands: int, band: Any) -> tuple[Any, int, int, Any]:
     (least, more), over = divmod(groups, bands), groups * together - height
     first, end = band * (least * together), (band + 1) * (least * together)
     if more:
-        first, end = (tirx.floordiv(n * groups, bands) * together for n in (band, band + 1))
+        first, end = (images.first(n, bands) for n in (band, band + 1))
     most, rows = images.band(bands), (tirx.min(end, height) if over else end) - first
     return first, least * together - over, most, rows if more or over else most
 
@@ -152,17 +152,10 @@ def _sum(
     weight: Part,
     load: Callable[[Any], None],
 ) -> None:
-    """Sum the products of a band, row after row of the image that it sees.
-
-    A result is `down` rows of the image below the one before, or a row of the image `between`
-    results below.
-    """
+    """Sum the products of a band, row after row of the image that it sees."""
     shape, width = images.shape, images.result[1]
     (kernel_h, kernel_w), below, (first, least, most, rows) = shape.kernel, shape.dilation[0], band
-    (down, right), between = shape.stride, 1
-    if shape.operation == "grad_data":
-        down, right, between = 1, 1, down
-    apart = images.before(0) % between
+    right = shape.stride[1] if shape.operation == "forward" else 1
     top = images.top(first)
     clear(acc, 0, most * width)
     with T.serial(images.seen(most)) as seen:
@@ -170,9 +163,9 @@ def _sum(
         with T.If(tirx.all(0 <= row, row < images.source[0])), T.Then():
             load(row)
             for h in range(most):
-                above = apart + seen * between - h * down
+                above = images.above(seen, h)
                 tests = [0 <= above] * (h > 0)
-                tests += [above < kernel_h * below] * (h < most - 1 or between > 1)
+                tests += [above < kernel_h * below] * (h < most - 1 or images.phases > 1)
                 tests += [tirx.floormod(above, below) == 0] * (below > 1)
                 tests += [h < rows] * (h >= least)
                 with T.If(tirx.all(*tests, tirx.const(True, "bool"))), T.Then():

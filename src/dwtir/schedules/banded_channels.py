@@ -36,7 +36,7 @@ from ..epilogue import Epilogue
 from ..panels import Panels
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, expected
+from .base import Strategy, expected, is_beaten
 from .channel_vector import ChannelVector
 from .cost import registers_for
 from .loops import bind_threads
@@ -93,8 +93,8 @@ class BandedChannels(Strategy):
         """Tell whether it is expected to be faster than the float32 units, which have to be for it."""
         if not RowStream.claims(shape, target):
             return False
-        own, others = expected(cls, shape, target), (ChannelVector, RowStream)  # the quicker to choose first
-        return all(own < expected(kind, shape, target) for kind in others if kind.claims(shape, target))
+        others = ChannelVector, RowStream  # the quicker to choose first
+        return not is_beaten(expected(cls, shape, target), others, shape, target)
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[BandedChannels, ...]:

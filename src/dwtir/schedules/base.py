@@ -274,6 +274,11 @@ def expected(kind: type[Strategy], shape: Shape, target: Target) -> float:
     return seconds
 
 
+def is_beaten(seconds: float, kinds: Iterable[type[Strategy]], shape: Shape, target: Target) -> bool:
+    """Tell whether one of the strategies that claim the shape should take no longer; the first are asked first."""
+    return any(kind.claims(shape, target) and expected(kind, shape, target) <= seconds for kind in kinds)
+
+
 def paying(kinds: Iterable[type[Strategy]], shape: Shape, target: Target) -> Iterator[Strategy]:
     """Choose the tile of each strategy that claims the shape and pays, in their order."""
     return (_chosen(kind, shape, target) for kind in kinds if kind.claims(shape, target) and kind.pays(shape, target))

@@ -45,7 +45,7 @@ from ..shape import Shape
 from ..target import Target
 from .banded_channels import BandedChannels
 from .banded_planes import BandedPlanes
-from .base import Strategy, expected, varied, with_guesses
+from .base import Strategy, expected, is_beaten, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
 from .loops import bind_threads
@@ -140,8 +140,7 @@ class ChannelPairs(Strategy):
         if prod(shape.kernel) < _LEAST_TAPS:
             return False
         rivals = (BandedChannels, RowStream) if RowStream.claims(shape, target) else (BandedPlanes,)
-        own, others = expected(cls, shape, target) + _DOUBT, (ChannelVector, *rivals)
-        return all(own < expected(kind, shape, target) for kind in others if kind.claims(shape, target))
+        return not is_beaten(expected(cls, shape, target) + _DOUBT, (ChannelVector, *rivals), shape, target)
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[ChannelPairs, ...]:

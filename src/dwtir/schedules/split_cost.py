@@ -42,10 +42,10 @@ def expected_seconds(images: Images, bands: int, at_a_time: int, units: int) -> 
 
 def _work(images: Images, bands: int) -> tuple[float, float]:
     """Count the instructions of a warp, and its passes through the banks of shared memory."""
-    shape, (height, width), columns = images.shape, images.result, images.source[1]
+    shape, width, columns = images.shape, images.result[1], images.source[1]
     kernel_w, rows, is_half = shape.kernel[1], images.band(bands), shape.itemsize == 2
     (read, written), is_planar = (prod(images.source), prod(images.result)), shape.layout == "NCHW"
-    firsts = [band * -(-height // images.phases) // bands * images.phases for band in range(bands)]
+    firsts = [images.first(band, bands) for band in range(bands)]
     tops = [images.top(first) for first in firsts]
     seen, met = _met(images, tops, rows)
     beside = sum(len(images.meets(1, kw, 0, width)) for kw in range(kernel_w))
@@ -80,11 +80,8 @@ def _work(images: Images, bands: int) -> tuple[float, float]:
 def _met(images: Images, tops: list[int], rows: int) -> tuple[float, float]:
     """Count the rows of the image that a warp goes through, if any of its bands sees them, and those of the kernel."""
     shape, (height, _) = images.shape, images.source
-    kernel_h, below, down, between = shape.kernel[0], shape.dilation[0], shape.stride[0], 1
-    if shape.operation == "grad_data":
-        down, between = 1, down
-    aboves = [range(images.before(0) % between + row * between, -1, -down)[:rows] for row in range(images.seen(rows))]
-    meets = [sum(above < kernel_h * below and above % below == 0 for above in met) for met in aboves]
+    taps = range(0, shape.kernel[0] * shape.dilation[0], shape.dilation[0])
+    meets = [sum(images.above(seen, row) in taps for row in range(rows)) for seen in range(images.seen(rows))]
     of_band = images.channels * images.images
     warps = -(-of_band * len(tops) // _LANES)
     seen = met = 0

@@ -15,8 +15,7 @@ Loop nest, for blocks of `thread_y` images x `thread_x` channels::
       out = results                                                (all threads)
 
 The loop over rows has the same code for all bands, so that it is short, and warps may have
-several. Planes and weights lie in shared memory as those of `whole_image`; what a warp loads
-together is free of conflicts where `thread_x` fills as many banks as there are.
+several. Planes and weights lie in shared memory as those of `whole_image`.
 
 With a stride, a band of the data's gradient has whole groups of rows, each of which meets other
 rows of the kernel, so that all bands still have one code.
