@@ -219,7 +219,7 @@ def test_small_images_take_turns_where_blocks_come_one_after_the_other(layout):
 
 FASTEST = {
     "128x96x56x56_k5_p4_d2": RowStream(28, 4, 4, 14, 11, 1, 3, 4),
-    "128x96x53x53_k7_p3": RegisterWindow(14, 2, 27, 4, 1, 1, 1, 5),
+    "128x96x59x61_k7_p3": RowStream(59, 4, 1, 16, 2, 1, 12, 4),
     "128x48x56x56_k7_p3_m2": RegisterWindow(14, 4, 14, 4, 2, 4, 4, 4),
     "128x48x56x56_k7_p3_m2_nhwc": RowStream(56, 7, 1, 32, 1, 1, 12, 4),
     "128x96x56x56_k7_p6_d2_float16": BandedMatrix(14, 7, 4, 1),
@@ -227,10 +227,10 @@ FASTEST = {
     "128x240x28x28_k5_p2_float16_nhwc": ChannelPairs(32, 2, 7, 4, 7, 1, 2),
     "64x251x56x56_k3_p1_float16_nhwc": ChannelVector(8, 8, 1, 251, 1, 1, 2),
     "128x90x56x56_k5_p2_nhwc": ChannelVector(7, 8, 1, 90, 1, 1, 7),
-    "8x128x147x147_k3_p1": RegisterWindow(14, 1, 49, 1, 2, 1, 1, 5),
+    "8x128x147x147_k3_p1": SplitImage(2, 1, 3, 9, 21, 10),
     "64x256x56x56_k3_p2_d2_nhwc": ChannelVector(8, 7, 1, 32, 4, 1, 4),
     "128x728x19x19_k3_p1_float16": SplitImage(16, 1, 10, 5),
-    "16x333x17x17_k13_p6": SplitImage(8, 2, 17, 4),
+    "16x333x17x17_k13_p6": SplitImage(8, 2, 17, 3),
     "32x192x28x28_k7_p3": SplitImage(8, 1, 28, 4),
     "128x1920x7x7_k3_p1": WholeImage(16, 2, 7, 16),
     "64x256x56x56_k3_p2_d2_float16_nhwc": RowStream(28, 7, 2, 32, 1, 1, 16, 3),

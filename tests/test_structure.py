@@ -17,6 +17,7 @@ from backends import CUDA, H200, OPENCL, REPLAY, kernel_names, on_h200
 from dwtir import ARTICLE_STEPS, STRATEGIES, Epilogue, Shape, reference
 from dwtir.build import schedule_for
 from dwtir.images import Images
+from dwtir.pieces import Pieces
 from dwtir.schedules import (
     ChannelVector,
     Ladder,
@@ -306,12 +307,55 @@ def test_bands_of_an_image_have_one_code(text):
         ("3x9x14x13_k27x25_p13x12_nhwc", None),
         ("3x3x14x13_k27_p13_nhwc_dgrad", None),
         ("2x6x20x6_k5_p2_nhwc", SplitImage(2, 1, 1)),  # a thread copies more pixels than the source lists
+        *((f"1x5x23x21_k{rest}", SplitImage(4, 1, 3, 1, 3, 3)) for rest in ("5_p2_float16", "3_p2_d2", "3_s2_p1")),
+        ("2x4x26x22_k3_p1_float16", SplitImage(2, 1, 4, 1, 4, 2)),
+        ("1x5x69x36_k3_s2_p1_d2_bfloat16_dgrad", SplitImage(4, 1, 8, 1, 4, 4)),
+        ("1x3x65x65_k3_s2_p1_dgrad", None),
     ],
 )
 def test_bands_of_large_kernels_and_of_pixels(backend, text, tile):
     shape = Shape.parse(text)
     steps = "residual" if shape.operation == "forward" else None
     backend.check(tile or SplitImage.choose(shape, backend.target()), shape, steps)
+
+
+PIECES = [
+    ("1x8x75x75_k3_p1", SplitImage(4, 1, 3, 1, 15, 7)),
+    ("1x8x57x59_k5_p2_float16", SplitImage(4, 1, 4, 1, 5, 3)),
+    ("1x8x66x41_k5_s2_p2", SplitImage(2, 1, 3, 1, 3, 4)),
+    ("1x8x65x65_k3_s2_p1_dgrad", SplitImage(4, 1, 3, 1, 7, 11)),
+]
+
+
+@parametrize(("text", "tile"), PIECES)
+def test_a_piece_has_all_rows_that_its_bands_see(text, tile):
+    shape = Shape.parse(text)
+    images = Images(shape, tile.thread_x, 1, shape.result_height)
+    pieces = Pieces(images, tile.bands, tile.parts, tile.pieces)
+    ends = [images.first(band, pieces.all_bands) for band in range(pieces.all_bands + 1)]
+    assert (ends[0], pieces.rows) == (0, max(np.diff(ends)))
+    assert ends[-1] - shape.result_height in range(images.phases)
+    height, width = images.source
+    assert 0 < pieces.fewest <= pieces.cols
+    for piece in range(tile.pieces):
+        first, last = max(0, pieces.top(piece)), min(height, pieces.top(piece) + images.seen(pieces.most))
+        assert (last - first) * width <= pieces.read
+        for band in range(piece * tile.bands, (piece + 1) * tile.bands):
+            top, seen = images.top(ends[band]), images.seen(ends[band + 1] - ends[band])
+            assert {*range(max(0, top), min(height, top + seen))} <= {*range(first, last)}
+
+
+@parametrize(("text", "tile"), PIECES)
+def test_pieces_are_counted_and_copied_in_vectors(text, tile):
+    shape = Shape.parse(text)
+    kernel, images = on_h200(shape, tile), Images(shape, tile.thread_x, 1, shape.result_height)
+    pieces = Pieces(images, tile.bands, tile.parts, tile.pieces)
+    assert abs(kernel.resources().shared_bytes - pieces.shared_bytes) <= 16
+    assert kernel.resources().stack_bytes == 0
+    vector = "float4" if shape.dtype == "float32" else "uint4"
+    source = kernel.source()
+    assert re.search(rf"planes_ptr[^;=]*= [^;]*{vector}[^;]*(?:data|grad_out)_ptr", source)
+    assert re.search(rf"{vector}[^;=]*(?:out|grad_data)_ptr[^;=]*= ", source)
 
 
 @parametrize("text", ["4x90x15x15_k3_p1_float16", "4x90x14x14_k3_p1", "4x90x15x15_k3_p1_nhwc"])

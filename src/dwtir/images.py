@@ -76,9 +76,9 @@ class Images:
         """Count the most rows of the result that one of so many bands has."""
         return -(-self.result[0] // (self.phases * bands)) * self.phases
 
-    def seen(self, rows: int) -> int:
-        """Count the rows of the image that so many neighbouring rows of the result may see."""
-        stride, reach = self.shape.stride[0], (self.shape.kernel[0] - 1) * self.shape.dilation[0]
+    def seen(self, rows: int, axis: int = 0) -> int:
+        """Count the rows (axis 0) or columns (axis 1) of the image that so many neighbours of the result may see."""
+        stride, reach = self.shape.stride[axis], (self.shape.kernel[axis] - 1) * self.shape.dilation[axis]
         if self.shape.operation == "forward":
             return (rows - 1) * stride + reach + 1
         return (rows - 1 + reach) // stride + 1

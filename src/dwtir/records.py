@@ -269,9 +269,9 @@ def read_strategy(kind: object, parameters: object) -> Strategy:
     if isinstance(parameters, str):
         names = [field.name for field in fields(STRATEGIES[kind])]  # type: ignore[arg-type]
         values = parameters.replace(", ", ",").split(",")
-        if len(values) != len(names) or max(map(len, values)) > 20:
+        if len(values) > len(names) or max(map(len, values)) > 20:
             raise RecordError(f"parameters must be {','.join(names)} or an object, got {brief(parameters)}")
-        parameters = dict(zip(names, (int(value) if value.isdecimal() else value for value in values), strict=True))
+        parameters = dict(zip(names, (int(value) if value.isdecimal() else value for value in values), strict=False))
     if not isinstance(parameters, dict):
         raise RecordError(f"parameters must be an object, got {brief(parameters)}")
     return STRATEGIES[kind].from_parameters(parameters)

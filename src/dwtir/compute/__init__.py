@@ -33,6 +33,7 @@ from ..epilogue import NO_STEPS, Epilogue
 from ..images import Images
 from ..pairs import Pairs
 from ..panels import Panels
+from ..pieces import Pieces
 from ..shape import Shape
 from ..strips import Strip
 from ..units import Units
@@ -114,9 +115,9 @@ def whole_images(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 
 
 @lru_cache(maxsize=64)
-def split_images(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
-    """Define the operation by bands of rows of the result, each of a thread."""
-    return _define(images.shape, epilogue, split.bands_of, images, epilogue, bands)
+def split_images(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define the operation by bands of rows of the result, or parts of these, each of a thread."""
+    return _define(pieces.shape, epilogue, split.bands_of, pieces, epilogue)
 
 
 @lru_cache(maxsize=64)  # to parse TVMScript takes 10 ms, and functions do not change

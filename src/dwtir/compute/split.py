@@ -1,8 +1,8 @@
 """The convolution of planes, or the data's gradient, each image by several threads.
 
-Each thread has a band of the result's rows, and goes down the rows of the image that they see.
-This is one loop with one code for all bands: which rows of the kernel a row meets, it asks as
-it goes. Taps in the padding beside a row are not there, and rows in the padding are passed over.
+Each thread has a band of the result's rows, or a part of these across, and goes down the rows of the image that
+they see. This is one loop with one code for all bands: which rows of the kernel a row meets, it asks as it goes.
+Rows in the padding are passed over. Taps in the padding beside a whole row are not there; parts see zeros.
 
 The blocks are those of `whole`.
 """
@@ -11,44 +11,76 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import gcd, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 from ..epilogue import Epilogue
-from ..images import Images
+from ..pieces import Pieces
 from . import script
 from .forward import both_ends
 from .parts import UNROLLED, Part, Row, clear, copy, copy_pixels, move
+from .stretch import Stretch
 
 
-def bands_of(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
-    """Define the operation by threads of so many bands."""
-    shape = images.shape
+class _Side(NamedTuple):
+    """Planes that are read, or computed."""
+
+    size: tuple[int, int]
+    elements: int
+    """Of a plane, that a block has at most."""
+    stride: int
+    """Elements from a plane to the next in shared memory."""
+    lanes: int
+
+
+class _Place(NamedTuple):
+    """What a thread works at: image, piece, channels of its block, and its own of these."""
+
+    image: Any
+    piece: Any
+    chunk: Any
+    x: Any
+
+
+def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define the operation by threads of bands and parts, in blocks that have a piece of an image or whole ones."""
+    images, shape = pieces.images, pieces.shape
     N, C, is_planar = shape.batch, shape.in_channels, shape.layout == "NCHW"
-    X, Y, Z, RW, SW = images.channels, images.images, bands, images.result[1], images.source[1]
-    READ, WRITTEN, TAPS = prod(images.source), prod(images.result), prod(shape.kernel)
-    FROM, TO, APART, ROWS = images.stride(READ), images.stride(WRITTEN), images.taps, images.band(Z)
+    X, Y, Z, P, RW, SW = images.channels, images.images, pieces.bands, pieces.pieces, images.result[1], images.source[1]
+    Q, READ, WRITTEN, TAPS = pieces.parts, pieces.read, pieces.written, prod(shape.kernel)
+    FROM, TO, APART, ROWS, COLS = pieces.stride(READ), pieces.stride(WRITTEN), images.taps, pieces.rows, pieces.cols
     TOGETHER = gcd(4, X * TAPS, C * TAPS) if APART == TAPS else 1
-    IN, OUT = (READ, FROM, images.lanes(READ)), (WRITTEN, TO, images.lanes(WRITTEN))
-    LANES_IN, LANES_OUT = (gcd(16 // shape.itemsize, width) for width in (SW, RW))
+    SOURCE = _Side(images.source, READ, FROM, images.lanes(READ))
+    RESULT = _Side(images.result, WRITTEN, TO, images.lanes(WRITTEN))
+    LANES_IN, LANES_OUT = pieces.lanes_in, pieces.lanes_out
     dtype = shape.dtype
     declare, finish = both_ends(shape, epilogue)
     adds = "residual" in epilogue.steps  # which comes by way of what the results then lie in
 
-    def loading(planes: tirx.Buffer, window: tirx.Buffer, y, x) -> Callable[[Any], None]:
+    def loading(planes: tirx.Buffer, window: tirx.Buffer, y, place, part) -> Callable[[Any], None]:
         def load(row) -> None:
             with T.serial(SW // LANES_IN, annotations=UNROLLED) as w, T.vectorized(LANES_IN) as v:
-                place = w * LANES_IN + v
-                value = T.cast(planes[y, x * FROM + row * SW + place], "float32")
-                T.buffer_store(window, value, [place])
+                value = T.cast(planes[y, place + row * SW + w * LANES_IN + v], "float32")
+                T.buffer_store(window, value, [w * LANES_IN + v])
 
-        return load
+        def load_part(row) -> None:
+            for first, count in pieces.runs:
+                place_of = place + row * SW + part * pieces.step - pieces.lead
+                col = part * pieces.step + first - pieces.lead
+                tests = [0 <= col] * (first < pieces.lead) + [col < SW] * pieces.is_beyond(first)
+                with T.serial(count, annotations=UNROLLED) as w, T.vectorized(LANES_IN) as v:
+                    to = first + w * LANES_IN + v
+                    value = T.cast(planes[y, place_of + to], "float32")
+                    value = T.if_then_else(tirx.all(*tests), value, 0.0) if tests else value
+                    T.buffer_store(window, value, [to])
 
-    def carry(tensor, image, chunk, shared, sizes, share, x, *, is_load=True) -> None:
+        return load if Q == 1 else load_part
+
+    def carry(tensor, place, shared, sizes, share, *, is_load=True) -> None:
         """Copy an image, or weights, of the block's channels to shared memory, or back: a thread of `x` its share."""
-        (each, thread), (size, stride, _) = share, sizes
+        (image, _, chunk, x), (each, thread), (size, stride, _) = place, share, sizes
         if is_planar:
             whole = Part(tensor, image, 0, 0, chunk * (X * size))
             copy((X, there(chunk)), whole, shared, sizes, (X * each, thread * X + x), is_load=is_load)
@@ -60,12 +92,72 @@ def bands_of(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
         """Count the channels of a block that there are."""
         return X if C % X == 0 else tirx.min(X, C - chunk * X)
 
+    def first_row(side, piece) -> Any:
+        """Find the first row of a piece."""
+        return tirx.max(0, pieces.top(piece)) if side is SOURCE else images.first(piece * Z, pieces.all_bands)
+
+    def bottom(piece) -> Any:
+        """Find the row of the image after those that a block has of a piece."""
+        height = images.source[0]
+        return height if P == 1 else tirx.min(height, pieces.top(piece) + images.seen(pieces.most))
+
+    def stretch(tensor, side, place, share) -> Stretch:
+        (image, piece, chunk, x), (height, width) = place, side.size
+        start = ((image * C + tirx.min(chunk * X + x, C - 1)) * height + first_row(side, piece)) * width
+        return Stretch(Part(tensor, 0, 0, 0, 0), N * C * height * width, start, 16 // shape.itemsize, share)
+
+    def begin(tensor, side, place) -> Any:
+        """Find where in shared memory the image of a thread begins, as if it were whole."""
+        apart = place.x * side.stride
+        if P == 1:
+            return apart
+        return apart + stretch(tensor, side, place, (1, 0)).beside - first_row(side, place.piece) * side.size[1]
+
+    def beside(place, share) -> tuple[_Place, tuple[int, Any]]:
+        """Let threads side by side copy what lies side by side: find a thread's channel, and its number there."""
+        each, thread = share
+        number = thread * X + place.x
+        return place._replace(x=tirx.floordiv(number, each)), (each, tirx.floormod(number, each))
+
+    def bring(tensor, side, place, shared, y, share) -> None:
+        """Copy a block's rows of an image to shared memory."""
+        if P == 1:
+            carry(tensor, place, Part(shared, y, 0), side[1:], share)
+        else:
+            place, share = beside(place, share)
+            rows = stretch(tensor, side, place, share)
+            rows.load(Part(shared, y, place.x * side.stride), pieces.vectors(side.elements))
+
+    def bring_back(tensor, side, place, shared, y, share) -> None:
+        if P == 1:
+            carry(tensor, place, Part(shared, y, 0), side[1:], share, is_load=False)
+            return
+        place, share = beside(place, share)
+        count = first_row(side, place.piece + 1) - first_row(side, place.piece)
+        if pieces.is_ragged:
+            count = tirx.min(count, images.result[0] - first_row(side, place.piece))
+        with T.If(place.chunk * X + place.x < C), T.Then():
+            own = Part(shared, y, place.x * side.stride)
+            stretch(tensor, side, place, share).store(own, count * RW, pieces.least * RW, side.elements)
+
+    def across(y) -> tuple[Any, Any]:
+        """Tell a thread's image, of the block's, and its part."""
+        return (y, 0) if Q == 1 else (0, y)
+
+    def put(result, shared, part) -> None:
+        """Move a row of a thread's results to shared memory; the last part may have fewer."""
+        move(result, shared, pieces.fewest, LANES_OUT)
+        if pieces.fewest < COLS:
+            source, target = (Part(own.buffer, *own.at(pieces.fewest)) for own in (result, shared))
+            with T.If(part < Q - 1), T.Then():
+                move(source, target, COLS - pieces.fewest, LANES_OUT)
+
     @script.prim_func(s_tir=True)
     def split_images() -> None:
         data, weight, operands, out = T.meta_var(declare())
-        for b, c in T.grid(-(-N // Y), -(-C // X)):
+        for b, c, p in T.grid(-(-N // Y), -(-C // X), P):
             with T.sblock("images"):
-                vb, vc = T.axis.remap("SS", [b, c])
+                vb, vc, vp = T.axis.remap("SSS", [b, c, p])
                 T.reads()
                 if is_planar:
                     T.writes(out[vb * Y : vb * Y + Y, vc * X : vc * X + X, :, :])
@@ -74,65 +166,74 @@ def bands_of(images: Images, epilogue: Epilogue, bands: int) -> tirx.PrimFunc:
                 planes = T.sblock_alloc_buffer((Y, X * FROM), dtype, scope="shared")
                 filters = T.sblock_alloc_buffer((X * APART,), "float32", scope="shared")
                 results = T.sblock_alloc_buffer((Y, X * TO), dtype, scope="shared")
-                acc = T.sblock_alloc_buffer((Z, Y, X, ROWS * RW), "float32", scope="local")
-                for z, y, x in T.grid(Z, Y, X):
+                acc = T.sblock_alloc_buffer((Z, Y * Q, X, ROWS * COLS), "float32", scope="local")
+                for z, y, x in T.grid(Z, Y * Q, X):
                     with T.sblock("gather"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
-                        if vb * Y + vy < N:
-                            carry(data, vb * Y + vy, vc, Part(planes, vy, 0), IN, (Z, vz), vx)
-                for z, y, x in T.grid(Z, Y, X):
+                        image, part = T.meta_var(across(vy))
+                        if vb * Y + image < N:
+                            place = T.meta_var(_Place(vb * Y + image, vp, vc, vx))
+                            bring(data, SOURCE, place, planes, image, (Z * Q, vz * Q + part))
+                for z, y, x in T.grid(Z, Y * Q, X):
                     with T.sblock("filters"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
                         sizes = T.meta_var((TAPS, APART, TOGETHER))
-                        carry(weight, 0, vc, Part(filters, 0), sizes, (Y * Z, vz * Y + vy), vx)
-                for z, y, x in T.grid(Z, Y, X):
+                        share = T.meta_var((Y * Z * Q, vz * (Y * Q) + vy))
+                        carry(weight, _Place(0, vp, vc, vx), Part(filters, 0), sizes, share)
+                for z, y, x in T.grid(Z, Y * Q, X):
                     with T.sblock("depthwise_conv2d"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
-                        T.reads(planes[vy, :], filters[:])
+                        image, part = T.meta_var(across(vy))
+                        T.reads(planes[image, :], filters[:])
                         T.writes(acc[vz, vy, vx, :])
-                        window = T.sblock_alloc_buffer((SW,), "float32", scope="local")
-                        taps = T.sblock_alloc_buffer((shape.kernel[1],), "float32", scope="local")
-                        load = T.meta_var(loading(planes, window, vy, vx))
+                        window = T.sblock_alloc_buffer((pieces.window,), "float32", scope="local")
+                        taps = T.sblock_alloc_buffer((pieces.held,), "float32", scope="local")
+                        place = T.meta_var(_Place(vb * Y + image, vp, vc, vx))
+                        load = T.meta_var(loading(planes, window, image, begin(data, SOURCE, place), part))
                         own = T.meta_var(Part(acc, vz, vy, vx, 0))
-                        band = T.meta_var(_band(images, Z, vz))
-                        _sum(images, band, own, window, taps, Part(filters, vx * APART), load)
-                        if adds and vb * Y + vy < N:
-                            added = T.meta_var(operands["residual"])
-                            carry(added, vb * Y + vy, vc, Part(results, vy, 0), OUT, (Z, vz), vx)
-                for z, y, x in T.grid(Z, Y, X):
+                        band = T.meta_var(_band(pieces, vp * Z + vz))
+                        _sum(pieces, band, bottom(vp), own, window, taps, Part(filters, vx * APART), load)
+                        if adds and vb * Y + image < N:
+                            bring(operands["residual"], RESULT, place, results, image, (Z * Q, vz * Q + part))
+                for z, y, x in T.grid(Z, Y * Q, X):
                     with T.sblock("epilogue"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
+                        image, part = T.meta_var(across(vy))
                         T.reads(acc[vz, vy, vx, :])
-                        T.writes(results[vy, vx * TO : vx * TO + WRITTEN])
-                        first, _, most, rows = T.meta_var(_band(images, Z, vz))
-                        held = T.meta_var(operands | {"residual": Row(results, vy)})
+                        T.writes(results[image, vx * TO : vx * TO + TO])
+                        first, _, most, rows = T.meta_var(_band(pieces, vp * Z + vz))
+                        held = T.meta_var(operands | {"residual": Row(results, image)})
                         channel = T.meta_var(T.min(vc * X + vx, C - 1))
-                        result = T.sblock_alloc_buffer((ROWS * RW,), dtype, scope="local")
+                        start = T.meta_var(begin(out, RESULT, _Place(vb * Y + image, vp, vc, vx)) + part * COLS)
+                        result = T.sblock_alloc_buffer((ROWS * COLS,), dtype, scope="local")
                         for row in T.unroll(most):
                             if row < rows:
-                                for w in T.serial(RW, annotations=UNROLLED):
-                                    element = T.meta_var((vx * TO + (first + row) * RW + w,))
-                                    value = T.meta_var(acc[vz, vy, vx, row * RW + w])
-                                    result[row * RW + w] = finish(value, held, channel, element)
+                                for w in T.serial(COLS, annotations=UNROLLED):
+                                    element = T.meta_var((start + (first + row) * RW + w,))
+                                    value = T.meta_var(acc[vz, vy, vx, row * COLS + w])
+                                    result[row * COLS + w] = finish(value, held, channel, element)
                                 if not adds:
-                                    to = T.meta_var(Part(results, vy, vx * TO + (first + row) * RW))
-                                    move(Part(result, row * RW), to, RW, LANES_OUT)
+                                    to = T.meta_var(Part(results, image, start + (first + row) * RW))
+                                    put(Part(result, row * COLS), to, part)
                         if adds:  # threads wait in between, which they may not do under a test
                             for row in T.unroll(most):
                                 if row < rows:
-                                    to = T.meta_var(Part(results, vy, vx * TO + (first + row) * RW))
-                                    move(Part(result, row * RW), to, RW, LANES_OUT)
-                for z, y, x in T.grid(Z, Y, X):
+                                    to = T.meta_var(Part(results, image, start + (first + row) * RW))
+                                    put(Part(result, row * COLS), to, part)
+                for z, y, x in T.grid(Z, Y * Q, X):
                     with T.sblock("store"):
                         vz, vy, vx = T.axis.remap("SSS", [z, y, x])
-                        if vb * Y + vy < N:
-                            carry(out, vb * Y + vy, vc, Part(results, vy, 0), OUT, (Z, vz), vx, is_load=False)
+                        image, part = T.meta_var(across(vy))
+                        if vb * Y + image < N:
+                            place = T.meta_var(_Place(vb * Y + image, vp, vc, vx))
+                            bring_back(out, RESULT, place, results, image, (Z * Q, vz * Q + part))
 
     return split_images
 
 
-def _band(images: Images, bands: int, band: Any) -> tuple[Any, int, int, Any]:
+def _band(pieces: Pieces, band: Any) -> tuple[Any, int, int, Any]:
     """Find a band's first row, and its rows: the fewest and the most of any, and its own."""
+    images, bands = pieces.images, pieces.all_bands
     height, together = images.result[0], images.phases
     groups = -(-height // together)
     (least, more), over = divmod(groups, bands), groups * together - height
@@ -144,39 +245,67 @@ def _band(images: Images, bands: int, band: Any) -> tuple[Any, int, int, Any]:
 
 
 def _sum(
-    images: Images,
+    pieces: Pieces,
     band: tuple[Any, int, int, Any],
+    bottom: Any,
     acc: Part,
     window: tirx.Buffer,
     taps: tirx.Buffer,
     weight: Part,
     load: Callable[[Any], None],
 ) -> None:
-    """Sum the products of a band, row after row of the image that it sees."""
-    shape, width = images.shape, images.result[1]
+    """Sum the products of a band, row after row of the image that it sees, of those before the bottom.
+
+    Where all that it sees is there, and products are few, each row has a code of its own, and weights stay.
+    """
+    images, shape, width = pieces.images, pieces.shape, pieces.cols
     (kernel_h, kernel_w), below, (first, least, most, rows) = shape.kernel, shape.dilation[0], band
     right = shape.stride[1] if shape.operation == "forward" else 1
     top = images.top(first)
     clear(acc, 0, most * width)
-    with T.serial(images.seen(most)) as seen:
-        row = top + seen
-        with T.If(tirx.all(0 <= row, row < images.source[0])), T.Then():
-            load(row)
+
+    def add(h: int, tap: Any, held: int) -> None:
+        """Add products of a row of the window and one of the kernel, whose weights are held from a place on."""
+        for kw in range(kernel_w):
+            cols, at = pieces.columns(kw)
+            if not cols:
+                continue
+            if tap is not None:
+                T.buffer_store(taps, weight[images.turned(tap + kw)], [held + kw])
+            with T.serial(len(cols), annotations=UNROLLED) as col:
+                place = acc.at(h * width + cols.start + col * cols.step)
+                value = window[at + col * right] * taps[held + kw]
+                T.buffer_store(acc.buffer, acc.buffer[place] + value, place)
+
+    def go_down() -> None:
+        with T.serial(images.seen(most)) as seen:
+            row = top + seen
+            with T.If(tirx.all(0 <= row, row < bottom)), T.Then():
+                load(row)
+                for h in range(most):
+                    above = images.above(seen, h)
+                    tests = [0 <= above] * (h > 0)
+                    tests += [above < kernel_h * below] * (h < most - 1 or images.phases > 1)
+                    tests += [tirx.floormod(above, below) == 0] * (below > 1)
+                    tests += [h < rows] * (h >= least)
+                    with T.If(tirx.all(*tests, tirx.const(True, "bool"))), T.Then():
+                        add(h, tirx.floordiv(above, below) * kernel_w, 0)
+
+    def go_down_inside() -> None:
+        for tap in range(kernel_h * kernel_w):
+            T.buffer_store(taps, weight[images.turned(tap)], [tap])
+        for seen in range(images.seen(most)):
+            load(top + seen)
             for h in range(most):
-                above = images.above(seen, h)
-                tests = [0 <= above] * (h > 0)
-                tests += [above < kernel_h * below] * (h < most - 1 or images.phases > 1)
-                tests += [tirx.floormod(above, below) == 0] * (below > 1)
-                tests += [h < rows] * (h >= least)
-                with T.If(tirx.all(*tests, tirx.const(True, "bool"))), T.Then():
-                    for kw in range(kernel_w):
-                        cols = images.meets(1, kw, 0, width)
-                        if not cols:
-                            continue
-                        tap = tirx.floordiv(above, below) * kernel_w + kw
-                        T.buffer_store(taps, weight[images.turned(tap)], [kw])
-                        at = images.under(1, kw, cols.start)
-                        with T.serial(len(cols), annotations=UNROLLED) as col:
-                            place = acc.at(h * width + cols.start + col * cols.step)
-                            value = window[at + col * right] * taps[kw]
-                            T.buffer_store(acc.buffer, acc.buffer[place] + value, place)
+                above, over = divmod(images.above(seen, h), below)
+                if 0 <= above < kernel_h and not over:
+                    add(h, None, above * kernel_w)
+
+    if not pieces.is_unrolled:
+        go_down()
+        return
+    with T.If(tirx.all(0 <= top, top + images.seen(most) <= bottom)):
+        with T.Then():
+            go_down_inside()
+        with T.Else():
+            go_down()

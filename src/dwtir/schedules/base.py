@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -208,9 +208,9 @@ class Strategy(ABC):
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, object]) -> Self:
-        """Build the strategy from outside values: exactly its fields, ints positive."""
-        kinds = _kinds(cls)
-        if set(parameters) != set(kinds):
+        """Build the strategy from outside values: its fields, those that have no default at least, ints positive."""
+        kinds, needed = _kinds(cls), {field.name for field in fields(cls) if field.default is MISSING}  # type: ignore[arg-type]
+        if not needed <= set(parameters) <= set(kinds):
             raise InvalidScheduleError(f"{cls.name} has the parameters {sorted(kinds)}, got {sorted(parameters)}")
         for name, value in parameters.items():
             wanted = int if kinds[name] == "int" else str

@@ -75,7 +75,7 @@ _WARPS = (8, 12, 15, 16, 20, 24)
 have no more than twelve, but ptxas, which shares out all, gives them some with which six run."""
 
 _MARGINS = {("NHWC", 4): 0.9, ("NHWC", 2): 0.95, ("NCHW", 4): 0.82}
-_ODD_MARGIN = 0.67
+_ODD_MARGIN = 0.73
 """Share of the time of a window in registers that it may be expected to take: models err, and most
 where rows of NCHW are read one by one."""
 

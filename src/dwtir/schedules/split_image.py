@@ -1,6 +1,6 @@
-"""Several threads share an image: each computes a band of the result's rows.
+"""Several threads share an image: each computes a band of the result's rows, or a part of it.
 
-Loop nest, for blocks of `thread_y` images x `thread_x` channels::
+Loop nest, for blocks of `thread_y` images x `thread_x` channels, where images are whole::
 
     blockIdx.x = (n / thread_y) * (c / thread_x)
       planes[thread_y, thread_x planes] = data                     (all threads)
@@ -22,14 +22,18 @@ rows of the kernel, so that all bands still have one code.
 
 In NHWC each thread copies pixels of its own channel, neighbouring threads those of neighbouring channels.
 
-Registers: a band's sums, a row of the image, a row of the kernel, and a few more. Shared bytes:
-thread_x * (thread_y * H * W elements + 4 * KH * KW).
+A large image of NCHW is in `pieces` of whole rows, each of a block, which reads a few of its neighbours' rows too.
+They begin anywhere in a vector, and are copied in vectors all the same. A row may be in `parts`, each of a thread,
+which then are `threadIdx.y`.
+
+Registers: a band's sums, what it sees of a row of the image, a row of the kernel, and a few more. Shared bytes:
+thread_x * (thread_y * H * W elements, or a piece's, + 4 * KH * KW).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -37,6 +41,7 @@ from typing import TYPE_CHECKING
 
 from ..epilogue import Epilogue
 from ..images import Images, is_small
+from ..pieces import Pieces, divisions
 from ..shape import Shape
 from ..target import Target
 from .banded_matrix import BandedMatrix
@@ -48,15 +53,18 @@ from .loops import bind_threads
 from .register_window import RegisterWindow
 from .row_stream import RowStream
 from .split_cost import expected_seconds
-from .tiles import BLOCK_COUNTS, MAX_BLOCKS, MAX_SUMS, MAX_THREADS, MAX_UNROLLED, SHARED
+from .tiles import BLOCK_COUNTS, MAX_BLOCKS, MAX_SIDE, MAX_SUMS, MAX_THREADS, MAX_UNROLLED, SHARED, phases
 
 if TYPE_CHECKING:
     from tvm import tirx
     from tvm.s_tir import Schedule
 
-_MOST_PIXELS, _MOST_TAPS = 2304, 1024
-"""Of an image and of a result, and of a kernel: a block has them in shared memory. With a stride,
-the results of a gradient are as many times more."""
+_MOST_PIXELS, _WHOLE, _MOST_TAPS = 1 << 22, 2304, 1024
+"""Pixels of an image and of a result, where pieces are worth while, and taps of a kernel. With a stride, the results
+of a gradient are as many times more."""
+
+_MOST_BANDS = 64
+"""Threads of a block in `threadIdx.z`."""
 
 _OTHERS, _OTHERS_STRIDED = 9, 6
 """Registers for addresses, tests and loads on the way; and of a gradient with a stride."""
@@ -67,8 +75,19 @@ _BEST_SUMS = 64
 _MANY_TAPS = 100
 """Of a kernel whose weights take so long to load that two images share them."""
 
-_NARROW, _FEW_TAPS = 16, 25
-"""Columns of an image, and taps, that are too few for tensor cores to be ahead."""
+# The share of the expected time of others that it may take: of products on tensor cores, and of windows in registers,
+# whose rows take longer than expected where they are no vectors. Of large images those are last, or of many taps.
+_OF_PRODUCTS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS, _OF_LARGE = (0.95, 0.815), 0.93, 1.18, 1.07, (0.9, 0.8)
+# And of its own time, that whole rows of large images take.
+_OF_WIDE = 0.85
+_OF_STRIDED = {"forward": 0.8, "grad_data": 1.2}
+
+_FEW = (2, 4, 8)
+"""Channels of a block of pieces."""
+
+_NARROW, _FEW_TAPS, _VERY_FEW_TAPS = 16, 25, 9
+"""Columns of an image, and taps, that are too few for tensor cores to be ahead. Of large images with more taps,
+arithmetic takes longest, of which windows and streams have less."""
 
 
 @dataclass(frozen=True)
@@ -78,29 +97,30 @@ class SplitImage(Strategy):
     name = "split_image"
     operations = ("forward", "grad_data")
     device = (
-        f"a GPU (images and results of 2 to {_MOST_PIXELS} pixels, a gradient's times the stride, "
-        f"and at most {MAX_SUMS} columns; at most {_MOST_TAPS} taps, channel_multiplier 1)"
+        f"a GPU (at least 2 pixels, in NHWC as many as shared memory has room for, and at most {MAX_SUMS} columns; "
+        f"at most {_MOST_TAPS} taps, channel_multiplier 1)"
     )
 
     thread_x: int
     thread_y: int
     """Threads of a block over channels and images."""
     bands: int
-    """Bands of a result, each of a thread."""
+    """Bands of a block's rows, each of a thread, or several."""
     min_blocks: int = 1
+    parts: int = 1
+    """Threads of a row, if not one."""
+    pieces: int = 1
+    """Blocks of an image, if not one. Parts and pieces are of single images, in NCHW."""
 
     @classmethod
     def _is_for(cls, shape: Shape, target: Target) -> bool:
         return (
             super()._is_for(shape, target)
-            and is_small(shape, _MOST_PIXELS * _parts(shape))
-            and max(shape.width, shape.out_width) <= MAX_SUMS
+            and is_small(shape, _MOST_PIXELS)
             and prod(shape.kernel) <= _MOST_TAPS
-            and _least_sums(shape) <= MAX_SUMS
-            and shape.kernel[1] * _least_sums(shape) <= MAX_UNROLLED
-            and cls(2, 1, 1)._has_room(shape, target)
+            and any(tile.fits(shape, target) for tile in _small_tiles(shape))
             # Where no image is read, TVM lets threads write results before all have come.
-            and cls(2, 1, 1)._images(shape).multiply_adds > 0
+            and Images(shape, 1, 1, 1).multiply_adds > 0
         )
 
     @classmethod
@@ -110,6 +130,8 @@ class SplitImage(Strategy):
         Others are left halves in NHWC, where copies are of single numbers.
         """
         if shape.layout == "NHWC" and (shape.itemsize == 2 or shape.stride != (1, 1)):
+            return False
+        if prod(shape.kernel) > _FEW_TAPS and not is_small(shape, _WHOLE * _parts(shape)):
             return False
         others = BandedPlanes, BandedMatrix, RowStream, RegisterWindow, ChannelVector
         own, other = cls.choose(shape, target), next(paying(others, shape, target))
@@ -127,9 +149,19 @@ class SplitImage(Strategy):
     @classmethod
     def tiles(cls, shape: Shape, target: Target) -> Iterator[SplitImage]:
         """List the tiles worth comparing, each with as many blocks as an SM has room for."""
-        for x, y, bands in product(_channels(shape, target), _batches(shape), _bands(shape)):
-            tile = cls(x, y, bands)
-            tile = cls(x, y, bands, max(1, tile._at_a_time(shape)))
+        whole = (cls(x, y, bands) for x, y, bands in product(_channels(shape, target), _batches(shape), _bands(shape)))
+        found = [*cls._passing(whole, shape, target)]
+        yield from found
+        if shape.layout == "NCHW" and not (found and is_small(shape, _WHOLE * _parts(shape))):
+            pieces = (cls(x, 1, bands, 1, *rest) for x, (bands, *rest) in product(_FEW, divisions(shape)))
+            yield from cls._passing(pieces, shape, target)
+
+    @classmethod
+    def _passing(cls, tiles: Iterable[SplitImage], shape: Shape, target: Target) -> Iterator[SplitImage]:
+        """Give tiles as many blocks as an SM has room for, or as there are for each."""
+        for tile in tiles:
+            blocks = tile._pieces(shape).blocks
+            tile = replace(tile, min_blocks=max(1, min(tile._at_a_time(shape), -(-blocks // target.units))))
             if tile._passes(shape, target):
                 yield tile
 
@@ -140,6 +172,8 @@ class SplitImage(Strategy):
             "thread_y": _batches(shape),
             "bands": _bands(shape),
             "min_blocks": BLOCK_COUNTS,
+            "parts": (1,),
+            "pieces": (1,),
         }
         return with_guesses(values, cls.guesses(shape, target))
 
@@ -147,60 +181,70 @@ class SplitImage(Strategy):
         return self._registers(shape) <= registers_for(self._threads, self.min_blocks)
 
     def check(self, shape: Shape, target: Target) -> None:
-        sums = self._images(shape).band(self.bands) * shape.result_width
-        self._require_most("bands", self.bands, _most_bands(shape))
+        pieces, is_plain = self._pieces(shape), self.parts == self.pieces == 1
+        sums = pieces.rows * pieces.cols
+        self._require_most("bands", self.bands * self.pieces, _most_bands(shape))
+        self._require(
+            is_plain or (shape.layout == "NCHW" and self.thread_y == 1),
+            "parts and pieces",
+            (self.parts, self.pieces),
+            "1 but in NCHW, of single images",
+        )
+        self._require(pieces.fewest > 0, "parts", self.parts, "as many as have columns")
+        self._require_most("bands of a block", self.bands, _MOST_BANDS)
+        vector = 16 // shape.itemsize
+        self._require(
+            self.pieces == 1 or min(pieces.each, pieces.least * shape.result_width) >= vector,
+            "threads or results of an image",
+            pieces.each,
+            "a vector's elements or more",
+        )
         # TVM confuses the loops of a block whose threads are all of one channel.
         self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
         self._require_most("sums of a thread", sums, MAX_SUMS)
         self._require_most("multiply-adds", sums * shape.kernel[1], MAX_UNROLLED)
-        self._require_launch(target, threads=self._threads, shared_bytes=self._images(shape).shared_bytes_on(target))
+        self._require_launch(target, threads=self._threads, shared_bytes=pieces.shared_bytes_on(target))
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of the kernel, by the instructions that it issues and its bytes."""
         at_a_time = max(self.min_blocks, self._at_a_time(shape))
-        return expected_seconds(self._images(shape), self.bands, at_a_time, target.units)
+        seconds = expected_seconds(self._pieces(shape), at_a_time, target.units)
+        is_wide = self.parts == self.pieces == 1 and shape.stride == (1, 1) and not is_small(shape, _WHOLE)
+        return seconds * _OF_WIDE if is_wide else seconds
 
     @property
     def _threads(self) -> int:
-        return self.thread_x * self.thread_y * self.bands
+        return self.thread_x * self.thread_y * self.bands * self.parts
 
     def _registers(self, shape: Shape) -> int:
-        images = self._images(shape)
-        sums = images.band(self.bands) * shape.result_width
-        taps, others = shape.kernel[1], _OTHERS
+        pieces = self._pieces(shape)
+        taps, others = pieces.held, _OTHERS
         if _is_strided(shape):
             taps, others = -(-taps // shape.stride[1]), _OTHERS_STRIDED
-        return sums + images.source[1] + taps + others
+        return pieces.rows * pieces.cols + pieces.window + taps + others
 
     def _at_a_time(self, shape: Shape) -> int:
         """Count the blocks that an SM has room for."""
         threads = -(-self._threads // 32) * 32
         counts = range(1, min(MAX_BLOCKS, MAX_THREADS // threads) + 1)
-        needed, taken = self._registers(shape), self._images(shape).shared_bytes + 1024
+        needed, taken = self._registers(shape), self._pieces(shape).shared_bytes + 1024
         fitting = (n for n in counts if needed <= registers_for(threads, n))
         return min(max(fitting, default=1), SHARED // taken)
 
     def _passes(self, shape: Shape, target: Target) -> bool:
-        sums = self._images(shape).band(self.bands) * shape.result_width
-        return (
-            self.is_promising(shape)
-            and self._threads > 32
-            and sums <= max(_BEST_SUMS, _least_sums(shape))
-            and sums * shape.kernel[1] <= MAX_UNROLLED
-            and self._threads <= target.max_threads_per_block
-            and self._has_room(shape, target)
-        )
+        pieces = self._pieces(shape)
+        sums = pieces.rows * pieces.cols
+        most = max(_BEST_SUMS, _least_sums(shape)) if self.parts == self.pieces == 1 else MAX_SUMS
+        return self.is_promising(shape) and self._threads > 32 and sums <= most and self.fits(shape, target)
 
-    def _has_room(self, shape: Shape, target: Target) -> bool:
-        return self._images(shape).shared_bytes_on(target) <= target.shared_bytes_per_block
-
-    def _images(self, shape: Shape) -> Images:
-        return Images(shape, self.thread_x, self.thread_y, shape.result_height)
+    def _pieces(self, shape: Shape) -> Pieces:
+        images = Images(shape, self.thread_x, self.thread_y, shape.result_height)
+        return Pieces(images, self.bands, self.parts, self.pieces)
 
     def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import split_images
 
-        return split_images(self._images(shape), epilogue, self.bands)
+        return split_images(self._pieces(shape), epilogue)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("images"))), "blockIdx.x")
@@ -213,19 +257,34 @@ class SplitImage(Strategy):
 def _ranked(shape: Shape, target: Target) -> tuple[SplitImage, ...]:
     tiles = list(SplitImage.tiles(shape, target))
     tiles.sort(key=lambda tile: tile.expected_seconds(shape, target))
-    return varied(tiles, lambda tile: (tile.thread_x, tile.thread_y)) or (SplitImage(2, 1, _most_bands(shape)),)
+    small = (tile for tile in _small_tiles(shape) if tile.fits(shape, target))
+    return varied(tiles, lambda tile: (tile.thread_x, tile.thread_y)) or (next(small),)
+
+
+def _small_tiles(shape: Shape) -> tuple[SplitImage, ...]:
+    """List tiles of few registers and little shared memory, one of which fits where any does."""
+    most = _most_bands(shape)
+    whole = SplitImage(2, 1, min(most, _MOST_BANDS))
+    if shape.layout == "NHWC":
+        return (whole,)
+    vector, across = 16 // shape.itemsize, phases(shape, 1)
+    cols = max(across, min(MAX_SIDE, shape.result_width // vector) // across * across)
+    parts = -(-shape.result_width // cols)
+    return whole, SplitImage(2, 1, 1, 1, parts, most), SplitImage(2, 1, vector, 1, 1, max(1, most // vector))
 
 
 def _margin(shape: Shape, other: Strategy) -> float:
-    """Find the share of the other's expected time, which errs, that it may take.
-
-    Windows whose rows are no vectors take longer than expected.
-    """
+    """Find the share of the other's expected time, which errs, that it may take."""
+    is_large = not is_small(shape, _WHOLE * _parts(shape))
+    if isinstance(other, BandedMatrix):
+        return _OF_PRODUCTS[is_large]
     if not isinstance(other, RegisterWindow):
-        return 0.95 if isinstance(other, BandedMatrix) else 0.93 if shape.layout == "NHWC" else 1.0
+        return _OF_CHANNELS if shape.layout == "NHWC" else 1.0
+    if is_large and other.lanes > 1:
+        return _OF_LARGE[prod(shape.kernel) > _VERY_FEW_TAPS]
     if shape.stride != (1, 1) and (shape.operation == "grad_data" or shape.itemsize == 4):
-        return 1.2 if shape.operation == "grad_data" else 0.8
-    return 1.18 if other.lanes == 1 else 1.07
+        return _OF_STRIDED[shape.operation]
+    return _OF_SINGLES if other.lanes == 1 else _OF_VECTORS
 
 
 def _is_strided(shape: Shape) -> bool:
@@ -243,7 +302,7 @@ def _channels(shape: Shape, target: Target) -> tuple[int, ...]:
     counts = (2, 4, 8, 16, 32)
     if shape.layout == "NCHW":
         return counts
-    roomy = tuple(n for n in counts if SplitImage(n, 1, 1)._has_room(shape, target))
+    roomy = tuple(n for n in counts if SplitImage(n, 1, _most_bands(shape)).fits(shape, target))
     return tuple(n for n in roomy if n * shape.itemsize >= 32) or roomy[-1:]
 
 
