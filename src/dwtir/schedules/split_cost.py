@@ -23,6 +23,8 @@ _LONGER, _TWICE, _FEW = 1.28, 0.74, 2.04
 # What a byte that several blocks read costs, in bytes of memory. With it the same constants choose tiles of pieces 3 %
 # slower than the best of 416 kernels of 27 layers.
 _AGAIN = 0.35
+# How far blocks of one round, which load at the same time, use what others leave, and by how much more in another.
+_ALIKE, _ANOTHER = 0.3, 0.8
 _LANES = 32
 
 
@@ -39,7 +41,8 @@ def expected_seconds(pieces: Pieces, at_a_time: int, units: int) -> float:
     busy = max(max(4, of_each * warps) * issued * _ISSUE, of_each * warps * passes * _PASS) / _CLOCK
     again = shape.batch * shape.result_channels * (pieces.pieces * pieces.read - prod(images.source)) * shape.itemsize
     memory = (shape.least_bytes + _AGAIN * again) / _BANDWIDTH / min(1.0, 2 * blocks / units)
-    longer = _LONGER + _TWICE * log2(together)
+    rounds = blocks / units / together
+    longer = _LONGER + _TWICE * log2(together) * min(1.0, _ALIKE + _ANOTHER * max(0.0, rounds - 1))
     both = (busy**longer + memory**longer) ** (1 / longer)
     return _LAUNCH + float(both * (1 + _FEW / max(4, together * warps)))
 

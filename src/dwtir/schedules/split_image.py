@@ -78,8 +78,8 @@ _MANY_TAPS = 100
 # The share of the expected time of others that it may take: of products on tensor cores, and of windows in registers,
 # whose rows take longer than expected where they are no vectors. Of large images those are last, or of many taps.
 _OF_PRODUCTS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS, _OF_LARGE = (0.95, 0.815), 0.93, 1.18, 1.07, (0.9, 0.8)
-# And of its own time, that whole rows of large images take.
-_OF_WIDE = 0.85
+# Of blocks that are all there at once, and vectors of 4; and of its own time, that whole rows of large images take.
+_OF_ROUND, _OF_WIDE = 0.95, 0.85
 _OF_STRIDED = {"forward": 0.8, "grad_data": 1.2}
 
 _FEW = (2, 4, 8)
@@ -140,7 +140,9 @@ class SplitImage(Strategy):
             return False
         if expected is None:  # of tensor cores
             return shape.batch > 1 and shape.result_width < _NARROW and prod(shape.kernel) <= _FEW_TAPS
-        return own.expected_seconds(shape, target) < _margin(shape, other) * expected
+        together = target.units * max(1, own._at_a_time(shape))
+        margin = _margin(shape, other, own._pieces(shape).blocks <= together)
+        return own.expected_seconds(shape, target) < margin * expected
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[SplitImage, ...]:
@@ -273,8 +275,8 @@ def _small_tiles(shape: Shape) -> tuple[SplitImage, ...]:
     return whole, SplitImage(2, 1, 1, 1, parts, most), SplitImage(2, 1, vector, 1, 1, max(1, most // vector))
 
 
-def _margin(shape: Shape, other: Strategy) -> float:
-    """Find the share of the other's expected time, which errs, that it may take."""
+def _margin(shape: Shape, other: Strategy, is_round: bool) -> float:
+    """Find the share of the other's expected time, which errs, that it may take, if blocks are all there at once."""
     is_large = not is_small(shape, _WHOLE * _parts(shape))
     if isinstance(other, BandedMatrix):
         return _OF_PRODUCTS[is_large]
@@ -284,7 +286,9 @@ def _margin(shape: Shape, other: Strategy) -> float:
         return _OF_LARGE[prod(shape.kernel) > _VERY_FEW_TAPS]
     if shape.stride != (1, 1) and (shape.operation == "grad_data" or shape.itemsize == 4):
         return _OF_STRIDED[shape.operation]
-    return _OF_SINGLES if other.lanes == 1 else _OF_VECTORS
+    if other.lanes == 1:
+        return _OF_SINGLES
+    return _OF_ROUND if is_round and other.lanes >= 4 else _OF_VECTORS
 
 
 def _is_strided(shape: Shape) -> bool:
