@@ -58,6 +58,10 @@ def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterat
         tile = pairs.choose(shape, device).parameters | {"rows": 2, "steps": 2, "ahead": 2}
         steps = -(-(shape.result_height + pairs(**tile).pairs(shape).delay) // 2)  # down the image, by a ring of stages
         yield pairs(**tile | {"steps": steps, "min_blocks": 1})
+    split = dwtir.STRATEGIES["split_image"]
+    if shape.layout == "NCHW" and split.claims(shape, device):
+        divided = (split(4, 1, bands, 1, parts, pieces) for bands, parts, pieces in ((3, 3, 3), (4, 2, 2), (2, 4, 3)))
+        yield from [tile for tile in divided if tile.fits(shape, device)][:1]
     claiming = [name for name, kind in dwtir.STRATEGIES.items() if kind.claims(shape, device)]
     yield from claiming
     for steps in dwtir.ARTICLE_STEPS.values():
