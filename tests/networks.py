@@ -11,6 +11,7 @@ from dwtir.nn import convert
 
 FORMS = [torch.contiguous_format, torch.channels_last]
 forms = pytest.mark.parametrize("form", FORMS)
+devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 always = partial(convert, when="always")
 
 
@@ -55,8 +56,9 @@ def norms_of(model):
     return [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
 
 
-def with_statistics(model):
-    """Give the normalisations something to do."""
+def chain(*modules):
+    """Give the normalisations of modules in a row something to do."""
+    model = nn.Sequential(*modules).eval()
     for norm in norms_of(model):
         if norm.running_mean is not None:
             nn.init.normal_(norm.running_mean)
@@ -79,7 +81,7 @@ def convnext():
     return chain(nn.Conv2d(3, 8, 4, 4), ConvNeXtBlock(8), ConvNeXtBlock(8))
 
 
-NETWORKS = {"mobilenet": mobilenet, "convnext": convnext}
+networks = pytest.mark.parametrize("make", [mobilenet, convnext])
 
 
 def image_of(*size, form=FORMS[0]):
@@ -94,10 +96,6 @@ def example(form=FORMS[0], make=mobilenet):
     """Make a network, images for it, and what it makes of them."""
     model, image = make(), image_of(2, 3, 32, 32, form=form)
     return model, image, model(image)
-
-
-def chain(*modules):
-    return with_statistics(nn.Sequential(*modules)).eval()
 
 
 def depthwise(**others):

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any
 
 from dwtir import cuda
 
@@ -32,16 +31,16 @@ def python(code, **environment):
 
 
 def run_python(code, *, path=None, **environment):
-    """Run code, which has `cuda`, in a child process; `path`, dwtir and NumPy replace the site-packages folder.
+    """Run code, which has `cuda`, in a child process.
 
-    Then no toolkit is known of, but by `environment`.
+    With a path, NumPy and dwtir there replace the site-packages folder, and no toolkit
+    is known of but by the environment.
     """
     if path:
         site_with(path, "numpy*")
         (path / "dwtir").symlink_to(Path(cuda.__file__).parent)
         environment = {"CUDA_PATH": "", "CUDA_HOME": ""} | environment | {"PYTHONPATH": str(path)}
-    code = f"from dwtir import cuda\n{code}"
-    return run(*(["-S"] if path else []), "-c", code, **environment).stdout
+    return run(*(["-S"] if path else []), "-c", f"from dwtir import cuda\n{code}", **environment).stdout
 
 
 def site_with(folder, packages):
@@ -53,11 +52,11 @@ def site_with(folder, packages):
 
 
 def command(main, capsys):
-    """Make a function that runs a command's `main` here, and returns its output and errors."""
+    """Make a function that runs `main` here and returns its output and errors."""
 
     def call(*arguments, status=0):
         try:
-            found: Any = main([str(argument) for argument in arguments])
+            found = main(list(map(str, arguments)))
         except SystemExit as end:
             found = end.code
         out, errors = capsys.readouterr()

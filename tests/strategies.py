@@ -244,6 +244,8 @@ def tiles(draw, strategy, shape, target, *, structures=False):
     candidates: dict[str, tuple[Any, ...]] = dict(strategy.space(shape, target))
     assert set(candidates) == {name for name, value in chosen.items() if isinstance(value, int)}
     if structures:
+        if strategy.name == "split_image":  # whose space divides but large images
+            candidates |= {"parts": (1, 2, 3), "pieces": (1, 2, 3)}
         for name, value in chosen.items():
             if isinstance(value, str):
                 candidates[name] = STRUCTURES[name]

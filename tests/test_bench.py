@@ -3,6 +3,7 @@
 import csv
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -30,8 +31,7 @@ def timing(microseconds, spread=0.0):
 
 def row(text, own, spread=0.0, **peers):
     names = {"nchw": "torch NCHW native", "nhwc": "torch NHWC cudnn"}
-    timings = {"dwtir": timing(own, spread)}
-    timings |= {names[key]: timing(microseconds) for key, microseconds in peers.items()}
+    timings = {"dwtir": timing(own, spread)} | {names[key]: timing(peer) for key, peer in peers.items()}
     return Row(Shape.parse(text), Epilogue(), H200, True, timings, ("torch NCHW cudnn: wrong",))
 
 
@@ -63,37 +63,38 @@ def test_the_summary_names_the_worst():
 
 
 def test_doubtful_rows_are_marked():
-    quiet = row("1x8x9x9_k3_p1", 10, nchw=20)
+    quiet, spread = (row("1x8x9x9_k3_p1", 10, spread, nchw=20) for spread in (0.0, 0.3))
     loud = replace(quiet, load=0.5)
-    spread = row("1x8x9x9_k3_p1", 10, spread=0.3, nchw=20)
     assert [found.doubt[0] for found in (quiet, loud, spread)] == [False, True, False]
     assert min([loud, spread, quiet], key=lambda found: found.doubt) is quiet
     assert row_cells([loud])[1][1:4:2] == ("10.00!", "20.00!")
     assert "1 rows were measured while others used the CPU; they are marked !" in summary([loud])
 
 
-FORMS = {"batches": [1], "dtypes": ["float32"], "layouts": ["NCHW"]}
+named = partial(layers.named, batches=[1], dtypes=["float32"], layouts=["NCHW"])
 
 
 def test_words_name_layers():
-    found = layers.named(["network", "mobilenet_v2", "mnasnet1_0"], **FORMS, epilogue="relu")
+    def shapes(*words, **others):
+        return {layer.task.shape for layer in named(words, **others)}
+
+    found = named(["network", "mobilenet_v2", "mnasnet1_0"], epilogue="relu")
     assert {str(layer.task.epilogue) for layer in found} == {"relu"}
     assert len({str(layer.task) for layer in found}) == len(found)
     assert ("mobilenet_v2", "mnasnet1_0") in {layer.networks for layer in found}
-    assert {layer.task.shape for layer in found} < {layer.task.shape for layer in layers.named(["suite"], **FORMS)}
-    assert len(layers.named(["seeds"], **FORMS)) == 8
-    operations, words = ("grad_data", "grad_weight"), ["network", "mobilenet_v2"]
-    forward = {layer.task.shape for layer in layers.named(words, **FORMS)}
-    gradients = {layer.task.shape for layer in layers.named(words, **FORMS, operations=operations)}
-    assert gradients == {replace(shape, operation=operation) for shape in forward for operation in operations}
-    (one,) = layers.named([LAYER], **FORMS)
+    assert {layer.task.shape for layer in found} < shapes("suite")
+    assert len(named(["seeds"])) == 8
+    forward, operations = shapes("network", "mobilenet_v2"), ("grad_data", "grad_weight")
+    gradients = {replace(shape, operation=operation) for shape in forward for operation in operations}
+    assert shapes("network", "mobilenet_v2", operations=operations) == gradients
+    (one,) = named([LAYER])
     assert (one.task.shape, one.networks) == (Shape.parse(LAYER), ())
 
 
 @parametrize("words", [["network"], ["suite", LAYER], ["seeds", "2017"], ["sweets"]])
 def test_other_words_are_refused(words):
     with pytest.raises(InvalidShapeError):
-        layers.named(words, **FORMS)
+        named(words)
 
 
 REFUSED = [
@@ -115,21 +116,20 @@ def test_what_the_command_refuses(arguments, message, capsys):
 
 
 def test_the_command(tmp_path):
-    files = {"--csv": "rows.csv", "--json": "rows.json", "--plot": "all.png"}
-    options = [*CPU, "--rounds", "2", *(text for name, file in files.items() for text in (name, tmp_path / file))]
+    table, rows, picture = (tmp_path / name for name in ("rows.csv", "rows.json", "all.png"))
+    options = [*CPU, "--rounds", "2", "--csv", table, "--json", rows, "--plot", picture]
     child = run("-m", "dwtir.bench", *options, LAYER, "2x4x8x8_k3_s2_psame_bfloat16_nhwc_wgrad")
-    with (tmp_path / "rows.csv").open(newline="") as stream:
-        lines = list(csv.DictReader(stream))
+    lines = list(csv.DictReader(table.read_text().splitlines()))
     assert lines[0]["shape"] == str(Shape.parse(LAYER))
     assert all(float(line["dwtir median_us"]) > 0 for line in lines)
-    found = Results.read(tmp_path / "rows.json")
+    found = Results.read(rows)
     assert found.about["dwtir"] == dwtir.__version__
     assert found.about["command"].endswith("--schedule manual --baselines none --rounds 2")
     printed, expected = child.stdout.splitlines(), text(found)
     assert (printed[0], len(printed)) == (expected[0], len(expected))
     assert [str(row.shape) for row in found.rows] == [line["shape"] for line in lines]
     assert "no plot of speed-ups: no row has a time of PyTorch" in child.stderr
-    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_run_goes_on_where_it_was(tmp_path, capsys):
@@ -153,17 +153,14 @@ def test_a_run_goes_on_where_it_was(tmp_path, capsys):
     assert re.search("RecordError.*command must be", errors)
 
 
-def test_a_gradient_is_bounded_and_named_as_its_convolution():
+def test_a_gradient_is_bounded_as_its_convolution():
     forward, gradient = row("1x8x9x9_k3_p1", 10), row("1x8x9x9_k3_p1_wgrad", 10)
     assert gradient.floor == forward.floor
     assert (gradient.short, forward.short) == ("8x9x9 k3x3 wgrad", "8x9x9 k3x3")
     assert gradient.facts()["shape"].endswith("_wgrad")
 
 
-TARGETS = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@parametrize("target", TARGETS)
+@parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @parametrize("about", ["k3_psame", "k5_s2_psame_m2_nhwc", "k3_d2_p2_float16_nhwc", "k7_p3_bfloat16"])
 @parametrize("ending", ["", "+bias+relu", "+scale_shift+residual+silu", "_dgrad", "_wgrad"])
 def test_pytorch_beside_us(target, about, ending):

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import sys
 from copy import deepcopy
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from dwtir.target import resolve
 from processes import command
 
 parametrize = pytest.mark.parametrize
+inductors_warnings = pytest.mark.filterwarnings("default")
 
 CPU = resolve("cpu")
 IMAGE = (3, 16, 16)
@@ -64,40 +65,40 @@ def test_other_models_are_refused(model, message):
 COMPILED = "torch.compile", "dwtir compile"
 
 
-def check_ways(found, *ways):
+def check_ways(found, ways):
     assert found.notes == ()
     assert set(found.timings) == {"torch", "dwtir", *ways}
     assert (found.replaced, found.layers) == (2, 2)
 
 
-def check_inference(found, *ways):
-    check_ways(found, *ways)
+def inference(network, *ways, target=CPU, **options):
+    found = infer(network, target, when="always", rounds=2, **options)
+    check_ways(found, ways)
     assert all(t.p20 <= t.median <= t.p80 for t in found.timings.values())
     assert 0 < found.share < 1
     assert (found.losses, found.loss_difference()) == ({}, None)
+    return found
 
 
 @parametrize(("dtype", "layout"), [("float32", "NCHW"), ("float16", "NCHW"), ("bfloat16", "NHWC")])
 def test_inference(network, dtype, layout):
     before = deepcopy(network.model.state_dict())
-    found = infer(*(network, CPU), batch=2, dtype=dtype, layout=layout, when="always", compiled=False, rounds=2)
-    check_inference(found)
+    found = inference(network, batch=2, dtype=dtype, layout=layout, compiled=False)
     assert (found.run, found.batch, found.dtype, found.layout) == ("inference", 2, dtype, layout)
     assert all(torch.equal(before[k], v) for k, v in network.model.state_dict().items())
 
 
-@pytest.mark.filterwarnings("default")  # inductor's own
+@inductors_warnings
 def test_compiled_inference(network):
-    check_inference(infer(network, CPU, layout="NHWC", when="always", rounds=2), *COMPILED)
+    inference(network, *COMPILED, layout="NHWC")
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("default")
+@inductors_warnings
 @parametrize("layout", ["NCHW", "NHWC"])
 @parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_inference_on_a_gpu(network, dtype, layout):
-    found = infer(network, resolve("cuda"), batch=4, dtype=dtype, layout=layout, when="always", rounds=2)
-    check_inference(found, *COMPILED)
+    inference(network, *COMPILED, target=resolve("cuda"), batch=4, dtype=dtype, layout=layout)
 
 
 class Counting(nn.Module):
@@ -118,13 +119,13 @@ class Twofold(Counting):
         return image, self.conv(image)
 
 
-INCOMPARABLE = {
-    Counting: "must be finite and the same in each run",
-    Twofold: "cannot run it in float32 on cpu.*the output must be a tensor, got tuple",
-}
-
-
-@parametrize(("model", "message"), INCOMPARABLE.items())
+@parametrize(
+    ("model", "message"),
+    [
+        (Counting, "must be finite and the same in each run"),
+        (Twofold, "cannot run it in float32 on cpu.*the output must be a tensor, got tuple"),
+    ],
+)
 def test_networks_that_cannot_be_compared(model, message):
     network = Network.of("it", model(), (4, 8, 8))
     with pytest.raises(ArgumentError, match=message):
@@ -168,23 +169,23 @@ def test_replaced_layers_keep_their_parameters():
     torch.testing.assert_close(model[0](image), shared(image))
 
 
-def check_training(found, steps, *ways):
-    check_ways(found, *ways)
+def check_training(network, *ways, target=CPU, **options):
+    found = train(network, target, steps=20, rounds=2, **options)
+    check_ways(found, ways)
     assert set(found.losses) == {*found.timings, NUDGED}
-    assert all(len(losses) == steps for losses in found.losses.values())
+    assert all(len(losses) == 20 for losses in found.losses.values())
     assert found.losses["dwtir"][-1] < found.losses["dwtir"][0]
     assert all(found.loss_difference(way) < 0.05 for way in found.losses)
     assert found.share is None
 
 
 def test_training(network):
-    check_training(train(network, CPU, batch=4, steps=20, rounds=2, compiled=False), 20)
+    check_training(network, batch=4, compiled=False)
 
 
-@pytest.mark.filterwarnings("default")
+@inductors_warnings
 def test_compiled_training(network):
-    found = train(network, CPU, batch=4, precision="bfloat16 autocast", layout="NHWC", steps=20, rounds=2)
-    check_training(found, 20, *COMPILED)
+    check_training(network, *COMPILED, batch=4, precision="bfloat16 autocast", layout="NHWC")
 
 
 def test_a_graph_begins_with_the_weights_that_there_were(monkeypatch):
@@ -200,12 +201,12 @@ def test_a_graph_begins_with_the_weights_that_there_were(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("default")
+@inductors_warnings
 @parametrize("layout", ["NCHW", "NHWC"])
 @parametrize("precision", PRECISIONS)
 def test_training_on_a_gpu(network, precision, layout):
-    found = train(network, resolve("cuda"), batch=8, precision=precision, layout=layout, steps=20, rounds=2)
-    check_training(found, 20, "torch graph", "dwtir graph", *COMPILED)
+    ways = ("torch graph", "dwtir graph", *COMPILED)
+    check_training(network, *ways, target=resolve("cuda"), batch=8, precision=precision, layout=layout)
 
 
 def test_training_that_cannot_be(network):
@@ -219,22 +220,20 @@ def test_training_that_cannot_be(network):
 # Rows
 
 
-FORM = {"network": "small", "run": "inference", "batch": 1, "dtype": "float32", "layout": "NCHW"}
-TIMINGS = {"torch": Timing(4e-3, 4e-3, 4e-3, 7), "torch.compile": Timing(3e-3, 3e-3, 3e-3, 7)}
-TIMINGS["dwtir"] = Timing(2e-3, 1.5e-3, 2.5e-3, 7)
-ROW = NetworkRow(**FORM, timings=TIMINGS, replaced=1, layers=2, share=0.25, notes=("dwtir compile: it cannot",))
-
-
 def test_a_row_compares_the_fastest_ways():
-    assert ROW.ratio == pytest.approx(1.5)
-    head, line = cells([ROW])
+    timings = {"torch": Timing(4e-3, 4e-3, 4e-3, 7), "torch.compile": Timing(3e-3, 3e-3, 3e-3, 7)}
+    timings["dwtir"] = Timing(2e-3, 1.5e-3, 2.5e-3, 7)
+    about = {"network": "small", "run": "inference", "batch": 1, "dtype": "float32", "layout": "NCHW"}
+    row = NetworkRow(**about, timings=timings, replaced=1, layers=2, share=0.25, notes=("dwtir compile: it cannot",))
+    assert row.ratio == pytest.approx(1.5)
+    head, line = cells([row])
     ways = ("torch ms", "torch graph ms", "torch.compile ms", "dwtir ms", "dwtir graph ms", "dwtir compile ms")
-    assert head == ("network", "run", "batch", "type", "layout", *ways, *head[11:])
+    more = ("ratio", "depthwise %", "replaced", "loss differs", "nudged")
+    assert head == ("network", "run", "batch", "type", "layout", *ways, *more)
     assert line[:11] == ("small", "inference", "1", "float32", "NCHW", "4.000", "-", "3.000", "2.000~", "-", "-")
-    assert head[11:] == ("ratio", "depthwise %", "replaced", "loss differs", "nudged")
     assert line[11:] == ("1.50x", "25", "1 of 2", "-", "-")
     losses = {"torch": [2.0, 1.5], "dwtir": [2.0, 1.25], NUDGED: [1.5, 1.5]}
-    loud = dataclasses.replace(ROW, load=0.5, losses=losses)
+    loud = dataclasses.replace(row, load=0.5, losses=losses)
     _, line = cells([loud])
     assert (line[5], *line[-2:]) == ("4.000!", "2.5e-01", "5.0e-01")
     assert fields(loud)["us"]["torch"] == [4000.0, 4000.0, 4000.0, 7]
@@ -248,15 +247,13 @@ def test_a_row_compares_the_fastest_ways():
 def library(monkeypatch):
     """A small library with timm's interface, whose only network is the one above."""
 
-    class Model(nn.Sequential):
-        pretrained_cfg = {"input_size": IMAGE}
-
     def create_model(name, pretrained):
         assert (name, pretrained) == ("small", False)
-        return Model(*module())
+        model = module()
+        model.pretrained_cfg = {"input_size": IMAGE}
+        return model
 
-    timm = ModuleType("timm")
-    timm.is_model, timm.create_model = "small".__eq__, create_model
+    timm = SimpleNamespace(__name__="timm", is_model="small".__eq__, create_model=create_model)
     monkeypatch.setitem(sys.modules, "timm", timm)
     monkeypatch.setitem(sys.modules, "torchvision", None)
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 import tvm
+from numpy.testing import assert_array_equal
 
 import dwtir
-from dwtir import ArgumentError, Kernel, entry, reference
+from dwtir import ArgumentError, entry, reference
 from kernels import EPILOGUE, SHAPE, expected_of, tensors_of
 
 parametrize = pytest.mark.parametrize
@@ -18,8 +19,11 @@ parametrize = pytest.mark.parametrize
 @pytest.fixture(params=["kernel", "opencl_kernel"])
 def either(request):
     """A kernel of each target that takes NumPy's arrays."""
-    found: Kernel = request.getfixturevalue(request.param)
-    return found
+    return request.getfixturevalue(request.param)
+
+
+def exchanged(tensors, place, other):
+    return [*tensors[:place], other, *tensors[place + 1 :]]
 
 
 def aligned(shape, dtype, offset=0):
@@ -36,18 +40,17 @@ def test_numpy_arrays_in_and_out(target, dtype):
     kernel = dwtir.build(replace(SHAPE, dtype=dtype), epilogue=EPILOGUE, target=target)
     got = kernel(*tensors_of(kernel))
     assert isinstance(got, np.ndarray)
-    assert got.dtype == reference.numpy_dtype(dtype)
-    assert got.shape == SHAPE.out_shape
-    np.testing.assert_array_equal(got.astype(np.float64), expected_of(kernel))
+    assert (got.dtype, got.shape) == (reference.numpy_dtype(dtype), SHAPE.out_shape)
+    assert_array_equal(got.astype(np.float64), expected_of(kernel))
 
 
-def test_out_is_written_and_returned_and_inputs_may_be_read_only(either):
+def test_out_is_returned_and_inputs_may_be_read_only(either):
     tensors = tensors_of(either)
     for tensor in tensors:
         tensor.flags.writeable = False
     out = aligned(SHAPE.out_shape, np.float32)
     assert either(*tensors, out=out) is out
-    np.testing.assert_array_equal(out, expected_of(either))
+    assert_array_equal(out, expected_of(either))
 
 
 def test_any_stride_of_an_axis_of_one_is_contiguous():
@@ -55,17 +58,17 @@ def test_any_stride_of_an_axis_of_one_is_contiguous():
     data, weight = tensors_of(kernel)
     odd = np.lib.stride_tricks.as_strided(data, strides=(12, *data.strides[1:3], 40))
     assert odd.flags.c_contiguous
-    np.testing.assert_array_equal(kernel(odd, weight), expected_of(kernel))
+    assert_array_equal(kernel(odd, weight), expected_of(kernel))
 
 
 def test_dlpack_tensors_in_and_out(kernel):
     tensors = [tvm.runtime.tensor(array) for array in tensors_of(kernel)]
     got = kernel(*tensors)
     assert isinstance(got, tvm.runtime.Tensor)
-    np.testing.assert_array_equal(got.numpy(), expected_of(kernel))
+    assert_array_equal(got.numpy(), expected_of(kernel))
     out = tvm.runtime.tensor(np.full(SHAPE.out_shape, np.nan, np.float32))
     assert kernel(*tensors, out=out) is out
-    np.testing.assert_array_equal(out.numpy(), expected_of(kernel))
+    assert_array_equal(out.numpy(), expected_of(kernel))
 
 
 class Wrapped:
@@ -84,10 +87,10 @@ class Wrapped:
 def test_tensors_of_unknown_libraries(kernel):
     def refused(message, place, wrong, **out):
         with pytest.raises(ArgumentError, match=message):
-            kernel(*tensors[:place], Wrapped(wrong), *tensors[place + 1 :], **out)
+            kernel(*exchanged(tensors, place, Wrapped(wrong)), **out)
 
     tensors = [Wrapped(array) for array in tensors_of(kernel)]
-    np.testing.assert_array_equal(kernel(*tensors).numpy(), expected_of(kernel))
+    assert_array_equal(kernel(*tensors).numpy(), expected_of(kernel))
     refused(r"data must have shape \(2, 6, 9, 11\), got \(1,", 0, np.ones((1, 6, 9, 11), np.float32))
     refused("weight must be float32, got float64", 1, np.ones(SHAPE.weight_shape))
     refused("data must be contiguous", 0, np.ones((2, 6, 9, 22), np.float32)[..., ::2])
@@ -97,12 +100,7 @@ def test_tensors_of_unknown_libraries(kernel):
     refused("out must not overlap data", 0, data, out=Wrapped(out))
 
 
-def copied_past(array, offset):
-    moved = aligned(array.shape, array.dtype, offset)
-    moved[...] = array
-    return moved
-
-
+SHIFTED = aligned(SHAPE.data_shape, np.float32, 8)
 WRONG_CALLS = {
     r"takes 3 tensors \(data, weight, bias\) and out=, got 2": lambda d, w, b: (d, w),
     "weight must be a NumPy array like data, got list": lambda d, w, b: (d, w.tolist(), b),
@@ -113,7 +111,7 @@ WRONG_CALLS = {
     "data must be float32, got float64": lambda d, w, b: (d.astype(np.float64), w, b),
     "weight must be float32, got >f4": lambda d, w, b: (d, w.astype(">f4"), b),
     "data must be contiguous; make a contiguous copy": lambda d, w, b: (np.asfortranarray(d), w, b),
-    "data must start at a multiple of 16 bytes, got one 8 bytes past it": lambda d, w, b: (copied_past(d, 8), w, b),
+    "data must start at a multiple of 16 bytes, got one 8 bytes past it": lambda d, w, b: (SHIFTED, w, b),
 }
 
 
@@ -151,7 +149,7 @@ def test_out_must_not_overlap_an_input(kernel, index):
         tensors[index] = memory[first : first + array.size].reshape(array.shape)
         tensors[index][...] = array
         if first in apart:
-            np.testing.assert_array_equal(kernel(*tensors, out=out), expected_of(kernel))
+            assert_array_equal(kernel(*tensors, out=out), expected_of(kernel))
         else:
             with pytest.raises(ArgumentError, match=f"out must not overlap {name} in memory"):
                 kernel(*tensors, out=out)
@@ -168,7 +166,7 @@ def test_a_refused_call_writes_nothing(kernel):
 def test_threads_may_share_a_kernel(either):
     with ThreadPoolExecutor(4) as pool:
         for seed, got in enumerate(pool.map(lambda seed: either(*tensors_of(either, seed)), range(40))):
-            np.testing.assert_array_equal(got, expected_of(either, seed))
+            assert_array_equal(got, expected_of(either, seed))
 
 
 def test_torch_tensors_on_the_cpu(kernel):
@@ -176,11 +174,11 @@ def test_torch_tensors_on_the_cpu(kernel):
     for shape in (SHAPE.weight_shape, (12, 1, 3, 3)):
         got = kernel(data, weight.reshape(shape), bias)
         assert isinstance(got, torch.Tensor)
-        np.testing.assert_array_equal(got.numpy(), expected_of(kernel))
+        assert_array_equal(got.numpy(), expected_of(kernel))
 
 
 @parametrize("end", ["bfloat16_nhwc", "m2_bfloat16_nhwc_dgrad", "nhwc_wgrad", "m2"])
-def test_what_takes_tensors_as_torch_has_them_compares_sizes_and_strides(end):
+def test_a_launcher_compares_sizes_and_strides(end):
     kernel = dwtir.build(f"2x6x5x4_k3x2_p1_{end}", target="cpu")
     dtype, launch = getattr(torch, kernel.shape.dtype), kernel.launcher()
     tensors = [torch.empty_strided(*sizes, dtype=dtype).zero_() for sizes in entry.in_torch(kernel.shape).values()]
@@ -189,43 +187,33 @@ def test_what_takes_tensors_as_torch_has_them_compares_sizes_and_strides(end):
         spread = torch.stack([tensor, tensor], dim=-1)[..., 0]
         for wrong in (tensor[:-1], spread, tensor.to(torch.float16), tensor.to("meta")):
             with pytest.raises((TypeError, ValueError, RuntimeError)):
-                launch(*tensors[:place], wrong, *tensors[place + 1 :])
+                launch(*exchanged(tensors, place, wrong))
 
 
-# torch on a GPU; `test_gpu` has the calls that succeed
-
-
-@pytest.fixture(scope="module")
-def cuda_kernel():
-    return dwtir.build(SHAPE, epilogue=EPILOGUE, target="cuda")
-
-
+# On a GPU, `test_gpu` has the calls that succeed.
 @parametrize("home", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_wrong_torch_tensors_are_refused(request, home):
-    kernel: Kernel = request.getfixturevalue("cuda_kernel" if home == "cuda" else "kernel")
-    data, weight, bias = (torch.from_numpy(array).to(home) for array in tensors_of(kernel))
+def test_wrong_torch_tensors_are_refused(home):
+    kernel = dwtir.build(SHAPE, epilogue=EPILOGUE, target=home)
+    tensors = data, weight, bias = [torch.from_numpy(array).to(home) for array in tensors_of(kernel)]
     away = "cpu" if home == "cuda" else "meta"
-    shifted = torch.empty(data.numel() + 1, device=home)[1:].view(data.shape)
-    for wrong, message in (
-        ((data.to(away), weight, bias), f"data must be on {home}, got {away}"),
-        ((data, weight.to(away), bias), f"weight must be on {home}, got {away}"),
-        ((data, weight, bias.half()), "bias must be float32, got torch.float16"),
-        ((data.transpose(2, 3).contiguous().transpose(2, 3), weight, bias), "data must be contig"),
-        ((shifted, weight, bias), "data must start at a multiple of 16 bytes, got one 4"),
-        ((data, weight.clone().requires_grad_(), bias), "weight requires a gradient"),
-        ((data.to_sparse(), weight, bias), "data must be a dense tensor"),
-        ((data, weight.cpu().numpy(), bias), "weight must be a torch.Tensor like data, got numpy"),
+    size = np.prod(SHAPE.out_shape)
+    memory = torch.empty(4096, device=home)
+    begin, behind = (memory[first : first + size].view(SHAPE.out_shape) for first in (0, 64))
+    with_gradient = weight.clone().requires_grad_()
+    for place, wrong, message, out in (
+        (0, data.to(away), f"data must be on {home}, got {away}", None),
+        (1, weight.to(away), f"weight must be on {home}, got {away}", None),
+        (2, bias.half(), "bias must be float32, got torch.float16", None),
+        (0, data.transpose(2, 3).contiguous().transpose(2, 3), "data must be contig", None),
+        (0, memory[1:][: data.numel()].view(data.shape), "data must start at a multiple of 16 bytes, got one 4", None),
+        (1, with_gradient, "weight requires a gradient", None),
+        (0, data.to_sparse(), "data must be a dense tensor", None),
+        (1, weight.cpu().numpy(), "weight must be a torch.Tensor like data, got numpy", None),
+        (0, memory[: data.numel()].view(data.shape), "out must not overlap data", begin),
+        # Too small, and out begins where it ends: by the kernel's sizes the two would overlap.
+        (0, memory[:64], r"data must have shape .*, got \(64,\)", behind),
     ):
         with pytest.raises(ArgumentError, match=message):
-            kernel(*wrong)
-    memory = torch.empty(4096, device=home)
-    overlapping = memory[: data.numel()].view(data.shape)
-    size = np.prod(SHAPE.out_shape)
-    with pytest.raises(ArgumentError, match="out must not overlap data"):
-        kernel(overlapping, weight, bias, out=memory[:size].view(SHAPE.out_shape))
+            kernel(*exchanged(tensors, place, wrong), out=out)
     with torch.no_grad():
-        kernel(data, weight.clone().requires_grad_(), bias)
-
-    # Too small, and out begins where it ends: by the kernel's sizes the two would overlap.
-    with pytest.raises(ArgumentError, match=r"data must have shape .*, got \(64,\)"):
-        kernel(memory[:64], weight, bias, out=memory[64:][:size].view(SHAPE.out_shape))
+        kernel(data, with_gradient, bias)

@@ -23,14 +23,19 @@ from processes import command
 
 NHWC = Shape.parse("1x32x14x14_k5_psame_float16_nhwc")
 NAME = f"{SHAPE}.json"
+LLVM, CUDA = CPU.tvm(), H200.tvm()
 
 
 def module(shape=SHAPE, *steps):
     return tvm.IRModule({"main": compute.depthwise_conv2d(shape, Epilogue(steps))})
 
 
+def query(db, target=LLVM, *about):
+    return db.query_schedule(module(*about), target, "main")
+
+
 def script(*steps):
-    return str(schedule_for(SHAPE, Epilogue(steps), TILE).mod.script())
+    return schedule_for(SHAPE, Epilogue(steps), TILE).mod.script()
 
 
 @pytest.fixture
@@ -49,13 +54,12 @@ def folder(tmp_path):
 def test_metaschedule_compiles_with_our_records(folder):
     with TuneDB(folder, "cpu"):
         current = ms.database.Database.current()
-        found = ms.tir_integration.compile_tir(current, compute.depthwise_conv2d(SHAPE, Epilogue()), CPU.tvm())
+        found = ms.tir_integration.compile_tir(current, module()["main"], LLVM)
     assert found.mod.script() == script()
-    function = tvm.compile(found.mod, target=CPU.tvm())["main"]
     arrays = [np.ones(extents, "float32") for extents in (SHAPE.data_shape, SHAPE.weight_shape, SHAPE.out_shape)]
-    data, weight, out = map(tvm.runtime.tensor, arrays)
-    function(data, weight, out)
-    np.testing.assert_array_equal(out.numpy(), dwtir.reference.depthwise_conv2d(SHAPE, *arrays[:2]))
+    tensors = list(map(tvm.runtime.tensor, arrays))
+    tvm.compile(found.mod, target=LLVM)["main"](*tensors)
+    np.testing.assert_array_equal(tensors[-1].numpy(), dwtir.reference.depthwise_conv2d(SHAPE, *arrays[:2]))
 
 
 def test_it_answers_as_a_database(folder):
@@ -69,43 +73,43 @@ def test_it_answers_as_a_database(folder):
     assert [list(map(float, r.run_secs)) for r in db.get_top_k(work, 5)] == [[2e-6]]
     assert list(db.get_top_k(work, 0)) == []
     assert len(db.get_all_tuning_records()) == 2
-    record = db.query_tuning_record(module(), CPU.tvm(), "main")
+    record = db.query_tuning_record(module(), LLVM, "main")
     replayed = Schedule(module())
     record.trace.apply_to_schedule(replayed, remove_postproc=False)
     assert replayed.mod.script() == script()
-    assert db.query_ir_module(module(), CPU.tvm(), "main").script() == script()
-    assert db.query(module(), CPU.tvm(), kind="schedule").mod.script() == script()
+    assert db.query_ir_module(module(), LLVM, "main").script() == script()
+    assert db.query(module(), LLVM, kind="schedule").mod.script() == script()
 
 
 def test_another_epilogue_takes_the_record_without_one(folder):
-    found = TuneDB(folder, "cpu").query_schedule(module(SHAPE, "bias", "relu"), CPU.tvm(), "main")
+    found = query(TuneDB(folder, "cpu"), LLVM, SHAPE, "bias", "relu")
     assert found.mod.script() == script("bias", "relu")
 
 
 def test_another_device_is_a_miss(folder):
     db = TuneDB(folder, "cpu")
-    assert db.query_schedule(module(), H200.tvm(), "main") is None
+    assert query(db, CUDA) is None
     assert db.query_tuning_record(module(), tvm.target.Target({"kind": "llvm", "mcpu": "nocona"}), "main") is None
     gpu = TuneDB(folder, H200)
-    assert gpu.query_schedule(module(), H200.tvm(), "main") is not None
-    assert gpu.query_schedule(module(), CPU.tvm(), "main") is None
+    assert query(gpu, CUDA) is not None
+    assert query(gpu) is None
     small = tvm.target.Target({"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 128}, host={"kind": "llvm"})
-    assert gpu.query_schedule(module(), small, "main") is None, "256 threads"
+    assert query(gpu, small) is None, "256 threads"
 
 
 def test_what_only_says_that_it_is_ours_is_unknown(folder):
     db = TuneDB(folder, "cpu")
-    ours = compute.depthwise_conv2d(SHAPE, Epilogue())
-    liar = compute.depthwise_conv2d(NHWC, Epilogue()).with_attr("dwtir.shape", str(SHAPE))
+    ours = module()["main"]
+    liar = module(NHWC)["main"].with_attr("dwtir.shape", str(SHAPE))
     garbled = ours.with_attr("dwtir.shape", "../../etc/passwd")
     wrong = [{"main": func} for func in (liar, garbled, ours.without_attr("dwtir.shape"))]
     scheduled = schedule_for(SHAPE, Epilogue(), TILE).mod
     for other in (*map(tvm.IRModule, (*wrong, {"f": ours}, {})), scheduled):
         assert not db.has_workload(other)
-        assert db.query_schedule(other, CPU.tvm(), "main") is None
+        assert db.query_schedule(other, LLVM, "main") is None
         workload = db.commit_workload(other)
         assert list(db.get_top_k(workload, 1)) == []
-        db.commit_tuning_record(ms.database.TuningRecord(Schedule(module()).trace, workload, [1.0], CPU.tvm()))
+        db.commit_tuning_record(ms.database.TuningRecord(Schedule(module()).trace, workload, [1.0], LLVM))
     assert len(db) == 2
 
 
@@ -114,16 +118,15 @@ def test_what_is_committed_is_a_record_if_it_is_better(tmp_path):
     work = db.commit_workload(module())
 
     def commit(sch, *times):
-        db.commit_tuning_record(ms.database.TuningRecord(sch.trace, work, list(times), CPU.tvm()))
+        db.commit_tuning_record(ms.database.TuningRecord(sch.trace, work, list(times), LLVM))
 
     def committed():
         return Record.read(tmp_path / CPU.name / NAME)
 
-    drawn, _ = traces.space_trace(TILE, SHAPE, CPU)
+    tile = Cpu(2, 1, 2)
+    (drawn, _), (better, _) = (traces.space_trace(one, SHAPE, CPU) for one in (TILE, tile))
     commit(drawn, 2e-6, 3e-6)
     assert committed().strategy == TILE
-    tile = Cpu(2, 1, 2)
-    better, _ = traces.space_trace(tile, SHAPE, CPU)
     better.enter_postproc()
     commit(better, 1e-6)
     assert committed().strategy == tile
@@ -146,42 +149,45 @@ def run(capsys):
 
 
 def test_list_and_show(folder, run):
-    out = processes.run("-m", "dwtir.db", "list", "--db", folder).stdout
-    assert out == run("list", "--db", folder)[0]
+    db = "--db", folder
+    out, _ = run("list", *db)
+    assert out == processes.run("-m", "dwtir.db", "list", *db).stdout
     head, *rows = out.splitlines()
     assert head.split()[:4] == ["device", "shape", "epilogue", "strategy"]
     assert len(rows) == 3
     path = folder / CPU.name / NAME
     assert rows[1].split() == [CPU.name, str(SHAPE), "none", "cpu", "2.00", "3.00", "1.50x", str(path)]
     path.with_name("bad.json").write_text("{")
-    out, errors = run("list", "--db", folder, "--json")
+    out, errors = run("list", *db, "--json")
     assert {row["device"] for row in json.loads(out)} == {CPU.name, "nvidia-h200"}
     assert "bad.json: not readable as JSON" in errors
     out, _ = run("show", path)
     assert "rows=3, cols=1, lanes=2" in out
-    assert '["SampleCategorical", []' not in out
-    assert '["SampleCategorical", []' in run("show", path, "--trace")[0]
-    assert run("show", "--db", folder, "2x6x9x11_k3_s2x1_psame_m2")[0].count(NAME) == 2
-    assert "no record of 1x1x1x1" in run("show", "--db", folder, "1x1x1x1_k1", status=1)[1]
+    step = '["SampleCategorical", []'
+    assert step not in out
+    assert step in run("show", path, "--trace")[0]
+    assert run("show", *db, "2x6x9x11_k3_s2x1_psame_m2")[0].count(NAME) == 2
+    assert "no record of 1x1x1x1" in run("show", *db, "1x1x1x1_k1", status=1)[1]
     assert "--db must be a folder" in run("list", "--db", folder / "none", status=1)[1]
     run("list", "--what", status=2)
 
 
 def test_verify_and_prune(folder, run):
-    out, _ = run("verify", "--db", folder)
+    db = "--db", folder
+    out, _ = run("verify", *db)
     assert "3 good, 0 bad" in out
     assert out.count("built and right on") == 2
     path = folder / "nvidia-h200" / NAME
     path.write_text(path.read_text().replace("v4,16,16", "v4,16,128"))
-    out, _ = run("verify", "--db", folder, status=1)
+    out, _ = run("verify", *db, status=1)
     assert "2 good, 1 bad" in out
     assert f"BAD:  {path}: ladder" in out
-    assert "would be removed" in run("prune", "--db", folder, status=1)[0]
+    assert "would be removed" in run("prune", *db, status=1)[0]
     assert path.exists()
-    assert str(path) in run("prune", "--db", folder, "--yes")[0]
+    assert str(path) in run("prune", *db, "--yes")[0]
     assert not path.exists()
     assert len(database.record_paths(folder)) == 2
-    assert run("prune", "--db", folder)[0] == "nothing to remove\n"
+    assert run("prune", *db)[0] == "nothing to remove\n"
 
 
 def test_verify_notices_wrong_results(monkeypatch):
@@ -200,7 +206,7 @@ def importing(path):
 def test_metaschedule_exchange(folder, tmp_path, run):
     assert run("export", "--db", folder, "--device", CPU.name, tmp_path / "ms")[0].startswith("2 records")
     theirs = ms.database.JSONDatabase(work_dir=str(tmp_path / "ms"))
-    assert theirs.query_schedule(module(), CPU.tvm(), "main").mod.script() == script()
+    assert query(theirs).mod.script() == script()
     assert "is there already" in run("export", "--db", folder, tmp_path / "ms", status=1)[1]
     assert run(*importing(tmp_path))[0].startswith("2 records written")
     assert Record.read(tmp_path / "new" / CPU.name / NAME).strategy == TILE
@@ -210,7 +216,7 @@ def test_metaschedule_exchange(folder, tmp_path, run):
 
 
 def test_an_index_map_survives_the_exchange(tmp_path, run):
-    """MetaSchedule writes the one of a strided layer's trace in another form than TVM's traces."""
+    """MetaSchedule writes that of a strided layer's trace in another form than TVM."""
     shape = Shape.parse("1x8x15x17_k3_s2_psame")
     record = Record.measured(Cpu.choose(shape, CPU), shape, CPU, [2e-6])
     assert any(instruction[0] == "TransformLayout" for instruction in record.trace[0])

@@ -6,39 +6,33 @@ import os
 import pytest
 
 from dwtir import cache, checks, cuda, doctor
+from dwtir.checks import Finding
 from processes import run
 
 
-def run_doctor(*argv, status, path=None, **environment):
+def run_doctor(*argv, status, path="", **environment):
     """Run the doctor in a child process; modules in `path` come before the installed ones."""
-    folders = [str(path or ""), os.environ.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), os.environ.get("PYTHONPATH")]))
     return json.loads(run("-m", "dwtir.doctor", "--json", *argv, status=status, **environment).stdout)
 
 
 def finding(report, name):
     (found,) = [entry for entry in report["findings"] if entry["name"] == name]
-    return found
+    return Finding(**found)
 
 
-@pytest.fixture(scope="module")
-def healthy():
-    return run_doctor("--target", "opencl", status=0, CUDA_VISIBLE_DEVICES="")
-
-
-def test_a_healthy_machine(healthy):
+def test_a_healthy_machine():
+    healthy = run_doctor("--target", "opencl", status=0, CUDA_VISIBLE_DEVICES="")
     assert (healthy["target"], healthy["works"]) == ("opencl", True)
     required = ("Python", "platform", "apache-tvm", "apache-tvm-ffi", "numpy", "CPU", "OpenCL")
     for name in (*required, "CUDA runtime", "NVRTC", "CUDA headers"):
         found = finding(healthy, name)
-        assert (found["status"], found["required"]) == ("ok", name in required), healthy
-    assert "LLVM" in finding(healthy, "CPU")["detail"]
-    assert "ran a kernel" in finding(healthy, "OpenCL")["detail"]
-
-
-def test_what_is_missing_has_a_remedy_and_what_works_has_none(healthy):
-    assert finding(healthy, "GPU")["status"] != "ok"
+        assert (found.status, found.required) == ("ok", name in required), healthy
+    assert "LLVM" in finding(healthy, "CPU").detail
+    assert "ran a kernel" in finding(healthy, "OpenCL").detail
+    assert finding(healthy, "GPU").status != "ok"
     for entry in healthy["findings"]:
+        # What is missing has a remedy, and what works has none.
         assert bool(entry["remedy"]) == (entry["status"] != "ok"), entry
 
 
@@ -48,47 +42,47 @@ def test_without_a_gpu_cuda_does_not_work(tmp_path):
     report = run_doctor("--target", "cuda", status=1, LD_LIBRARY_PATH=str(tmp_path))
     assert not report["works"]
     gpu = finding(report, "GPU")
-    assert (gpu["status"], gpu["required"], gpu["remedy"]) == ("missing", True, cuda.INSTALL_DRIVER)
-    assert "libcuda.so.1" in gpu["detail"]
+    assert (gpu.status, gpu.required, gpu.remedy) == ("missing", True, cuda.INSTALL_DRIVER)
+    assert "libcuda.so.1" in gpu.detail
 
 
-def test_without_a_gpu_the_cpu_is_chosen_and_has_to_work(tmp_path):
-    # Stands for a TVM that takes the process down, for one by an illegal instruction.
+def test_without_a_gpu_the_cpu_has_to_work(tmp_path):
+    # Stands for a TVM that takes the process down, as by an illegal instruction.
     (tmp_path / "tvm.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
     (tmp_path / "libcuda.so.1").touch()
     report = run_doctor(status=1, path=tmp_path, LD_LIBRARY_PATH=str(tmp_path))
     assert report["target"] == "cpu"
     cpu = finding(report, "CPU")
-    assert (cpu["status"], cpu["detail"]) == ("broken", "crashed with SIGILL")
-    assert "--force-reinstall" in cpu["remedy"]
+    assert (cpu.status, cpu.detail) == ("broken", "crashed with SIGILL")
+    assert "--force-reinstall" in cpu.remedy
 
 
 def test_an_exception_of_a_probe_is_a_finding(tmp_path):
     (tmp_path / "tvm.py").write_text("raise OSError('libLLVM.so: cannot open\\n  and more')\n")
     report = run_doctor("--target", "cpu", status=1, path=tmp_path)
-    assert finding(report, "CPU")["detail"] == "OSError: libLLVM.so: cannot open\n  and more"
+    assert finding(report, "CPU").detail == "OSError: libLLVM.so: cannot open\n  and more"
 
 
 @pytest.mark.parametrize(("package", "version"), [("apache-tvm", "0.26.0"), ("apache-tvm-ffi", "0.1.15.post1")])
 def test_a_wrong_version_of_tvm_is_never_imported(tmp_path, package, version):
-    metadata = tmp_path / f"{package.replace('-', '_')}-{version}.dist-info" / "METADATA"
-    metadata.parent.mkdir()
-    metadata.write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
-    (tmp_path / "tvm.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    folder, imported = tmp_path / f"{package.replace('-', '_')}-{version}.dist-info", tmp_path / "imported"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    (tmp_path / "tvm.py").write_text(f"open({str(imported)!r}, 'w')\n")
     report = run_doctor("--target", "cpu", status=1, path=tmp_path)
-    assert not (tmp_path / "imported").exists()
-    entry = finding(report, package)
+    assert not imported.exists()
+    found = finding(report, package)
     remedy = "pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1"
-    assert (entry["status"], entry["remedy"]) == ("broken", remedy)
-    assert version in entry["detail"]
-    assert ("crashes" in entry["detail"]) == (package == "apache-tvm-ffi")
+    assert (found.status, found.remedy) == ("broken", remedy)
+    assert version in found.detail
+    assert ("crashes" in found.detail) == (package == "apache-tvm-ffi")
     for name in ("CPU", "OpenCL", "CUDA kernel"):
-        assert finding(report, name)["status"] != "ok"
+        assert finding(report, name).status != "ok"
 
 
 def test_a_linker_that_does_not_work_is_optional(monkeypatch):
-    for name in ("CXX", "CC"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CC", raising=False)
     assert checks._check_compiler("cpu").status == "ok"
     for compiler, status in (("no-such-compiler", "missing"), ("false", "broken")):
         monkeypatch.setenv("CXX", compiler)
@@ -99,18 +93,17 @@ def test_a_linker_that_does_not_work_is_optional(monkeypatch):
 
 
 def test_the_cache_folder_is_where_the_cache_is(tmp_path, monkeypatch):
-    # It is made on first use: a folder that can be made is as good as one that is there.
+    # It is made on first use: one that can be made is as good as one that is there.
     folder = tmp_path / "parent/kernels"
     monkeypatch.setenv("DWTIR_CACHE_DIR", str(folder))
-    found = checks._check_cache("cpu")
-    assert (found.status, found.required, found.detail) == ("ok", False, str(folder))
+    assert checks._check_cache("cpu") == Finding("cache folder", "ok", str(folder))
     assert cache.cache_dir() == folder
     assert not folder.parent.exists()
     folder.mkdir(parents=True, mode=0o700)
     assert checks._check_cache("cpu").status == "ok"
 
 
-def test_a_cache_folder_below_a_file_or_open_to_others_is_broken(tmp_path, monkeypatch):
+def test_an_unusable_cache_folder_is_broken(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.touch()
     tmp_path.chmod(0o770)
@@ -123,9 +116,9 @@ def test_a_cache_folder_below_a_file_or_open_to_others_is_broken(tmp_path, monke
 
 
 def test_the_table_says_what_is_needed(capsys):
-    here = doctor.Finding("here", "ok", "1.0")
-    wanted = doctor.Finding("wanted", "missing", "not installed", "pip install wanted", True)
-    spare = doctor.Finding("spare", "broken", "line one\nline two", "pip install spare")
+    here = Finding("here", "ok", "1.0")
+    wanted = Finding("wanted", "missing", "not installed", "pip install wanted", True)
+    spare = Finding("spare", "broken", "line one\nline two", "pip install spare")
     doctor._print_table([here, wanted, spare])
     expected = """\
 here    ok       1.0
@@ -148,4 +141,4 @@ def test_an_unknown_target_is_a_usage_error():
 def test_with_a_gpu_cuda_is_chosen_and_works():
     report = run_doctor(status=0)
     assert report["target"] == "cuda"
-    assert "ran a kernel for sm_" in finding(report, "CUDA kernel")["detail"]
+    assert "ran a kernel for sm_" in finding(report, "CUDA kernel").detail

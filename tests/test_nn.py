@@ -17,11 +17,10 @@ from dwtir import ArgumentError, Epilogue, InvalidShapeError, Shape, reference
 from dwtir.nn import DepthwiseConv2d
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import arranged, memory_format, packed_weight
-from networks import forms, image_in
+from networks import FORMS, devices, forms, image_in
 from strategies import error_bound, named_shapes, real_tensors, seeds, shapes
 
 parametrize = pytest.mark.parametrize
-devices = parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 BIAS = Epilogue(("bias",))
 
 
@@ -52,9 +51,8 @@ KINDS = [as_they_are, cropped, turned, misaligned]
 
 def torch_tensors(shape, seed, device="cpu"):
     """Return data, weight and bias as torch has them, in the memory format of the layout."""
-    arrays = real_tensors(shape, BIAS, seed).values()
-    tensors = (torch.from_numpy(array.astype(np.float32)) for array in arrays)
-    data, weight, bias = (t.to(device, getattr(torch, shape.dtype)) for t in tensors)
+    dtype, arrays = getattr(torch, shape.dtype), real_tensors(shape, BIAS, seed).values()
+    data, weight, bias = (torch.from_numpy(array.astype(np.float32)).to(device, dtype) for array in arrays)
     if shape.layout == "NHWC":
         data, weight = data.permute(0, 3, 1, 2), weight.permute(2, 3, 0, 1)
     return data, weight.reshape(shape.out_channels, 1, *shape.kernel), bias
@@ -69,19 +67,32 @@ def torchs(shape, data, weight, bias=None):
 @devices
 @given(shape=shapes(flop=200_000), kind=st.sampled_from(KINDS), seed=seeds)
 @named_shapes(kind=cropped, seed=0)
-def test_the_function_is_torchs(device, shape, kind, seed):
+def test_the_function_and_its_gradients_are_torchs(device, shape, kind, seed):
     data, weight, bias = torch_tensors(shape, seed, device)
-    image = kind(data)
-    got = depthwise_conv2d(image, weight, bias, shape.stride, shape.padding, shape.dilation)
-    assert got.dtype == image.dtype
-    assert got.device == image.device
-    form = memory_format(image)
-    assert got.stride() == torch.empty(got.shape, memory_format=form).stride()
-    expected = torchs(shape, *(tensor.double() for tensor in torch_tensors(shape, seed)))
+    image, geometry = kind(data), (shape.stride, shape.padding, shape.dilation)
+    got = depthwise_conv2d(image, weight, bias, *geometry)
+    assert (got.dtype, got.device) == (image.dtype, image.device)
+    assert got.stride() == torch.empty(got.shape, memory_format=memory_format(image)).stride()
+    expected = torchs(shape, *(tensor.cpu().double() for tensor in (data, weight, bias)))
     bound = torch.from_numpy(error_bound(shape, BIAS, real_tensors(shape, BIAS, seed)))
     if shape.layout == "NHWC":
         bound = bound.permute(0, 3, 1, 2)
     assert ((got.cpu().double() - expected).abs() <= bound).all()
+
+    tensors = [tensor.requires_grad_() for tensor in (image, weight, bias)]
+    out = depthwise_conv2d(*tensors, *geometry)
+    gradient = randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(device, out.dtype)
+    got = torch.autograd.grad(out, tensors, kind(gradient))
+    assert torch.equal(got[2], kind(gradient).sum((0, 2, 3)))
+    image, filters, out_gradient = (t.detach().double().cpu().numpy() for t in (data, weight, gradient))
+    shape = replace(shape, layout="NCHW")
+    filters = filters.reshape(shape.weight_shape)
+    inputs_of = {"grad_data": (out_gradient, filters), "grad_weight": (image, out_gradient)}
+    for result, (operation, inputs) in zip(got, inputs_of.items(), strict=False):
+        described = replace(shape, operation=operation)
+        expected = reference.depthwise_conv2d(described, *inputs)
+        found = result.double().cpu().numpy().reshape(expected.shape)
+        assert (np.abs(found - expected) <= reference.error_bound(described, *inputs)).all(), operation
 
 
 @forms
@@ -106,10 +117,10 @@ def test_the_same_sizes_may_lie_otherwise(form):
     """What a call came to is kept; it is not for tensors that only look alike."""
     image = image_in(form, 2, 6, 9, 9)
     weight, bias = randn(6, 1, 3, 3), randn(6)
-    alike = [(image, weight, bias)] * 2 + [(kind(image), weight, bias) for kind in KINDS]
-    alike += [(image._neg_view(), weight, bias), (image, weight._neg_view(), bias)]
-    alike += [(image, weight.mT, bias), (image, weight, bias.repeat(2)[::2])]
-    alike += [(image, misaligned(weight), bias), (image, weight, misaligned(bias))]
+    alike = [(image, weight, bias)] * 2
+    alike += [(other, weight, bias) for other in (*(kind(image) for kind in KINDS), image._neg_view())]
+    alike += [(image, other, bias) for other in (weight._neg_view(), weight.mT, misaligned(weight))]
+    alike += [(image, weight, other) for other in (bias.repeat(2)[::2], misaligned(bias))]
     with torch.inference_mode():
         alike.append((image.clone(), weight.clone(), bias))
     for stride in (1, (2, 1), [2, 1]):
@@ -121,10 +132,8 @@ def test_the_same_sizes_may_lie_otherwise(form):
 @parametrize("dilation", [1, 2])
 def test_tensorflows_padding(size, stride, dilation):
     image, weight = randn(1, 4, *size), randn(4, 1, 3, 4)
-    parsed = Shape.parse(f"1x4x{size[0]}x{size[1]}_k3x4")
-    shape = replace(parsed, stride=stride, dilation=dilation, padding="SAME")
-    got = depthwise_conv2d(image, weight, None, stride, "SAME", dilation)
-    assert_close(got, torchs(shape, image, weight))
+    shape = replace(Shape.parse(f"1x4x{size[0]}x{size[1]}_k3x4"), stride=stride, dilation=dilation, padding="SAME")
+    assert_close(depthwise_conv2d(image, weight, None, stride, "SAME", dilation), torchs(shape, image, weight))
 
 
 IMAGE, WEIGHT = torch.zeros(1, 4, 9, 9), torch.zeros(8, 1, 3, 3)
@@ -160,29 +169,25 @@ def test_an_empty_output_is_refused():
 # The packed weight: it follows the weight
 
 
-def channels_last(*size):
-    return image_in(torch.channels_last, *size)
-
-
 def assert_right(weight):
-    image = channels_last(1, 6, 5, 5)
+    image = image_in(torch.channels_last, 1, 6, 5, 5)
     assert_close(depthwise_conv2d(image, weight), F.conv2d(image, weight, groups=6))
 
 
-CHANGES = {
-    "in place": lambda weight: weight.mul_(2),
-    "copied to": lambda weight: weight.copy_(randn(6, 1, 3, 3)),
-    "other data": lambda weight: setattr(weight, "data", randn(6, 1, 3, 3)),
-    "through a view": lambda weight: weight.detach()[1].zero_(),
-}
-
-
-@parametrize("change", CHANGES)
+@parametrize(
+    "change",
+    [
+        lambda weight: weight.mul_(2),
+        lambda weight: weight.copy_(randn(6, 1, 3, 3)),
+        lambda weight: setattr(weight, "data", randn(6, 1, 3, 3)),
+        lambda weight: weight.detach()[1].zero_(),
+    ],
+)
 def test_a_changed_weight_is_packed_anew(change):
     weight = randn(6, 1, 3, 3)
     assert_right(weight)
     assert packed_weight(weight) is packed_weight(weight)
-    CHANGES[change](weight)
+    change(weight)
     assert_right(weight)
 
 
@@ -216,36 +221,14 @@ def test_channels_last_trains_a_packed_weight(multiplier):
     other = torch.nn.Conv2d(4, 4 * multiplier, 3, padding=1, groups=4)
     other.load_state_dict(layer.state_dict())
     assert layer.weight.permute(2, 3, 0, 1).is_contiguous()
-    for image in (channels_last(2, 4, 6, 5), randn(2, 4, 6, 5)):
+    for image in (image_in(form, 2, 4, 6, 5) for form in FORMS):
         for net in (layer, other):
             net.zero_grad()
             net(image).square().sum().backward()
-        for name in ("weight", "bias"):
-            got, expected = (getattr(net, name).grad for net in (layer, other))
-            assert_close(got, expected, rtol=1e-4, atol=1e-4)
+        for ours, theirs in ((layer.weight, other.weight), (layer.bias, other.bias)):
+            assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
     assert layer.weight.grad.stride() == layer.weight.stride()
     assert layer.to(memory_format=torch.contiguous_format).weight.is_contiguous()
-
-
-@devices
-@given(shape=shapes(flop=100_000), kind=st.sampled_from(KINDS), seed=seeds)
-@named_shapes(kind=cropped, seed=0)
-def test_gradients_are_within_bounds(device, shape, kind, seed):
-    data, weight, bias = torch_tensors(shape, seed, device)
-    tensors = [t.requires_grad_() for t in (kind(data), weight, bias)]
-    out = depthwise_conv2d(*tensors, shape.stride, shape.padding, shape.dilation)
-    gradient = randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(device, out.dtype)
-    got = torch.autograd.grad(out, tensors, kind(gradient))
-    assert torch.equal(got[2], kind(gradient).sum((0, 2, 3)))
-    image, filters, out_gradient = (t.detach().double().cpu().numpy() for t in (data, weight, gradient))
-    filters = filters.reshape(replace(shape, layout="NCHW").weight_shape)
-    inputs_of = {"grad_data": (out_gradient, filters), "grad_weight": (image, out_gradient)}
-    for result, (operation, inputs) in zip(got, inputs_of.items(), strict=False):
-        described = replace(shape, layout="NCHW", operation=operation)
-        expected = reference.depthwise_conv2d(described, *inputs)
-        bound = reference.error_bound(described, *inputs)
-        found = result.double().cpu().numpy().reshape(expected.shape)
-        assert (np.abs(found - expected) <= bound).all(), operation
 
 
 @forms
@@ -267,8 +250,7 @@ def test_gradients_of_gradients(form):
 
 @parametrize("wanted", [(True, False), (False, True), (False, False)])
 def test_only_wanted_gradients(wanted):
-    sizes = ((1, 4, 7, 7), (4, 1, 3, 3))
-    image, weight = (randn(size, requires_grad=needed) for size, needed in zip(sizes, wanted, strict=True))
+    image, weight = randn(1, 4, 7, 7, requires_grad=wanted[0]), randn(4, 1, 3, 3, requires_grad=wanted[1])
     out = depthwise_conv2d(image, weight)
     assert out.requires_grad == any(wanted)
     if any(wanted):

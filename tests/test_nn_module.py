@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dwtir import ArgumentError
 from dwtir.nn import DepthwiseConv2d
-from networks import forms, image_in
+from networks import FORMS, forms, image_in
 
 # What torch says of its own convolution, once a process.
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -83,11 +83,11 @@ def test_gradients_under_autocast(form):
 @parametrize("configuration", CONFIGURATIONS)
 def test_the_module_is_torchs(configuration, form):
     ours, theirs = both(configuration)
-    state = ours.state_dict()
-    assert list(state) == list(theirs.state_dict())
-    assert all(torch.equal(state[name], values) for name, values in theirs.state_dict().items())
-    assert repr(ours) == repr(theirs).replace("Conv2d", "DepthwiseConv2d")
     image = image_in(form)
+    for (name, values), (other, expected) in zip(ours.state_dict().items(), theirs.state_dict().items(), strict=True):
+        assert name == other
+        assert torch.equal(values, expected)
+    assert repr(ours) == repr(theirs).replace("Conv2d", "DepthwiseConv2d")
     assert_close(ours(image), theirs(image))
     assert_close(ours(image[0]), theirs(image[0]))
     theirs.load_state_dict(copy.deepcopy(ours).state_dict())
@@ -114,8 +114,7 @@ def test_other_channels_are_no_other_multiplier():
 @parametrize("padding_mode", ["zeros", "replicate"])
 @parametrize("padding", ["SAME", (1, 0, 2, 3), [1, 0, 2, 3]])
 def test_the_module_has_own_paddings(padding, padding_mode):
-    module = DepthwiseConv2d(6, 6, 3, 2, padding, padding_mode=padding_mode)
-    image = randn(1, 6, 9, 10)
+    module, image = DepthwiseConv2d(6, 6, 3, 2, padding, padding_mode=padding_mode), randn(1, 6, 9, 10)
     around = (0, 1, 1, 1) if padding == "SAME" else (0, 3, 1, 2)
     padded = F.pad(image, around, mode="constant" if padding_mode == "zeros" else padding_mode)
     assert_close(module(image), F.conv2d(padded, module.weight, module.bias, 2, groups=6))
@@ -137,12 +136,10 @@ def test_autocast_decides_the_type(dtype, form):
 def test_threads_may_share_a_module():
     ours, theirs = both("plain")
 
-    def right(seed):
-        image = randn(1 + seed % 3, 6, 9, 10, generator=torch.Generator().manual_seed(seed))
-        if seed % 2:
-            image = image.contiguous(memory_format=torch.channels_last)
+    def right(image):
         with torch.no_grad():
             return torch.allclose(ours(image), theirs(image), atol=1e-5)
 
+    images = [image_in(FORMS[index % 2], 1 + index % 3, 6, 9, 10) for index in range(24)]
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(right, range(24)))
+        assert all(pool.map(right, images))

@@ -11,12 +11,11 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import dwtir
 from dwtir import ArgumentError
 from dwtir.nn import DepthwiseConv2d, ops
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import memory_format
-from networks import forms, image_in
+from networks import devices, forms, image_in
 from processes import python
 
 parametrize = pytest.mark.parametrize
@@ -44,23 +43,16 @@ def images():
     }
 
 
-@parametrize("name", images())
-def test_torch_checks_the_operators(name):
-    """The schemas are right, and the fake kernels' results have the real ones' strides."""
-    image, weight, bias = images()[name], randn(12, 1, 3, 3), randn(12)
-    for given in (bias, None):
-        opcheck(ops.depthwise_conv2d, (image, weight, given, *GEOMETRY))
-    opcheck(ops.fused, (image, weight, [bias], "bias+relu", *GEOMETRY))
-
-
 @parametrize("wanted", [False, True])
 @parametrize("name", images())
-def test_torch_checks_the_gradients(name, wanted):
-    image, weight = images()[name].requires_grad_(wanted), randn(12, 1, 3, 3)
-    out = ops.depthwise_conv2d(image, weight.requires_grad_(wanted), None, *GEOMETRY)
-    gradient = torch.randn_like(out).requires_grad_(wanted)
-    if wanted:
-        opcheck(ops.depthwise_conv2d, (image, weight, randn(12), *GEOMETRY))
+def test_torch_checks_the_operators(name, wanted):
+    """The schemas are right, and the fake kernels' results have the real ones' strides."""
+    image, weight, bias = images()[name].requires_grad_(wanted), randn(12, 1, 3, 3, requires_grad=wanted), randn(12)
+    for given in (bias,) if wanted else (bias, None):
+        opcheck(ops.depthwise_conv2d, (image, weight, given, *GEOMETRY))
+    if not wanted:
+        opcheck(ops.fused, (image, weight, [bias], "bias+relu", *GEOMETRY))
+    gradient = torch.randn_like(ops.depthwise_conv2d(image, weight, None, *GEOMETRY)).requires_grad_(wanted)
     last = memory_format(image) is torch.channels_last
     opcheck(ops.grad_data, (gradient, weight, image.shape, last, *GEOMETRY))
     opcheck(ops.grad_weight, (image, gradient, weight.shape, *GEOMETRY))
@@ -79,8 +71,7 @@ def network(padding="SAME"):
     return torch.nn.Sequential(first, torch.nn.ReLU(), DepthwiseConv2d(16, 16, 5, 1, "same", 2))
 
 
-def compiled_graph(model):
-    return torch.compile(model, fullgraph=True, backend="aot_eager")
+compiled_graph = partial(torch.compile, fullgraph=True, backend="aot_eager")
 
 
 class _Seen(TorchDispatchMode):
@@ -97,10 +88,6 @@ class _Seen(TorchDispatchMode):
 
 class _Tagged(torch.Tensor):
     """A tensor that is told of the functions that get it."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 def test_who_watches_sees_the_operators():
@@ -161,7 +148,7 @@ def test_compiles_for_sizes_that_change(options):
     compiled = torch.compile(model, fullgraph=True, **options)
     sizes = [(2, 8, 15, 17), (3, 8, 15, 17), (5, 8, 22, 13)]
     with torch.no_grad():
-        for image in map(torch.randn, sizes[: 3 if "dynamic" in options else 1]):
+        for image in map(randn, sizes[: 3 if "dynamic" in options else 1]):
             assert_close(compiled(image), model(image))
 
 
@@ -184,26 +171,26 @@ def test_compiles_with_gradients(form):
 def test_exports(padding):
     """TensorFlow's padding needs the image's size; torch's leaves it open."""
     model, image = network(padding).eval(), randn(2, 8, 15, 17)
-    batch, height = torch.export.Dim("batch"), torch.export.Dim("height", min=4)
-    sizes = {0: batch} if padding == "SAME" else {0: batch, 2: height}
+    sizes, height = {0: torch.export.Dim("batch")}, 15
+    if padding != "SAME":
+        sizes[2], height = torch.export.Dim("height", min=4), 22
     exported = torch.export.export(model, (image,), dynamic_shapes=(sizes,)).module()
-    other = randn(5, 8, 15 if padding == "SAME" else 22, 17)
     with torch.no_grad():
-        for example in (image, other):
+        for example in (image, randn(5, 8, height, 17)):
             assert torch.equal(exported(example), model(example))
+
+
+def batched(tensors, dims):
+    return [t[0] if dim is None else t.movedim(0, dim) for t, dim in zip(tensors, dims, strict=True)]
 
 
 @forms
 @parametrize("dims", [(0, None, None), (None, 0, 0), (2, 0, None), (0, None, 0)])
 def test_maps_over_a_dimension(dims, form):
-    theirs = partial(F.conv2d, padding=1, groups=8)
-    tensors = []
-    for size, dim in zip(((2, 8, 9, 7), (16, 1, 3, 3), (16,)), dims, strict=True):
-        batched = randn(3, *size)
-        if len(size) == 4 and size[0] == 2:
-            batched = torch.stack([one.contiguous(memory_format=form) for one in batched])
-        tensors.append(batched[0] if dim is None else batched.movedim(0, dim))
-    assert_close(*(torch.vmap(f, dims)(*tensors) for f in (partial(depthwise_conv2d, padding=1), theirs)))
+    images = torch.stack([image_in(form, 2, 8, 9, 7) for _ in range(3)])
+    given = batched([images, randn(3, 16, 1, 3, 3), randn(3, 16)], dims)
+    functions = partial(depthwise_conv2d, padding=1), partial(F.conv2d, padding=1, groups=8)
+    assert_close(*(torch.vmap(function, dims)(*given) for function in functions))
 
 
 @parametrize("dims", [(0, None), (None, 0), (0, 0), (1, 2)])
@@ -211,17 +198,15 @@ def test_maps_over_the_gradients(dims):
     geometry = ((1, 1), (1, 1, 1, 1), (1, 1))
     image, out, weight = (2, 8, 9, 7), (2, 16, 9, 7), (16, 1, 3, 3)
 
-    def data(*tensors):
-        return ops.grad_data(*tensors, image, False, *geometry)
-
-    def filters(*tensors):
-        return ops.grad_weight(*tensors, weight, *geometry)
-
-    for function, sizes in ((data, (out, weight)), (filters, (image, out))):
-        pairs = [(randn(3, *size), dim) for size, dim in zip(sizes, dims, strict=True)]
-        given = [t[0] if d is None else t.movedim(0, d) for t, d in pairs]
-        one_by_one = [function(*(t[0 if d is None else i] for t, d in pairs)) for i in range(3)]
-        assert_close(torch.vmap(function, dims)(*given), torch.stack(one_by_one))
+    for function, *sizes in (
+        (lambda *tensors: ops.grad_data(*tensors, image, False, *geometry), out, weight),
+        (lambda *tensors: ops.grad_weight(*tensors, weight, *geometry), image, out),
+    ):
+        tensors = [randn(3, *size) for size in sizes]
+        one_by_one = [
+            function(*(t[0 if d is None else i] for t, d in zip(tensors, dims, strict=True))) for i in range(3)
+        ]
+        assert_close(torch.vmap(function, dims)(*batched(tensors, dims)), torch.stack(one_by_one))
 
 
 USE = """
@@ -232,7 +217,7 @@ print(int(torch.nn.functional.relu(image).sum()))
 """
 
 
-@parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@devices
 @parametrize("first", ["torch", "tvm", "dwtir", "dwtir.nn"])
 def test_the_order_of_imports_does_not_matter(first, device):
     assert python(f"import {first}" + USE.replace("DEVICE", repr(device))) == "3\n100"
@@ -253,8 +238,7 @@ except dwtir.ToolchainError as error:
 
 
 def on_gpu(form):
-    image, weight = randn(2, 8, 9, 9, device="cuda"), randn(8, 1, 3, 3, device="cuda")
-    return image.contiguous(memory_format=form), weight
+    return image_in(form, 2, 8, 9, 9).cuda(), randn(8, 1, 3, 3).cuda()
 
 
 @pytest.mark.gpu
@@ -298,4 +282,4 @@ def test_runs_on_another_device():
 
 
 def test_the_operators_are_there_by_name():
-    assert dwtir.nn.ops.depthwise_conv2d is torch.ops.dwtir.depthwise_conv2d.default
+    assert ops.depthwise_conv2d is torch.ops.dwtir.depthwise_conv2d.default

@@ -14,7 +14,7 @@ from dwtir import checks
 from processes import run
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = Path(dwtir.__file__).parent
+PACKAGE, RECORDS = Path(dwtir.__file__).parent, ROOT / "tune_db"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 EXTRAS = {"cuda", "opencl", "tune", "torch", "bench", "test", "lint", "dev"}
 
@@ -31,17 +31,10 @@ def wheel(tmp_path_factory):
     return build(tmp_path_factory.mktemp("wheel"), "build_wheel")
 
 
-@pytest.fixture(scope="module")
-def metadata(wheel):
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        return email.message_from_bytes(archive.read(name))
-
-
 def import_dwtir(site, cwd, code):
     """Run code in a process that finds dwtir in `site` and nowhere else."""
-    # Leaves out the checkout, which an editable install for these very tests adds, and puts
-    # `site`, with what its .pth files add, before the wheel that may be installed for them.
+    # Without the checkout, which an editable install for these tests adds; `site`, with what its
+    # .pth files add, comes before the wheel that may be installed for them.
     paths = f"""
 import site, sys
 others = [path for path in sys.path if path != {str(ROOT / "src")!r}]
@@ -64,46 +57,41 @@ def test_the_wheel_in_another_folder(wheel, tmp_path):
         "print(dwtir.__file__, dwtir.__version__, version('dwtir'), database.shipped_folder())"
     )
     file, own, recorded, shipped = import_dwtir(site, tmp_path, code).split()
-    assert Path(file) == site / "dwtir" / "__init__.py"
+    assert Path(file) == site / "dwtir/__init__.py"
     assert own == recorded == dwtir.__version__
-    assert Path(shipped) == site / "dwtir" / "tune_db"
-    assert (site / "dwtir" / "py.typed").exists()
-    ours = {path.relative_to(ROOT / "tune_db") for path in (ROOT / "tune_db").rglob("*")}
-    assert {path.relative_to(shipped) for path in Path(shipped).rglob("*")} == ours
+    assert Path(shipped) == site / "dwtir/tune_db"
+    assert (site / "dwtir/py.typed").exists()
+    ours, theirs = ({path.relative_to(top) for path in top.rglob("*")} for top in (RECORDS, Path(shipped)))
+    assert theirs == ours
 
 
 def test_editable_installs_and_checkouts_find_records(tmp_path):
     (tmp_path / "wheel").mkdir()
     editable = installed(build(tmp_path / "wheel", "build_editable"), tmp_path)
+    code = "from dwtir.database import shipped_folder; print(shipped_folder())"
     for site in (editable, ROOT / "src"):
-        shipped = import_dwtir(site, tmp_path, "from dwtir.database import shipped_folder; print(shipped_folder())")
-        assert Path(shipped) == ROOT / "tune_db"
-        assert (Path(shipped) / "README.md").exists()
+        assert Path(import_dwtir(site, tmp_path, code)) == RECORDS
+    assert (RECORDS / "README.md").exists()
 
 
-def test_the_wheel_holds_only_the_package(wheel):
+def test_the_wheel_holds_the_package_and_its_metadata(wheel):
     with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-    assert {name.split("/")[0] for name in names} == {"dwtir", f"dwtir-{dwtir.__version__}.dist-info"}
+        names, about = set(archive.namelist()), f"dwtir-{dwtir.__version__}.dist-info"
+        metadata = email.message_from_bytes(archive.read(f"{about}/METADATA"))
+    assert {name.split("/")[0] for name in names} == {"dwtir", about}
     assert {"dwtir/py.typed", "dwtir/__main__.py", "dwtir/schedules/base.py"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-
-
-def test_metadata(metadata):
     assert metadata["Version"] == dwtir.__version__
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra", [])) == EXTRAS
-
-
-def test_the_core_needs_what_the_doctor_knows(metadata):
     needs = [need for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need]
     pins = {f"{package}=={version}" for package, version in checks._PINS.items()}
     assert pins | {"numpy>=1.26"} == set(needs)
 
 
 def test_the_readme_lists_the_extras():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text("utf-8")
     section = text.partition("## Extras")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == EXTRAS
 
@@ -115,7 +103,7 @@ def test_importing_loads_nothing_heavy(tmp_path):
 
 
 def test_files_are_short():
-    assert not [path for path in SOURCES if path.read_text(encoding="utf-8").count("\n") >= 400]
+    assert not [path for path in SOURCES if path.read_text("utf-8").count("\n") >= 400]
 
 
 @cache
@@ -123,7 +111,7 @@ def imports(path):
     """Find the absolute names that a file imports, wherever in it."""
     package = ["dwtir", *path.relative_to(PACKAGE).parts[:-1]]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -158,14 +146,14 @@ def test_dependencies_point_one_way(module):
 def test_strategies_generate_no_code():
     for path in (PACKAGE / "schedules").glob("*.py"):
         ours = {name.split(".")[1] for name in imports(path) if name.startswith("dwtir.")}
-        known = {"bands", "diagonals", "images", "pairs", "panels", "planes", "strips", "units"}
+        known = {"bands", "diagonals", "images", "pairs", "panels", "pieces", "planes", "strips", "units"}
         known |= {"compute", "epilogue", "errors", "schedules", "shape", "target"}
         assert ours <= known, path
 
 
 def test_nothing_names_a_package_registry():
     hosts = re.compile(r"pypi\.org|pythonhosted|download\.pytorch|conda\.anaconda|index-url", re.I)
-    files = [*SOURCES, ROOT / "README.md", ROOT / "pyproject.toml", ROOT / ".ci" / "run"]
+    files = [*SOURCES, ROOT / "README.md", ROOT / "pyproject.toml", ROOT / ".ci/run"]
     for folder in ("ci", "docs", ".github", "tune_db"):
         files += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
-    assert not [path for path in files if hosts.search(path.read_text(encoding="utf-8"))]
+    assert not [path for path in files if hosts.search(path.read_text("utf-8"))]

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -25,8 +24,7 @@ def test_the_command(tmp_path, capsys):
     other = {"batch": 1, "in_channels": 4, "height": 8, "width": 8, "kernel": 3}
     layers.write_text(json.dumps([LAYER, other]))
     options = ["--db", tmp_path, "--trials", 4, "--epilogue", "bias", "--file", layers]
-    child = run(*COMMAND, *options, "--json")
-    events = [json.loads(line) for line in child.stdout.splitlines()]
+    events = [json.loads(line) for line in run(*COMMAND, *options, "--json").stdout.splitlines()]
     ends = [event for event in events if event["event"] == "end"]
     assert [end["trials"] for end in ends] == [4, 4]
     for end in ends:
@@ -55,12 +53,13 @@ def test_the_command_names_what_is_wrong(tmp_path, arguments, message, capsys):
 @parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_keep_the_measured(tmp_path, number):
     options = ("--db", tmp_path, "--trials", "100000", "--search", "random", "--json")
-    command = [sys.executable, *COMMAND, *options, LAYER]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command, pipe = [sys.executable, *COMMAND, *options, LAYER], subprocess.PIPE
+    child = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
     seen = 0
     for line in child.stdout:
         seen += json.loads(line)["event"] == "trial"
         if seen == 3:
+            workers = psutil.Process(child.pid).children()
             child.send_signal(number)
             break
     rest, errors = child.communicate(timeout=60)
@@ -70,10 +69,4 @@ def test_signals_keep_the_measured(tmp_path, number):
     assert end["interrupted"] is True
     assert end["trials"] >= 3
     assert Record.read(Path(end["path"])).trials == end["trials"]
-    deadline = time.monotonic() + 10
-    while any(
-        "dwtir.tune.worker" in (p.info["cmdline"] or []) and p.info["ppid"] == child.pid
-        for p in psutil.process_iter(["cmdline", "ppid"])
-    ):
-        assert time.monotonic() < deadline, "a worker outlived the session"
-        time.sleep(0.1)
+    assert psutil.wait_procs(workers, 10)[1] == [], "a worker outlived the session"

@@ -24,8 +24,11 @@ TASKS = (FIRST, Task(Shape.parse("8x64x56x56_k7_s2_psame"), Epilogue(("bias", "r
 EXTRA = {"log": "logs/tune.jsonl", "plot": "out/[best].png"}
 TASK = {"shape": str(FIRST.shape), "epilogue": "none"}
 NAMES = TASK | {"device": "nvidia-h200"}
-RATE = f"{FIRST.shape.least_bytes / 16e-6 / 1e9:.0f} GB/s"
+GB_PER_S = FIRST.shape.least_bytes / 16e-6 / 1e9
+RATE = f"{GB_PER_S:.0f} GB/s"
 BROKEN = ValueError("no kernel\nfor [this]")
+DIED = "a worker died; a new one was started"
+parametrize = pytest.mark.parametrize
 
 
 class Terminal(StringIO):
@@ -53,7 +56,7 @@ def outcome_of(task, target=H200, manual=2.4e-05):
         Trial(4, tile, (16e-6, 16e-6), device="gpu 0"),
         Trial(5, tile, cause="timed out", error="after 11 s"),
     )
-    about = {"epilogue": task.epilogue, "manual_median_secs": manual, "trials": len(trials)}
+    about = {"epilogue": task.epilogue, "manual_median_secs": manual, "trials": 6}
     record = Record.measured(tile, task.shape, target, [15e-6, 16e-6, 18e-6], **about)
     return Outcome(task, "random", record, record.path_in(Path("db")), True, trials, 5, 12.34)
 
@@ -63,19 +66,18 @@ def share_of_floor(task):
 
 
 def play(kind, target=H200, stream=None):
-    """Show a session: a task with a trial known from before, one without a limit, one refused."""
+    """Show a session: a task with a trial from before, one without a limit, one refused."""
     outcomes = [outcome_of(task, target) for task in TASKS]
     outcomes[1] = replace(outcomes[1], interrupted=True, written=False)
     stream = stream or StringIO()
     with kind(stream) as display:
-        for index, (outcome, wanted) in enumerate(zip(outcomes, (64, None), strict=True), 1):
-            display.begin(outcome.task, index, 3, target, wanted, 1)
+        for index, outcome in enumerate(outcomes, 1):
+            display.begin(outcome.task, index, 3, target, 64 if index == 1 else None, 1)
             best = manual = outcome.trials[0]
             for trial in outcome.trials[1:]:
-                if trial.seconds is not None:
-                    best = trial
+                best = trial if trial.times else best
                 display.trial(trial, best, manual)
-            display.note("a worker died; a new one was started")
+            display.note(DIED)
             display.end(outcome)
         display.fail(FIRST, BROKEN)
         display.close(outcomes, EXTRA)
@@ -94,9 +96,8 @@ def test_json_has_all_calls(played):
     task = ["begin", *["trial"] * 5, "note", "end"]
     assert [event["event"] for event in events] == [*task, *task, "fail", "close"]
     assert events[0] == {"event": "begin", **NAMES, "index": 1, "count": 3, "trials": 64, "done": 1}
-    assert events[6] == {"event": "note", "text": "a worker died; a new one was started"}
-    assert events[8]["trials"] is None
-    assert events[8]["epilogue"] == "bias+relu"
+    assert events[6] == {"event": "note", "text": DIED}
+    assert (events[8]["trials"], events[8]["epilogue"]) == (None, "bias+relu")
     assert events[-2] == {"event": "fail", **TASK, "cause": "ValueError", "error": str(BROKEN)}
     assert events[-1] == {"event": "close", **EXTRA, "tasks": 2, "gain": pytest.approx(1.5)}
     assert outcomes[0].record.gain == pytest.approx(1.5)
@@ -118,9 +119,8 @@ def test_json_tells_all_of_a_trial(played):
 def test_json_tells_all_of_an_outcome(played):
     outcomes, events = played
     first, second = (event for event in events if event["event"] == "end")
-    shape = FIRST.shape
     times = {"median_us": 16, "p20_us": 15, "p80_us": 18, "manual_us": 24, "gain": 1.5}
-    times |= {"gb_per_s": shape.least_bytes / 16e-6 / 1e9, "floor_share": floor_seconds(shape, H200) / 16e-6}
+    times |= {"gb_per_s": GB_PER_S, "floor_share": floor_seconds(FIRST.shape, H200) / 16e-6}
     about = NAMES | {"event": "end", "strategy": "register_window", "parameters": outcomes[0].record.parameters}
     about |= {"trials": 6, "new_trials": 5, "failed": 3, "failures": {"too many registers": 1, "timed out": 2}}
     about |= {"seconds": 12.34, "path": str(outcomes[0].path), "written": True, "interrupted": False}
@@ -129,20 +129,19 @@ def test_json_tells_all_of_an_outcome(played):
 
 
 def test_unknowns_are_null_or_a_dash():
-    streams = [StringIO(), StringIO()]
     outcome = outcome_of(FIRST, UNKNOWN, manual=None)
-    for kind, stream in zip((JsonDisplay, PlainDisplay), streams, strict=True):
-        with kind(stream) as display:
+    with JsonDisplay(events := StringIO()) as json_lines, PlainDisplay(lines := StringIO()) as plain:
+        for display in (json_lines, plain):
             display.begin(FIRST, 1, 1, UNKNOWN, None, 0)
             display.trial(outcome.trials[1], None, None)
             display.trial(outcome.trials[2], outcome.trials[2], None)
             display.end(outcome)
             display.close([outcome], {})
-    events, text = (stream.getvalue() for stream in streams)
+    text = lines.getvalue()
     assert "- % of floor, - manual" in text
     assert "manual - us, gain -, - % of floor" in text
     assert "gain, geometric mean" not in text
-    _, trial, _, end, close = map(json.loads, events.splitlines())
+    _, trial, _, end, close = map(json.loads, events.getvalue().splitlines())
     unknown = ("best_us", "manual_us", "gain", "gb_per_s", "floor_share")
     assert [trial[name] for name in unknown] == [None] * 5
     assert end["manual_us"] is end["gain"] is end["floor_share"] is None
@@ -151,8 +150,7 @@ def test_unknowns_are_null_or_a_dash():
 
 def test_plain_lines_have_the_numbers():
     outcomes, text = play(PlainDisplay)
-    lines = text.splitlines()
-    share = share_of_floor(FIRST)
+    lines, share = text.splitlines(), share_of_floor(FIRST)
     assert lines[0] == f"task 1 of 3 on nvidia-h200: {FIRST}, 1/64 trials"
     bests = [line for line in lines if line.startswith("  ")]
     assert ["best 24.00 us" in line for line in bests] == [True, False, False] * 2
@@ -161,29 +159,26 @@ def test_plain_lines_have_the_numbers():
     expected = f"  5/64 trials, now 16.00 us, best 16.00 us, {RATE}, {share} % of floor, 1.50x manual"
     assert bests[2].startswith(f"{expected}, 2 failed, ")
     assert bests[5].startswith("  5 trials, ")
-    (end,) = (line for line in lines if line.startswith(f"{FIRST}: best"))
-    assert end == (
+    first, second = (line for line in lines if ": best " in line)
+    assert first == (
         f"{FIRST}: best 16.00 us, manual 24.00 us, gain 1.50x, {share} % of floor, 6 trials "
         f"(3 failed: 2 timed out, 1 too many registers) in 12.3 s, {outcomes[0].path} written"
     )
     assert "ptxas" not in text
-    (end,) = (line for line in lines if line.startswith(f"{TASKS[1]}: best"))
-    assert ", interrupted, " in end
-    assert end.endswith("kept: it is at least as good")
+    assert second.startswith(f"{TASKS[1]}: best ")
+    assert ", interrupted, " in second
+    assert second.endswith("kept: it is at least as good")
 
 
 def test_plain_closes_with_a_table():
     outcomes, text = play(PlainDisplay)
-    lines = text.splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("task   "))
-    head, *rows = lines[start : start + 3]
+    head, *rows = text.splitlines()[-8:-5]
     assert " ".join(head.split()) == "task manual us best us gain % of floor trials failed seconds record"
-    assert [row.split()[-1] for row in rows] == [str(outcome.path) for outcome in outcomes]
     for row, outcome in zip(rows, outcomes, strict=True):
-        share = share_of_floor(outcome.task)
-        assert row.split()[:-1] == [str(outcome.task), "24.00", "16.00", "1.50x", share, "6", "3", "12.3"]
+        numbers = ["24.00", "16.00", "1.50x", share_of_floor(outcome.task), "6", "3", "12.3"]
+        assert row.split() == [str(outcome.task), *numbers, str(outcome.path)]
     assert len({row.index("db/") for row in rows}) == 1
-    assert lines[start + 3 :] == [
+    assert text.splitlines()[-5:] == [
         "gain, geometric mean: 1.50x",
         "failed trials: 4 timed out, 2 too many registers",
         f"not tuned: {FIRST}",
@@ -192,30 +187,23 @@ def test_plain_closes_with_a_table():
     ]
 
 
-class Listener(StringIO):
-    """A stream that tells when it got a line of progress."""
-
-    def __init__(self):
-        super().__init__()
-        self.heard = threading.Event()
-
-    def write(self, text):
-        if text.startswith("  "):
-            self.heard.set()
-        return super().write(text)
-
-
 def test_plain_gives_a_sign_of_life():
-    stream = Listener()
-    with PlainDisplay(stream, every=0.01) as display:
+    heard = threading.Event()
+
+    class Listener(StringIO):
+        def write(self, text):
+            if text.startswith("  "):
+                heard.set()
+            return super().write(text)
+
+    with PlainDisplay(stream := Listener(), every=0.01) as display:
         display.begin(FIRST, 1, 1, H200, 8, 3)
-        assert stream.heard.wait(60)
+        assert heard.wait(60)
     assert "  3/8 trials, now - us, best - us, - GB/s" in stream.getvalue()
 
 
 def test_an_empty_session_closes():
-    stream = StringIO()
-    with PlainDisplay(stream) as display:
+    with PlainDisplay(stream := StringIO()) as display:
         display.fail(FIRST, BROKEN)
         display.close([], {})
     assert stream.getvalue() == f"{FIRST}: ValueError: {BROKEN}\nnot tuned: {FIRST}\n"
@@ -235,8 +223,8 @@ def test_live_shows_the_numbers(terminal):
     assert f"{FIRST}: best 16.00 us, manual 24.00 us, gain 1.50x" in terminal.getvalue()
 
 
-@pytest.mark.parametrize("target", [H200, UNKNOWN])
-@pytest.mark.parametrize("columns", ["80", "160"])
+@parametrize("target", [H200, UNKNOWN])
+@parametrize("columns", ["80", "160"])
 def test_live_closes_with_a_table(terminal, monkeypatch, columns, target):
     monkeypatch.setenv("COLUMNS", columns)
     _, text = play(LiveDisplay, target, terminal)
@@ -259,7 +247,7 @@ def assert_plotted(outcomes, path):
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-@pytest.mark.parametrize("count", [0, 1, 6, 26])
+@parametrize("count", [0, 1, 6, 26])
 def test_the_plot_is_a_png(tmp_path, count):
     assert_plotted([outcome_of(TASKS[number % 2]) for number in range(count)], tmp_path / "new" / "best.png")
 
@@ -268,8 +256,8 @@ def test_the_plot_takes_unknowns(tmp_path):
     outcome = outcome_of(TASKS[1], UNKNOWN, manual=None)
     slow = replace(outcome.trials[0], times=(1.0,))
     failed = tuple(trial for trial in outcome.trials if trial.cause)
-    some = [replace(outcome, trials=trials) for trials in ((), failed, (slow, *outcome.trials[1:]))]
-    assert_plotted(some, tmp_path / "best")
+    cases = (), failed, (slow, *outcome.trials[1:])
+    assert_plotted([replace(outcome, trials=trials) for trials in cases], tmp_path / "best")
 
 
 WITHOUT_RICH = """
@@ -288,13 +276,10 @@ def test_without_rich_lines_are_plain():
 
 def test_the_grid_is_a_table():
     """As in the article: threads in y down, in x across."""
-    shape = Shape.parse("1x256x96x96_k3_p1")
     tiles = [SharedTile(thread_y=y, thread_x=x) for y in (4, 8) for x in (16, 32)]
     trials = [Trial(i, tile, ((i + 1) * 1e-6,)) for i, tile in enumerate(tiles[:3])]
     trials.append(Trial(3, tiles[3], cause="does not compile"))
-    record = Record.measured(tiles[0], shape, H200, [1e-6])
-    stream = StringIO()
-    PlainDisplay(stream).end(Outcome(Task(shape), "grid", record, Path("r"), True, tuple(trials), 4, 1.0))
+    PlainDisplay(stream := StringIO()).end(replace(outcome_of(FIRST), search="grid", trials=tuple(trials)))
     head, *rows = [line.split() for line in stream.getvalue().splitlines()[1:]]
     assert head == ["num_thread_y", "\\", "x", "16", "32"]
     assert rows == [["4", "1.00", "2.00"], ["8", "3.00", "-"]]

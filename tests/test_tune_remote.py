@@ -15,35 +15,30 @@ import pytest
 from tvm.rpc import connect_tracker
 from tvm.rpc.tracker import Tracker
 
-import dwtir
-from dwtir import Shape, cuda
-from dwtir.epilogue import Epilogue
+from dwtir import DeviceError, Epilogue, InvalidTargetError, Shape, ToolchainError, cuda
 from dwtir.target import resolve
 from dwtir.tune import Settings, Task, devices, server
 from dwtir.tune.remote import gpus_fleet, parse_address, tracker_fleet
 from dwtir.tune.run import tune_all
+from kernels import CPU, LAYER
 from watcher import Watcher
 
-LAYER = "1x8x15x17_k3_psame"
 OURS = "dwtir.tune.server"
 STOCK = "tvm.exec.rpc_server"
 
 
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
+        return free.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
 def tracker():
     port = free_port()
     running = Tracker("127.0.0.1", port, port + 1, silent=True)
-    try:
-        yield f"127.0.0.1:{running.port}"
-    finally:
-        running.terminate()
-        running.proc = None
+    yield f"127.0.0.1:{running.port}"
+    running.terminate()
+    running.proc = None
 
 
 @pytest.fixture
@@ -90,8 +85,13 @@ def end(started):
 
 
 def session_of(server):
-    """Find the process of a server's session: there is one as soon as somebody is connected."""
+    """Find the process of a server's session, which is there once somebody is connected."""
     return until(psutil.Process(server.pid).children, "no session", 20)[0]
+
+
+def assert_refused(error, message, *about, **options):
+    with pytest.raises(error, match=message):
+        tracker_fleet(*about, **options)
 
 
 def run(device, fleet, trials, folder, display, layer=LAYER):
@@ -104,7 +104,8 @@ def run(device, fleet, trials, folder, display, layer=LAYER):
     return outcome
 
 
-def assert_complete(outcome, trials):
+def assert_completes(device, fleet, trials, *about):
+    outcome = run(device, fleet, trials, *about)
     assert len(outcome.trials) == trials
     assert [trial.error for trial in outcome.trials if not trial.times] == []
     assert outcome.written
@@ -122,8 +123,7 @@ def test_others_take_over_from_servers_that_die_or_hang(tracker, tmp_path, impat
         device, fleet = tracker_fleet(tracker, "cpu", note=display.note, wait=15.0, longest=25.0)
         assert device == resolve()
         assert [one.name for one in fleet.devices] == ["cpu 0", "cpu 1", "cpu 2"]
-        outcome = run(device, fleet, 24, tmp_path, display)
-    assert_complete(outcome, 24)
+        assert_completes(device, fleet, 24, tmp_path, display)
     assert any("no free server of key 'cpu' in 15 s" in note for note in display.notes)
     assert any("the server said nothing for 25 s" in note for note in display.notes)
 
@@ -131,14 +131,12 @@ def test_others_take_over_from_servers_that_die_or_hang(tracker, tmp_path, impat
 def test_a_server_outlives_its_sessions(tracker, tmp_path):
     """A crash ends the session alone, and so does a call that takes too long."""
     with serving(tracker, 1) as servers:
-        with pytest.raises(dwtir.DeviceError, match="no server of key 'gpu'; it has cpu"):
-            tracker_fleet(tracker, "gpu")
+        assert_refused(DeviceError, "no server of key 'gpu'; it has cpu", tracker, "gpu")
         display = Watcher({3: lambda: session_of(servers[0]).send_signal(signal.SIGSEGV)})
         device, fleet = tracker_fleet(tracker, "cpu", "cpu", note=display.note)
-        assert_complete(run(device, fleet, 6, tmp_path, display), 6)
+        assert_completes(device, fleet, 6, tmp_path, display)
         assert len(display.notes) == 1
-        with pytest.raises(dwtir.DeviceError):
-            tracker_fleet(tracker, "cpu", "cpu", longest=0.001)
+        assert_refused(DeviceError, None, tracker, "cpu", "cpu", longest=0.001)
         await_servers(tracker, 1)
         tracker_fleet(tracker, "cpu", "cpu")[1].close()
         servers[0].send_signal(signal.SIGTERM)
@@ -147,10 +145,8 @@ def test_a_server_outlives_its_sessions(tracker, tmp_path):
 
 def test_tvms_own_servers(tracker, tmp_path, impatient):
     with serving(tracker, 2, module=STOCK, more=["--silent"]) as servers:
-        with pytest.raises(dwtir.InvalidTargetError, match="cannot say what device it has; give"):
-            tracker_fleet(tracker, "cpu")
-        with pytest.raises(dwtir.ToolchainError, match=r"run `python -m dwtir\.tune\.server`"):
-            tracker_fleet(tracker, "cpu", "sm_75")
+        assert_refused(InvalidTargetError, "cannot say what device it has; give", tracker, "cpu")
+        assert_refused(ToolchainError, r"run `python -m dwtir\.tune\.server`", tracker, "cpu", "sm_75")
 
         def kill_a_session():
             (worker,) = psutil.Process(servers[0].pid).children()
@@ -159,8 +155,7 @@ def test_tvms_own_servers(tracker, tmp_path, impatient):
 
         display = Watcher({3: kill_a_session})
         device, fleet = tracker_fleet(tracker, "cpu", "cpu", note=display.note, wait=8.0)
-        outcome = run(device, fleet, 8, tmp_path, display, f"{LAYER}_bfloat16")
-    assert_complete(outcome, 8)
+        assert_completes(device, fleet, 8, tmp_path, display, f"{LAYER}_bfloat16")
     assert display.notes
 
 
@@ -179,12 +174,11 @@ def test_local_servers_come_and_go(tmp_path):
     display = Watcher()
     before = descendants()
     with gpus_fleet(["a", "b"], note=display.note, kind="cpu") as (device, fleet):
-        assert device == resolve("cpu")
+        assert device == CPU
         assert [one.name for one in fleet.devices] == ["a", "b"]
         started = descendants() - before
         assert sum(OURS in command_line(child) for child in started) >= 2
-        outcome = run(device, fleet, 6, tmp_path, display)
-    assert_complete(outcome, 6)
+        assert_completes(device, fleet, 6, tmp_path, display)
     assert display.notes == []
     assert psutil.wait_procs(started, 10)[1] == []
 
@@ -206,17 +200,15 @@ def test_local_servers_end_with_us():
 
 
 def test_a_failing_server_is_named():
-    with pytest.raises(dwtir.DeviceError, match="the server of -x ended with status 2"), gpus_fleet(["-x"]):
+    with pytest.raises(DeviceError, match="the server of -x ended with status 2"), gpus_fleet(["-x"]):
         pass
-    with pytest.raises(dwtir.InvalidTargetError, match="once each, such as 0,1, got '0,0'"), gpus_fleet(["0", "0"]):
+    with pytest.raises(InvalidTargetError, match="once each, such as 0,1, got '0,0'"), gpus_fleet(["0", "0"]):
         pass
 
 
 def test_no_server_and_no_tracker(tracker):
-    with pytest.raises(dwtir.DeviceError, match="no server of key 'gpu'; it has none"):
-        tracker_fleet(tracker, "gpu")
-    with pytest.raises(dwtir.DeviceError, match=r"the tracker at 127\.0\.0\.1:1: .*refused"):
-        tracker_fleet("127.0.0.1:1", "cpu")
+    assert_refused(DeviceError, "no server of key 'gpu'; it has none", tracker, "gpu")
+    assert_refused(DeviceError, r"the tracker at 127\.0\.0\.1:1: .*refused", "127.0.0.1:1", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -229,8 +221,7 @@ def test_no_server_and_no_tracker(tracker):
     ],
 )
 def test_addresses_that_are_refused(address, message, capsys):
-    with pytest.raises(dwtir.InvalidTargetError, match=message):
-        tracker_fleet(address, "cpu")
+    assert_refused(InvalidTargetError, message, address, "cpu")
     assert server.main(["--tracker", address, "--key", "cpu"]) == 1
     assert "InvalidTargetError" in capsys.readouterr().err
 
@@ -249,19 +240,18 @@ def test_addresses_that_are_allowed():
 
 
 def test_a_server_elsewhere_is_refused(tracker):
-    """The tracker is asked by an address that counts as remote; both sides warn of it."""
-    port = tracker.rpartition(":")[2]
-    command = [sys.executable, "-m", OURS, "--key", "cpu", "--tracker", f"0.0.0.0:{port}"]
+    """Both sides warn of an address of the tracker that counts as remote."""
+    address = tracker.replace("127.0.0.1", "0.0.0.0")
+    command = [sys.executable, "-m", OURS, "--key", "cpu", "--tracker", address]
     command += ["--custom-addr", "10.0.0.1", "--allow-remote"]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert "full remote code execution" in child.stderr.readline()
         await_servers(tracker, 1)
-        with pytest.raises(dwtir.InvalidTargetError, match=r"a server's address.*got '10\.0\.0\.1'"):
-            tracker_fleet(tracker, "cpu")
-        notes: list[str] = []
-        with pytest.raises(dwtir.DeviceError, match="no server of key 'other'"):
-            tracker_fleet(f"0.0.0.0:{port}", "other", allow_remote=True, note=notes.append)
+        assert_refused(InvalidTargetError, r"a server's address.*got '10\.0\.0\.1'", tracker, "cpu")
+        notes = []
+        allowed = {"allow_remote": True, "note": notes.append}
+        assert_refused(DeviceError, "no server of key 'other'", address, "other", **allowed)
         assert "full remote code execution" in notes[0]
     finally:
         end(child)

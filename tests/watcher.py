@@ -2,17 +2,15 @@
 
 import io
 
-from dwtir.tune.display import PlainDisplay
+from dwtir.tune.display import JsonDisplay
 
 
-class Watcher(PlainDisplay):
-    """Does something at some of the trials, by their count."""
+class Watcher(JsonDisplay):
+    """Acts at some of the trials, by their count."""
 
     def __init__(self, acts=()):
         super().__init__(io.StringIO())
-        self.notes: list[str] = []
-        self._acts = dict(acts)
-        self._seen = 0
+        self.notes, self._acts, self._seen = [], dict(acts), 0
 
     def trial(self, trial, best, manual):
         super().trial(trial, best, manual)

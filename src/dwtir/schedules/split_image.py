@@ -259,8 +259,8 @@ class SplitImage(Strategy):
 def _ranked(shape: Shape, target: Target) -> tuple[SplitImage, ...]:
     tiles = list(SplitImage.tiles(shape, target))
     tiles.sort(key=lambda tile: tile.expected_seconds(shape, target))
-    small = (tile for tile in _small_tiles(shape) if tile.fits(shape, target))
-    return varied(tiles, lambda tile: (tile.thread_x, tile.thread_y)) or (next(small),)
+    small = sorted(_small_tiles(shape), key=lambda tile: not tile.fits(shape, target))
+    return varied(tiles, lambda tile: (tile.thread_x, tile.thread_y)) or tuple(small[:1])
 
 
 def _small_tiles(shape: Shape) -> tuple[SplitImage, ...]:
