@@ -7,7 +7,7 @@ error that outlives the call, so none gets past `Signature.bind`.
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -79,6 +79,10 @@ class Signature:
             raise ArgumentError(f"OpenCL kernels take NumPy arrays, got {_kind(inputs[0])}")
         return self._bind_dlpack(inputs, out)
 
+    def _named(self, inputs: tuple[Any, ...], out: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+        """Go through the tensors, each with its name and the shape it must have."""
+        return zip(self.names, self.shapes, inputs if out is None else (*inputs, out), strict=False)
+
     # torch: the hot path. Compiled code compares types, sizes, strides and devices itself;
     # here is what it does not look at. The words for an error come after.
 
@@ -129,8 +133,7 @@ class Signature:
         if torch is None or not isinstance(inputs[0], torch.Tensor):
             return
         inputs = self._with_own_weight(inputs)
-        given = inputs if out is None else (*inputs, out)
-        for name, shape, tensor in zip(self.names, self.shapes, given, strict=False):
+        for name, shape, tensor in self._named(inputs, out):
             self._explain_torch(torch, name, shape, tensor, inputs[0].device)
 
     def _explain_torch(self, torch: Any, name: str, shape: tuple[int, ...], tensor: Any, device: Any) -> None:
@@ -140,7 +143,7 @@ class Signature:
             raise ArgumentError("OpenCL kernels take NumPy arrays, got torch tensors")
         if tensor.layout is not torch.strided:
             raise ArgumentError(f"{name} must be a dense tensor, got layout {tensor.layout}")
-        self._check(name, shape, _torch_facts(tensor), str(device))
+        self._check(name, shape, _facts(tensor), str(device))
         if tensor.is_neg():
             raise ArgumentError(f"{name} is a negated view; call resolve_neg() on it")
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -152,10 +155,9 @@ class Signature:
     # NumPy: likewise.
 
     def _bind_numpy(self, inputs: tuple[Any, ...], out: Any) -> Bound:
-        given = inputs if out is None else (*inputs, out)
         dtype, on_host = self._numpy_dtype, self.device != "cuda"
         tensors, addresses = [], []
-        for name, shape, array in zip(self.names, self.shapes, given, strict=False):
+        for name, shape, array in self._named(inputs, out):
             if (
                 not isinstance(array, np.ndarray)
                 or array.shape != shape
@@ -185,26 +187,21 @@ class Signature:
     def _explain_numpy(self, name: str, shape: tuple[int, ...], array: Any) -> None:
         if not isinstance(array, np.ndarray):
             raise ArgumentError(f"{name} must be a NumPy array like data, got {_kind(array)}")
-        contiguous = array.flags.c_contiguous
-        facts = _Facts(array.shape, str(array.dtype), "cpu", contiguous, _address(array))
+        facts = _Facts(array.shape, str(array.dtype), "cpu", array.flags.c_contiguous, _address(array))
         self._check(name, shape, facts, "cpu")
 
     def _bind_dlpack(self, inputs: tuple[Any, ...], out: Any) -> Bound:
         import tvm_ffi
 
-        given = inputs if out is None else (*inputs, out)
         tensors, facts = [], []
-        for name, shape, array in zip(self.names, self.shapes, given, strict=False):
+        for name, shape, array in self._named(inputs, out):
             if not hasattr(array, "__dlpack__"):
                 raise ArgumentError(
                     f"{name} must be a NumPy array, a torch tensor or anything with __dlpack__, got {_kind(array)}"
                 )
             tensor = tvm_ffi.from_dlpack(array)
             tensors.append(tensor)
-            extents = tuple(int(extent) for extent in tensor.shape)
-            facts.append(
-                _Facts(extents, str(tensor.dtype), str(tensor.device), tensor.is_contiguous(), tensor.data_ptr())
-            )
+            facts.append(_facts(tensor))
             self._check(name, shape, facts[-1], facts[0].device)
         import tvm
 
@@ -236,8 +233,8 @@ class Signature:
             raise ArgumentError(f"{name} must be on {home}, got {facts.device}")
         if facts.device != device:
             raise ArgumentError(f"{name} must be on data's device {device}, got {facts.device}")
-        if tuple(facts.shape) != shape:
-            raise ArgumentError(f"{name} must have shape {shape}, got {tuple(facts.shape)}")
+        if facts.shape != shape:
+            raise ArgumentError(f"{name} must have shape {shape}, got {facts.shape}")
         if facts.dtype.removeprefix("torch.") != self.dtype:
             raise ArgumentError(f"{name} must be {self.dtype}, got {facts.dtype}")
         if not facts.contiguous:
@@ -261,8 +258,9 @@ def _kind(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
-def _torch_facts(tensor: Any) -> _Facts:
-    return _Facts(tuple(tensor.shape), str(tensor.dtype), str(tensor.device), tensor.is_contiguous(), tensor.data_ptr())
+def _facts(tensor: Any) -> _Facts:
+    extents = tuple(map(int, tensor.shape))
+    return _Facts(extents, str(tensor.dtype), str(tensor.device), tensor.is_contiguous(), tensor.data_ptr())
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:

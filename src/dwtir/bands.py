@@ -24,8 +24,13 @@ TILES, COLUMNS, DEPTH = 16, 8, 16
 
 
 def place_of(tile: Any, down: Any, across: Any) -> tuple[Any, Any, Any]:
-    """Find a tile of those numbered through images, columns first: its image, its place there."""
+    """Find a tile of those numbered through images, columns first: its image, its place in a column and in a row."""
     return tile // (down * across), tile // across % down, tile % across
+
+
+def window_of(shape: Shape, axis: int, results: int) -> int:
+    """Count the rows (axis 0) or columns (axis 1) of inputs that neighbouring results see."""
+    return (results - 1) * shape.stride[axis] + (shape.kernel[axis] - 1) * shape.dilation[axis] + 1
 
 
 @dataclass(frozen=True)
@@ -170,10 +175,9 @@ class Bands:
 
     def window_rows(self, kernel_rows: int) -> int:
         """Count the input rows that a tile reads in a step of so many rows."""
-        shape = self.shape
         if self.goes_by_image:
             return kernel_rows
-        return (self.rows - 1) * shape.stride[0] + (kernel_rows - 1) * self.dilation[0] + 1
+        return (self.rows - 1) * self.shape.stride[0] + (kernel_rows - 1) * self.dilation[0] + 1
 
     def band_rows(self, kernel_rows: int) -> int:
         """Count the rows of the kernel that a tile reads in a step of so many rows."""
@@ -181,5 +185,4 @@ class Bands:
         return others + kernel_rows
 
     def place(self, tile: Any) -> tuple[Any, Any, Any]:
-        """Find a tile: its image, and its place in a column and in a row of tiles."""
         return place_of(tile, self.down, self.across)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
-from . import cache, database, entry, schedules
+from . import cache, cuda, database, entry, schedules
 from ._version import __version__
 from .epilogue import Epilogue, EpilogueLike
 from .errors import InvalidScheduleError, NotTunedError, RecordError
@@ -85,12 +85,13 @@ def build(
         return _build_opencl(order)
 
     name = cache.key(shape=str(checked), epilogue=str(steps), target=asdict(device), strategy=str(strategy))
-    cached = _cached(name, provenance) if _keeps_code(device) else None
+    is_kept = device.kind == "cpu" or cuda.load_runtime().usable  # what runs here
+    cached = _cached(name, provenance) if is_kept else None
     if cached is not None:
         return cached
 
     kernel, compiled = _compile(order, for_torch=True)
-    if _keeps_code(device):
+    if is_kept:
         cache.store(name, compiled.library, kernel.info.to_json())
     return kernel
 
@@ -173,7 +174,6 @@ def _find_strategy(
 
 
 def _cached(name: str, provenance: dict[str, str]) -> Kernel | None:
-    """Take a kernel of an earlier process from the cache."""
     found = cache.load(name)
     if found is None:
         return None
@@ -184,13 +184,6 @@ def _cached(name: str, provenance: dict[str, str]) -> Kernel | None:
         cache.discard(name, error)
         return None
     return from_library(info, library, code)
-
-
-def _keeps_code(target: Target) -> bool:
-    """Tell whether compiled code is worth keeping: it runs here."""
-    from . import cuda
-
-    return target.kind == "cpu" or cuda.load_runtime().usable
 
 
 def _build_opencl(order: _Order) -> Kernel:

@@ -8,7 +8,7 @@ import logging
 import os
 import stat
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +82,6 @@ def is_private(path: Path) -> bool:
 
 
 def _version(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError
-
     try:
         return version(package)
     except PackageNotFoundError:

@@ -47,11 +47,11 @@ _Check: TypeAlias = Callable[[str], Finding]
 CHECKS: list[_Check] = []
 """All checks, in the order of the report. Each takes the target that has to work."""
 
-_ANY = ("cuda", "cpu", "opencl")
+TARGETS = ("cuda", "cpu", "opencl")
 
 
 def _check(name: str, *needing: str) -> Callable[[Callable[[str], _Answer]], _Check]:
-    """Make a check of what answers for a target, with the targets that cannot work without it."""
+    """Make a check of what answers for a target, and the targets that need it."""
 
     def make(answer: Callable[[str], _Answer]) -> _Check:
         def check(target: str) -> Finding:
@@ -63,12 +63,12 @@ def _check(name: str, *needing: str) -> Callable[[Callable[[str], _Answer]], _Ch
     return make
 
 
-@_check("Python", *_ANY)
+@_check("Python", *TARGETS)
 def _check_python(target: str) -> _Answer:
     return "ok", f"{platform.python_implementation()} {platform.python_version()}", ""
 
 
-@_check("platform", *_ANY)
+@_check("platform", *TARGETS)
 def _check_platform(target: str) -> _Answer:
     detail = f"{platform.system()} {platform.machine()}"
     if platform.system() != "Linux" and target == "cuda":
@@ -94,9 +94,9 @@ def _distribution(name: str, remedy: str) -> _Answer:
         return "missing", "not installed", remedy
 
 
-_check("apache-tvm", *_ANY)(lambda target: _pin("apache-tvm"))
-_check("apache-tvm-ffi", *_ANY)(lambda target: _pin("apache-tvm-ffi"))
-_check("numpy", *_ANY)(lambda target: _distribution("numpy", "pip install numpy"))
+_check("apache-tvm", *TARGETS)(lambda target: _pin("apache-tvm"))
+_check("apache-tvm-ffi", *TARGETS)(lambda target: _pin("apache-tvm-ffi"))
+_check("numpy", *TARGETS)(lambda target: _distribution("numpy", "pip install numpy"))
 
 
 def _probed(probe: Callable[[], str], remedy: str) -> _Answer:
@@ -112,7 +112,7 @@ _NOT_TRIED: _Answer = ("missing", "not tried with these versions of TVM", _INSTA
 
 
 # Required for every target: TVM compiles the host side of a GPU kernel with LLVM.
-@_check("CPU", *_ANY)
+@_check("CPU", *TARGETS)
 def _check_cpu(target: str) -> _Answer:
     return _probed(probes.probe_cpu, f"pip install --force-reinstall {_PINNED}") if _pins_hold() else _NOT_TRIED
 
@@ -172,7 +172,7 @@ def _check_opencl(target: str) -> _Answer:
 
 @_check("C++ linker")
 def _check_compiler(target: str) -> _Answer:
-    # Not required: kernels are built in memory. In the order in which TVM looks.
+    # Kernels are built in memory without it. In the order in which TVM looks.
     remedy = "apt install g++, or set CXX (for Kernel.export and the kernel cache)"
     named = os.environ.get("CXX") or os.environ.get("CC")
     candidates = [named] if named else ["g++", "gcc", "clang++", "clang", "c++", "cc"]
@@ -192,7 +192,7 @@ def _check_compiler(target: str) -> _Answer:
 @_check("cache folder")
 def _check_cache(target: str) -> _Answer:
     folder = cache.cache_dir()
-    # The folder is made on first use; what counts is where it would be made.
+    # The folder is made on first use.
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         problem = f"{existing} is not a folder that can be written to"

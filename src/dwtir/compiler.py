@@ -61,7 +61,6 @@ def compile_module(
     cuda.load_runtime()
     _install_callback()
     cubins: list[Cubin] = []
-
     refusals: list[DwtirError] = []
 
     def compile_source(source: str) -> bytes:
@@ -123,7 +122,6 @@ def _pipeline(simplify: bool, early: bool, by_fma: bool) -> str:
 
 @cache
 def _cpu_pipeline() -> str:
-    """Name TVM's passes for a CPU."""
     return _registered("dwtir-cpu", [], [])
 
 

@@ -39,7 +39,6 @@ class Toolkit:
     cudart: Path | None
     """The CUDA runtime library in the version that TVM needs."""
     nvrtc: Path | None
-    """The runtime compiler."""
     include: Path | None
     """The folder of ``cuda_fp16.h`` and the other headers."""
     searched: tuple[Path, ...]

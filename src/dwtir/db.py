@@ -68,7 +68,7 @@ def _folders(options: argparse.Namespace) -> list[Path]:
 
 
 def _read_all(options: argparse.Namespace) -> Iterator[tuple[Path, Record | RecordError]]:
-    """Yield every file, with its record or what is wrong with it."""
+    """Yield every file, with its record or its error."""
     for folder in _folders(options):
         for path in database.record_paths(folder):
             try:
@@ -78,7 +78,7 @@ def _read_all(options: argparse.Namespace) -> Iterator[tuple[Path, Record | Reco
 
 
 def _good(options: argparse.Namespace) -> Iterator[tuple[Path, Record]]:
-    """Yield the good records, and say on stderr what the others are."""
+    """Yield the good records, and print the errors of the others."""
     for path, record in _read_all(options):
         if isinstance(record, Record):
             yield path, record

@@ -12,7 +12,7 @@ columns first, and 16 that follow one another are a group.
 from dataclasses import dataclass
 from typing import Any
 
-from .bands import COLUMNS, TILES, place_of
+from .bands import COLUMNS, TILES, place_of, window_of
 from .shape import Shape
 
 INPUTS = 16
@@ -39,17 +39,12 @@ class Diagonals:
     @property
     def spans(self) -> int:
         """Products that the inputs of a tile's row take."""
-        shape = self.shape
-        last = self.shift + (COLUMNS - 1) * shape.stride[1]
-        last += (shape.kernel[1] - 1) * shape.dilation[1]
-        return last // INPUTS + 1
+        return -(-(self.shift + window_of(self.shape, 1, COLUMNS)) // INPUTS)
 
     @property
     def window_rows(self) -> int:
         """Rows of inputs of a tile."""
-        shape = self.shape
-        taps = (shape.kernel[0] - 1) * shape.dilation[0]
-        return (self.rows - 1) * shape.stride[0] + taps + 1
+        return window_of(self.shape, 0, self.rows)
 
     @property
     def down(self) -> int:
@@ -72,5 +67,4 @@ class Diagonals:
         return -(-self.groups // (self.warps * self.parts))
 
     def place(self, tile: Any) -> tuple[Any, Any, Any]:
-        """Find a tile: its image, and its place in a column and in a row of tiles."""
         return place_of(tile, self.down, self.across)

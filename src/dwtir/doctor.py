@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from . import cuda
-from .checks import CHECKS, Finding
-
-_TARGETS = ("cuda", "cpu", "opencl")
+from .checks import CHECKS, TARGETS, Finding
 
 
 def _default_target() -> str:
@@ -18,11 +16,7 @@ def _default_target() -> str:
 
 
 def diagnose(target: str | None = None) -> list[Finding]:
-    """Run every check.
-
-    The target has to work; by default that is what dwtir would pick: CUDA when the driver shows a
-    GPU, else the CPU.
-    """
+    """Run every check for a target, by default CUDA if the driver shows a GPU, else the CPU."""
     target = target or _default_target()
     return [check(target) for check in CHECKS]
 
@@ -31,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the findings; return 0 when the chosen device can work."""
     what = "Check what dwtir needs on this machine, and say how to get what is missing."
     parser = argparse.ArgumentParser(prog="python -m dwtir doctor", description=what)
-    parser.add_argument("--target", choices=_TARGETS, help="the device that has to work (default: CUDA, else CPU)")
+    parser.add_argument("--target", choices=TARGETS, help="the device that has to work (default: CUDA, else CPU)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     arguments = parser.parse_args(argv)
 

@@ -118,8 +118,7 @@ def _tuning_record(
         )
     index, (trace, times, device, _) = value
     if type(index) is not int or not 0 <= index < len(workloads):
-        got = traces.brief(index)
-        raise RecordError(f"the workload must be 0 to {len(workloads) - 1}, got {got}")
+        raise RecordError(f"the workload must be 0 to {len(workloads) - 1}, got {traces.brief(index)}")
     work = workloads[index]
     if work is None:
         raise RecordError(f"its workload, {index}, is not used")

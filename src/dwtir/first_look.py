@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -96,32 +95,26 @@ def main(target: str | None) -> int:
 
 
 def _run(problem: _Problem, step: str, device: Target) -> _Row:
-    """Build one step for the device, or for what stands in for a GPU, and check it."""
+    """Build one step for the device, or what stands in for a GPU, and check it."""
     if device.kind == "cuda":
-        kernel = build(problem.shape, step, target=device)
-        return _row(problem, step, kernel, "CUDA", partial(_on_gpu, kernel), kernel.time().median)
-    if device.kind == "opencl" or (step != "manual" and opencl.available() is None):
-        kernel = build(problem.shape, step, target="opencl")
-        return _row(problem, step, kernel, "OpenCL", kernel)
-    if step == "manual":
-        kernel = build(problem.shape, step, target=device)
-        return _row(problem, step, kernel, "CPU", kernel, kernel.time().median)
-    return _replayed(problem, step)
-
-
-def _row(
-    problem: _Problem, step: str, kernel: Kernel, runs_on: str, run: Callable[..., Any], seconds: float | None = None
-) -> _Row:
+        runs_on = "CUDA"
+    elif device.kind == "opencl" or (step != "manual" and opencl.available() is None):
+        runs_on = "OpenCL"
+    elif step == "manual":
+        runs_on = "CPU"
+    else:
+        return _replayed(problem, step)
+    kernel = build(problem.shape, step, target="opencl" if runs_on == "OpenCL" else device)
+    seconds = None if runs_on == "OpenCL" else kernel.time().median
+    run = partial(_on_gpu, kernel) if runs_on == "CUDA" else kernel
     error, right = _compare(problem, run(problem.data, problem.weight))
     return _Row(step, runs_on, kernel.resources(), error, right, seconds)
 
 
-def _on_gpu(kernel: Kernel, *arrays: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _on_gpu(kernel: Kernel, *arrays: np.ndarray[Any, Any]) -> Any:
     import tvm
 
-    out: np.ndarray[Any, Any]
-    out = kernel(*(tvm.runtime.tensor(array, tvm.cuda(0)) for array in arrays)).numpy()
-    return out
+    return kernel(*(tvm.runtime.tensor(array, tvm.cuda(0)) for array in arrays)).numpy()
 
 
 def _replayed(problem: _Problem, step: str) -> _Row:

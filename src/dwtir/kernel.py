@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import entry, saved
+from . import cuda, entry, saved
 from .arguments import Signature
 from .epilogue import Epilogue
 from .errors import DwtirError, RecordError, ToolchainError
@@ -261,15 +261,12 @@ class Kernel:
             If the device is not here, or is an OpenCL device, whose time on a
             CPU would say nothing about a GPU.
         """
-        if self._run is None:
-            self._cannot_run()
-        if self._library is None:
-            raise ToolchainError(f"kernels for {self.target.name} are not timed")
+        library = self._library_that_runs("are not timed")
         import tvm
 
         device = tvm.cuda(0) if self.target.kind == "cuda" else tvm.cpu(0)
         bound = self._signature.bind(tensors or self._random_tensors(device))
-        evaluator = self._library.time_evaluator("main", device, number=1, repeat=repeats, min_repeat_ms=min_repeat_ms)
+        evaluator = library.time_evaluator("main", device, number=1, repeat=repeats, min_repeat_ms=min_repeat_ms)
         return Timing.of(evaluator(*bound.arguments).results)
 
     def _random_tensors(self, device: Any) -> tuple[Any, ...]:
@@ -298,12 +295,16 @@ class Kernel:
             If there is no C compiler to link with, or the kernel's device is
             not here and its machine code therefore not in the library.
         """
+        library = self._library_that_runs("cannot be exported")
+        info = replace(self.info, resources=self.resources())
+        saved.write(Path(path), self._code or library, info.to_json())
+
+    def _library_that_runs(self, otherwise: str) -> tvm.runtime.Module:
         if self._run is None:
             self._cannot_run()
         if self._library is None:
-            raise ToolchainError(f"kernels for {self.target.name} cannot be exported")
-        info = replace(self.info, resources=self.resources())
-        saved.write(Path(path), self._code or self._library, info.to_json())
+            raise ToolchainError(f"kernels for {self.target.name} {otherwise}")
+        return self._library
 
     def _cannot_run(self) -> Callable[..., None]:
         raise ToolchainError(
@@ -316,7 +317,7 @@ _HERE = nullcontext()
 
 
 def _is_elsewhere(tensor: Any) -> bool:
-    """Tell whether it is a torch tensor on another GPU than the current one."""
+    """Tell whether it is a torch tensor of another GPU than the current."""
     if not getattr(tensor, "is_cuda", False):
         return False
     here: int = sys.modules["torch"]._C._cuda_getDevice()
@@ -337,7 +338,8 @@ def load(path: str | Path) -> Kernel:
     ToolchainError
         If the kernel's device is not here.
     """
-    library, code, description = _read_saved(Path(path))
+    cuda.load_runtime()  # a CUDA kernel inside the library needs it; others do not care
+    library, code, description = saved.read(Path(path))
     try:
         info = KernelInfo.from_json(description)
     except RecordError as error:
@@ -345,26 +347,13 @@ def load(path: str | Path) -> Kernel:
     return from_library(info, library, code)
 
 
-def _read_saved(path: Path) -> tuple[tvm.runtime.Module, bytes, dict[str, Any]]:
-    from . import cuda
-
-    cuda.load_runtime()  # a CUDA kernel inside the library needs it; others do not care
-    return saved.read(path)
-
-
 def from_library(info: KernelInfo, library: tvm.runtime.Module, code: bytes | None = None) -> Kernel:
     """Make a kernel of a library, runnable if its device is here.
 
     A library that was loaded comes with its code, without which it could not be saved again.
     """
-    if info.target.kind == "cuda" and not _is_present(info.target):
+    if info.target.kind == "cuda" and not (cuda.load_runtime().usable and resolve("cuda").arch == info.target.arch):
         return Kernel(info, None, library, code)
     if info.target.kind == "cpu":
         use_all_cores()
     return Kernel(info, library["main"], library, code)
-
-
-def _is_present(target: Target) -> bool:
-    from . import cuda
-
-    return cuda.load_runtime().usable and resolve("cuda").arch == target.arch

@@ -30,9 +30,8 @@ class KernelResources:
     """What one kernel takes, as ptxas reports it."""
 
     name: str
-    """The symbol of the kernel."""
     registers: int
-    """Registers of one thread."""
+    """Of one thread."""
     spill_store_bytes: int
     spill_load_bytes: int
     """Traffic of registers that did not fit, a thread."""
@@ -50,11 +49,9 @@ class Cubin:
     code: bytes
     """The ELF image that the driver loads."""
     arch: str
-    """The architecture it was compiled for."""
     kernels: tuple[KernelResources, ...]
     """One for every kernel of the source."""
     log: str
-    """The compiler's whole log."""
 
 
 # Stand-ins for the two headers that TVM includes in every kernel. They declare

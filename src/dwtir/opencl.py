@@ -1,8 +1,8 @@
 """Run scheduled TensorIR as OpenCL C, so that GPU schedules are proven without a GPU.
 
-TVM's wheel generates OpenCL C but cannot launch it. PyOpenCL launches it: on a
-graphics card where there is one, else on the processor through PoCL, which runs
-real work-groups with local memory and barriers.
+TVM's wheel generates OpenCL C but cannot launch it. PyOpenCL can: on a graphics
+card, or else on the processor through PoCL, which runs real work-groups with local
+memory and barriers.
 
     IRModule -> opencl_source: OpenCL C -> PyOpenCL
 """
@@ -50,12 +50,12 @@ class OpenCLKernel:
         self._params, self._launches = lowered.params, lowered.launches
         first = lowered.launches[0]
         self.grid, self.block, self.local_bytes = first.grid, first.block, first.local_bytes
-        # Arguments are set on the kernel object: calls from two threads must not interleave.
+        # Arguments are set on the kernel object, so calls must not interleave.
         self._lock = threading.Lock()
         device, self._context, self._queue = _open_device(_wanted_device())
         for launch in lowered.launches:
             _check_limits(device, launch.block, launch.local_bytes)
-        # PoCL's optimiser costs up to 3 s a kernel and gains milliseconds on test sizes.
+        # PoCL's optimiser takes up to 3 s a kernel, and saves milliseconds.
         options = ["-cl-opt-disable"] if device.type & cl.device_type.CPU else []
         try:
             program = cl.Program(self._context, self.source).build(options)
@@ -67,10 +67,9 @@ class OpenCLKernel:
         return f"OpenCLKernel(grid={self.grid}, block={self.block}, local_bytes={self.local_bytes})"
 
     def __call__(self, *arrays: np.ndarray[Any, Any]) -> None:
-        """Run once, synchronously.
+        """Run once, synchronously, on a C-contiguous array for each parameter of the PrimFunc.
 
-        There is a C-contiguous array for each parameter of the PrimFunc, in its order. The last
-        one receives the output; what the kernel does not write keeps its value.
+        The last one receives the output; what the kernel does not write keeps its value.
         """
         import pyopencl as cl
 
@@ -106,10 +105,10 @@ def compile_opencl(mod: tvm.IRModule, *, max_threads: int = 1024) -> OpenCLKerne
     """Compile a scheduled function to OpenCL and load it on :func:`find_device`'s device.
 
     Its parameters are buffers of static shape, the output last; its loops are bound to blocks and
-    threads, of which a work-group may have so many, besides the device's own limit. What exceeds
-    a limit, or OpenCL lacks, is an `InvalidScheduleError`; a `CompileError` holds the log.
+    threads. A schedule that exceeds `max_threads` or a limit of the device, or needs what OpenCL
+    lacks, is an `InvalidScheduleError`; a `CompileError` holds the log.
     """
-    find_device()  # A missing package is reported before a second is spent on lowering.
+    find_device()  # Reports a missing package before a second of lowering.
     return OpenCLKernel(lower(mod, max_threads))
 
 
@@ -135,8 +134,8 @@ def available() -> str | None:
 def find_device() -> pyopencl.Device:
     """Find the OpenCL device that kernels run on: a GPU if there is one, else a CPU.
 
-    The environment variable ``DWTIR_OPENCL_DEVICE`` picks another: any part of
-    the names of a platform and its device, in upper or lower case.
+    The environment variable ``DWTIR_OPENCL_DEVICE`` picks another, by any part of
+    the names of its platform and itself, in upper or lower case.
     """
     return _open_device(_wanted_device())[0]
 

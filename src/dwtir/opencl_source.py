@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import InvalidScheduleError
+from .reference import numpy_dtype
 
 if TYPE_CHECKING:
     import tvm
@@ -49,7 +50,7 @@ class Launch:
     name: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    """Work-groups, and work-items of one work-group, in x, y and z."""
+    """Work-groups, and work-items of one, in x, y and z."""
     local_bytes: int
     """Local (in CUDA: shared) memory of a work-group."""
     order: list[int]
@@ -61,7 +62,6 @@ class Lowered:
     """OpenCL C and how to launch it."""
 
     source: str
-    """The kernels."""
     launches: list[Launch]
     """In the order in which they run."""
     params: list[tuple[str, tuple[int, ...], str]]
@@ -93,7 +93,7 @@ def lower(mod: tvm.IRModule, max_threads: int) -> Lowered:
 
 
 def _lower_device(mod: tvm.IRModule, max_threads: int) -> tuple[dict[str, Any], Any]:
-    """TVM's own lowering up to code generation: the kernels by name, in their order."""
+    """Lower as TVM does, up to code generation: the kernels by name, in their order."""
     import tvm
     from tvm.tirx.build import split_host_device_mods
 
@@ -146,7 +146,8 @@ def _launch(func: Any) -> tuple[tuple[int, int, int], tuple[int, int, int], int]
 
     def compute(node: Any) -> None:
         operands = node.args if isinstance(node, ir.Call) else (node.a, node.b)
-        if any(map(_kind, (node, *operands))) and not _is_conditional(node):
+        is_conditional = isinstance(node, ir.Call) and node.op.same_as(ir.Op.get("prim.if_then_else"))
+        if any(map(_kind, (node, *operands))) and not is_conditional:
             refused.append(f"{node} computes in 16 bits, cast to float32 first")
 
     computing = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Min, tirx.Max, ir.Call)
@@ -184,12 +185,6 @@ def _kind(expr: Any) -> str | None:
     return _KINDS.get(base)
 
 
-def _is_conditional(node: Any) -> bool:
-    from tvm import ir
-
-    return isinstance(node, ir.Call) and node.op.same_as(ir.Op.get("prim.if_then_else"))
-
-
 def _floats_as_bits(func: Any) -> tuple[Any, set[str]]:
     """Keep float16 and bfloat16 as uint16; also the text of the conversions called."""
     import tvm_ffi
@@ -218,10 +213,7 @@ def _floats_as_bits(func: Any) -> tuple[Any, set[str]]:
     def constant(node: Any, _: Any) -> Any:
         if _kind(node) is None:
             return node
-        if _kind(node) == "f16":
-            return tirx.IntImm("uint16", int(np.float16(node.value).view(np.uint16)))
-        bits = int(np.float32(node.value).view(np.uint32))
-        return tirx.IntImm("uint16", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+        return tirx.IntImm("uint16", int(np.array(node.value, numpy_dtype(str(node.ty.dtype))).view(np.uint16)))
 
     @functools.cache
     def as_bits(var: Any) -> Any:
@@ -235,7 +227,7 @@ def _floats_as_bits(func: Any) -> tuple[Any, set[str]]:
         return ir.PrimType(_vector("uint16", node.dtype.lanes)) if base in _KINDS else node
 
     def move(node: Any, mutator: Any) -> Any:
-        # Built anew where it has 16 bits: default mutation would keep the old type.
+        # Default mutation would keep the old type of 16 bits.
         if _kind(node) is None:
             return mutator.default_mutate(node)
         if isinstance(node, tirx.Broadcast):

@@ -21,6 +21,7 @@ from functools import cached_property
 from math import gcd
 from typing import Any, NamedTuple
 
+from .bands import window_of
 from .epilogue import NO_STEPS, STEPS, Epilogue
 from .shape import Shape
 
@@ -95,8 +96,7 @@ class Pairs:
     @cached_property
     def window(self) -> int:
         """Columns of inputs that a strip reads."""
-        shape = self.shape
-        return (COLUMNS - 1) * shape.stride[1] + (shape.kernel[1] - 1) * shape.dilation[1] + 1
+        return window_of(self.shape, 1, COLUMNS)
 
     @cached_property
     def quads(self) -> int:
@@ -157,7 +157,7 @@ class Pairs:
 
     @property
     def rests(self) -> int:
-        """Steps behind those with a stage: they leave the results that see no more of an image."""
+        """Steps behind those with a stage: they leave results that see no more of an image."""
         left = self.shape.result_height - (self.rows * self.steps - self.delay + self.begun)
         return max(0, -(-left // self.rows)) if self.is_whole else 0
 
@@ -183,8 +183,7 @@ class Pairs:
     @property
     def input_rows(self) -> int:
         """Rows of inputs of a block."""
-        shape = self.shape
-        return (self.height - self.begun - 1) * shape.stride[0] + (shape.kernel[0] - 1) * shape.dilation[0] + 1
+        return window_of(self.shape, 0, self.height - self.begun)
 
     @property
     def stage_rows(self) -> int:
@@ -215,10 +214,9 @@ class Pairs:
     @property
     def skips(self) -> bool:
         """Whether it pays to leave out rows of padding, by a test: where they are many, and registers left."""
-        shape = self.shape
-        rows = (shape.result_height - 1) * shape.stride[0] + (shape.kernel[0] - 1) * shape.dilation[0] + 1
-        beyond = self.first_row < 0 or self.first_row + self.steps * self.stage_rows > shape.source[0]
-        return beyond and self.words < WORDS and shape.source[0] <= _MOST_THERE * rows
+        rows, height = window_of(self.shape, 0, self.shape.result_height), self.shape.source[0]
+        beyond = self.first_row < 0 or self.first_row + self.steps * self.stage_rows > height
+        return beyond and self.words < WORDS and height <= _MOST_THERE * rows
 
     @cached_property
     def products(self) -> int:

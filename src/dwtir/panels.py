@@ -9,6 +9,7 @@ four that follow each of these, and so on. What is called a slot is an input of 
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from .bands import COLUMNS, DEPTH, TILES, place_of
@@ -23,25 +24,17 @@ VECTOR = 8
 
 @dataclass(frozen=True)
 class Panels:
-    """Sizes of a block's share of a convolution with stride and dilation 1, or of its data's gradient.
-
-    Parameters
-    ----------
-    shape : Shape
-    rows : int
-        Rows of a tile.
-    down, across : int
-        Tiles of a panel in a column and a row of an image; as many images as give 16 tiles.
-    warps, channels : int
-        Warps of a block, and channels of each.
-    """
+    """Sizes of a block's share of a convolution with stride and dilation 1, or of its data's gradient."""
 
     shape: Shape
     rows: int
+    """Rows of a tile."""
     down: int
     across: int
+    """Tiles of a panel in a column and a row of an image; as many images as give 16 tiles."""
     warps: int
     channels: int
+    """Warps of a block, and channels of each."""
 
     @property
     def input_rows(self) -> int:
@@ -150,11 +143,10 @@ class Panels:
         """Bytes of shared memory: the inputs, the results and the weights."""
         staged, finished = self.planes(has_residual)
         elements = self.warps * (staged + finished * has_residual) + self.beyond
-        filters = self.tap_stride * self.shape.kernel[0] * self.shape.kernel[1]
+        filters = self.tap_stride * prod(self.shape.kernel)
         return (elements + filters) * self.shape.itemsize
 
     def place(self, tile: Any) -> tuple[Any, Any, Any]:
-        """Find a tile of a panel: its image, and its place in a column and in a row of tiles."""
         return place_of(tile, self.down, self.pitch)
 
     def quad(self, number: int) -> int:

@@ -6,6 +6,7 @@ its pixels, the weights of the channel follow the images.
 """
 
 from dataclasses import dataclass
+from math import gcd, prod
 from typing import Any
 
 from .bands import Bands
@@ -38,8 +39,7 @@ class Planes:
     def weights(self) -> int:
         """Positions of the weights of a channel behind its images."""
         shape = self.bands.shape
-        taps = shape.kernel[0] * shape.kernel[1] * shape.channel_multiplier
-        return taps if shape.layout == "NHWC" else 0
+        return prod(shape.kernel) * shape.channel_multiplier if shape.layout == "NHWC" else 0
 
     @property
     def positions(self) -> int:
@@ -70,5 +70,5 @@ class Planes:
 
 def channel_threads(channels: int) -> tuple[int, int]:
     """Deal channels out: to at most 8 threads side by side, with vectors of 16 bytes each."""
-    vector = next(lanes for lanes in (8, 4, 2, 1) if channels % lanes == 0)
+    vector = gcd(channels, _VECTOR)
     return next(n for n in range(8, 0, -1) if channels // vector % n == 0), vector

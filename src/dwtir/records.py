@@ -98,13 +98,12 @@ class Record:
         if len(times) > 3:
             fifth = (len(times) - 1) // 5
             times = [times[fifth], times[(len(times) - 1) // 2], times[-1 - fifth]]
-        own = {"apache-tvm": version("apache-tvm"), "dwtir": __version__}
         found = cls(
             *(shape, target, strategy, steps, tuple(times)),
             None if manual_median_secs is None else _rounded(manual_median_secs),
             trials=trials,
             seed=seed,
-            versions={**own, **(versions or {})},
+            versions=_own_versions() | dict(versions or {}),
             trace=json.loads(traces.expected_trace(strategy, shape, steps)),
         )
         found._check()
@@ -234,8 +233,7 @@ class Record:
 
     def _check_trace(self) -> None:
         """Compare the trace with our own, if it was made by the same versions."""
-        own = {"apache-tvm": version("apache-tvm"), "dwtir": __version__}
-        if any(self.versions[name] != present for name, present in own.items()):
+        if any(self.versions[name] != present for name, present in _own_versions().items()):
             return  # the parameters are what counts
         expected = traces.expected_trace(self.strategy, self.shape, self.epilogue)
         if traces.dump(self.trace) != expected:
@@ -280,6 +278,10 @@ def read_strategy(kind: object, parameters: object) -> Strategy:
 def file_name(shape: Shape, epilogue: Epilogue) -> str:
     """Name the file of a record: the shape, and the epilogue it was tuned with if any."""
     return f"{'+'.join((str(shape), *epilogue.steps))}.json"
+
+
+def _own_versions() -> dict[str, str]:
+    return {"apache-tvm": version("apache-tvm"), "dwtir": __version__}
 
 
 def _rounded(seconds: float) -> float:

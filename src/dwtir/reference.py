@@ -1,7 +1,7 @@
 """The float64 oracle in NumPy, and how far a right kernel may be from it."""
 
 from collections.abc import Callable, Iterator, Mapping
-from math import prod
+from math import erf, prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -196,8 +196,6 @@ def _sigmoid(x: Float64) -> Float64:
 
 
 def _erf(x: Float64) -> Float64:
-    from math import erf
-
     return np.asarray(np.vectorize(erf, otypes=[np.float64])(x))
 
 

@@ -280,9 +280,11 @@ class DepthwiseConv2dShape:
         """Input rows (axis 0) or columns (axis 1) that one output touches."""
         return self.dilation[axis] * (self.kernel[axis] - 1) + 1
 
+    def _padded(self, axis: int) -> int:
+        return (self.height, self.width)[axis] + self.padding[axis] + self.padding[axis + 2]
+
     def _out_size(self, axis: int) -> int:
-        size = (self.height, self.width)[axis] + self.padding[axis] + self.padding[axis + 2]
-        return (size - self._reach(axis)) // self.stride[axis] + 1
+        return (self._padded(axis) - self._reach(axis)) // self.stride[axis] + 1
 
     def _resolve_padding(self, padding: object) -> Padding:
         if isinstance(padding, str):
@@ -310,13 +312,11 @@ class DepthwiseConv2dShape:
     def _check_sizes(self) -> None:
         for axis, name in enumerate(("height", "width")):
             if self._out_size(axis) < 1:
-                padded = getattr(self, name) + self.padding[axis] + self.padding[axis + 2]
                 raise InvalidShapeError(
                     f"the output is empty: the kernel reaches over {self._reach(axis)} of the "
-                    f"padded {name}, which must be at least that, got {padded}"
+                    f"padded {name}, which must be at least that, got {self._padded(axis)}"
                 )
-        top, left, bottom, right = self.padding
-        padded_shape = self._image(self.in_channels, self.height + top + bottom, self.width + left + right)
+        padded_shape = self._image(self.in_channels, self._padded(0), self._padded(1))
         for name, shape in (("padded input", padded_shape), ("weight", self.weight_shape), ("output", self.out_shape)):
             if prod(shape) > _MAX_ELEMENTS:
                 raise InvalidShapeError(
@@ -326,7 +326,6 @@ class DepthwiseConv2dShape:
 
 
 Shape = DepthwiseConv2dShape
-"""Its short name."""
 
 ShapeLike: TypeAlias = Shape | str | Mapping[str, Any]
 """What functions of dwtir take as a shape."""

@@ -33,7 +33,7 @@ def error_ratio(shape: Shape, epilogue: Epilogue, inputs: Sequence[_Array], out:
     outs = (channels[:, None] * multiplier + np.arange(multiplier)).reshape(-1)
 
     def cut(name: str, array: _Array) -> _Array:
-        """Take a tensor's part, by the name that `input_shapes` gives it."""
+        """Take a tensor's part."""
         if name == "weight":
             return array.take(channels, axis=2 if nhwc else 0)
         if name in ("data", "grad_out", "out", "residual"):
@@ -53,7 +53,7 @@ def error_ratio(shape: Shape, epilogue: Epilogue, inputs: Sequence[_Array], out:
 
 
 def _sample(shape: Shape) -> tuple[_Array, _Array]:
-    """Choose images and channels, the first and last among them, for the reference."""
+    """Choose images and channels, the first and last among them."""
     per_channel = prod(shape.out_shape[1:]) // shape.in_channels * prod(shape.kernel)
     pairs = max(1, _MAX_PRODUCTS // max(per_channel, 1))
     if shape.operation == "grad_weight":  # sums over all images

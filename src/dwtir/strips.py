@@ -13,9 +13,8 @@ _RESIDUAL = 8
 def apart(shape: Shape) -> tuple[int, int]:
     """Count the rows and columns from a result of a thread to its next.
 
-    With a dilation, results that are as far apart read inputs that are as far apart: the image
-    has so many parts, each a convolution without dilation. Columns of NCHW stay together, for
-    vectors are made of them. A single tap has no dilation.
+    A dilation parts the image into as many, each a convolution without. Columns of NCHW stay
+    together, for vectors are made of them. A single tap has no dilation.
     """
     down, right = (distance if taps > 1 else 1 for distance, taps in zip(shape.dilation, shape.kernel, strict=True))
     return down, 1 if shape.layout == "NCHW" else right
@@ -92,7 +91,6 @@ class Strip:
 
     @cached_property
     def columns(self) -> int:
-        """Columns inside."""
         return self.inside[1] - self.inside[0]
 
     @cached_property
@@ -108,10 +106,7 @@ class Strip:
         return -self.left % self.step
 
     def residual_rows(self, depth: int) -> int:
-        """Count the rows of a residual that are loaded ahead, of a window of so many rows.
-
-        More than one where few registers hold them, for then a row takes little time.
-        """
+        """Count the rows of a residual that are loaded ahead, of a window of so many: several where they are small."""
         most = _RESIDUAL // (self.cols * self.channels)
         return max(rows for rows in range(1, depth + 1) if depth % rows == 0 and rows <= max(1, most))
 

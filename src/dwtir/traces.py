@@ -48,12 +48,12 @@ def decided(strategy: Strategy, shape: Shape, epilogue: Epilogue | None = None) 
     Its trace is what a record keeps: it says the parameters, and depends on
     nothing but them, whatever a search finds worth trying.
     """
-    return _drawn(strategy, shape, epilogue, {field: (n,) for field, n in _numbers(strategy)})
+    return _drawn(strategy, shape, epilogue, {field: (n,) for field, n in _numbers(strategy).items()})
 
 
-def _numbers(strategy: Strategy) -> list[tuple[str, int]]:
-    """List the fields of a tile that are numbers."""
-    return [(field, value) for field, value in strategy.parameters.items() if type(value) is int]
+def _numbers(strategy: Strategy) -> dict[str, int]:
+    """Find the fields of a tile that are numbers."""
+    return {field: value for field, value in strategy.parameters.items() if type(value) is int}
 
 
 def _drawn(
@@ -124,7 +124,7 @@ def _readings(
     if [candidates for candidates, _ in drawn] == list(map(list, space.values())):
         readings = [(tiles[0], list(space))]
     else:
-        readings = [(tile, [field for field, _ in _numbers(tile)]) for tile in tiles]
+        readings = [(tile, list(_numbers(tile))) for tile in tiles]
     for tile, fields in readings:
         if len(fields) == len(drawn):
             yield tile, dict(zip(fields, (value for _, value in drawn), strict=True))

@@ -102,11 +102,10 @@ class TuneDB(ms.database.PyDatabase):
         self._workloads: dict[Workload, ms.database.Workload] = {}
         self._trials: dict[Workload, int] = {}
 
-    def _find(self, work: Workload | None) -> Record | None:
-        if work is None:
-            return None
-        found = database.find_record(work.shape, self.device, work.epilogue, within=self.folders)
-        return found[0] if found else None
+    def _find(self, mod: _Module) -> tuple[Workload, Record] | None:
+        work = recognise(mod)
+        found = work and database.find_record(work.shape, self.device, work.epilogue, within=self.folders)
+        return (work, found[0]) if work and found else None
 
     def _workload(self, work: Workload) -> ms.database.Workload:
         if work not in self._workloads:
@@ -129,7 +128,7 @@ class TuneDB(ms.database.PyDatabase):
         return True
 
     def has_workload(self, mod: _Module) -> bool:
-        return self._find(recognise(mod)) is not None
+        return self._find(mod) is not None
 
     def commit_workload(self, mod: _Module) -> ms.database.Workload:
         work = recognise(mod)
@@ -154,9 +153,8 @@ class TuneDB(ms.database.PyDatabase):
             warnings.warn(text, database.RecordWarning, stacklevel=2)
 
     def get_top_k(self, workload: ms.database.Workload, top_k: int) -> list[ms.database.TuningRecord]:
-        work = recognise(workload.mod)
-        record = self._find(work)
-        return [] if work is None or record is None or top_k < 1 else [self._tuning_record(work, record)]
+        found = self._find(workload.mod)
+        return [self._tuning_record(*found)] if found and top_k >= 1 else []
 
     def get_all_tuning_records(self) -> list[ms.database.TuningRecord]:
         return [
@@ -165,9 +163,8 @@ class TuneDB(ms.database.PyDatabase):
         ]
 
     def _answer(self, mod: _Module, target: tvm.target.Target) -> tuple[Workload, Record] | None:
-        work = recognise(mod)
-        record = self._find(work)
-        return None if work is None or record is None or not self._is_for(target, record) else (work, record)
+        found = self._find(mod)
+        return found if found and self._is_for(target, found[1]) else None
 
     def query_tuning_record(
         self, mod: _Module, target: tvm.target.Target, workload_name: str | None = None

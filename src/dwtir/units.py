@@ -19,6 +19,7 @@ from functools import cache, cached_property
 from math import gcd
 from typing import Any
 
+from .bands import window_of
 from .pairs import ALIGNED
 from .shape import DepthwiseConv2dShape
 
@@ -50,9 +51,7 @@ class Units:
     @property
     def window(self) -> int:
         """Columns of inputs that the gradients of a unit see."""
-        shape = self.shape
-        right = (self.columns - 1) * shape.stride[1] + (shape.kernel[1] - 1) * shape.dilation[1]
-        return right + 1
+        return window_of(self.shape, 1, self.columns)
 
     @cached_property
     def spans(self) -> int:
@@ -169,7 +168,8 @@ class Units:
     def rows_left(self) -> int:
         """Rows of taps that a block leaves in shared memory at a time, in place of the operands."""
         room = 2 * self.slots * self.slot_halves // self._row_bytes
-        return max(n for n in range(1, self.shape.kernel[0] + 1) if self.shape.kernel[0] % n == 0 and n <= max(1, room))
+        rows = self.shape.kernel[0]
+        return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= max(1, room))
 
     @property
     def _row_bytes(self) -> int:
@@ -245,7 +245,7 @@ class Units:
 
 @cache
 def _spread(step: int, pitch: int, columns: int) -> tuple[int, int]:
-    """Find how many vectors of four units lie in the same banks, at best, and how far units then lie apart."""
+    """Find how many vectors of four units lie in the same banks, at best, and how far apart units then are."""
 
     def crowd(apart: int) -> int:
         read = {column * pitch + unit * apart for column in range(columns) for unit in range(4)}

@@ -33,18 +33,14 @@ examples:
 """
 
 
-_END_TO_END = "--end-to-end"
-_FORWARD = next(iter(OPERATIONS))
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Measure the layers that are named, or report; return the process's exit status."""
+    """Measure the layers that are named, or report; return the exit status."""
     try:
         if arguments[:1] == ["report"]:
             return _report(arguments[1:])
         if arguments[:1] == ["readme"]:
             return _readme(arguments[1:])
-        if _END_TO_END in arguments:
+        if "--end-to-end" in arguments:
             from . import end_to_end  # needs torch
 
             return end_to_end.main(arguments)
@@ -86,7 +82,7 @@ def _command(options: argparse.Namespace) -> str:
     parts = ["python -m dwtir.bench", *options.what]
     for name in ("dtype", "layout", "batch"):
         parts += [f"--{name}", *map(str, getattr(options, name))]
-    if options.operation != [_FORWARD]:
+    if options.operation != ["forward"]:
         parts += ["--operation", *options.operation]
     parts += ["--epilogue", options.epilogue] if options.epilogue else []
     parts += [f"--schedule {options.schedule} --baselines {options.baselines}"]

@@ -2,8 +2,8 @@
 
 "2017" is "Optimize Deep Learning GPU Operators with TVM: A Depthwise Convolution
 Example" on a GTX 1080, whose library is TensorFlow 1.2. "2025" is "TVM: 2D Depth
-Conv GPU Optimization" on a T4, whose library is PyTorch. All is float32, NCHW, one
-process calling on the same data again and again.
+Conv GPU Optimization" on a T4, whose library is PyTorch. All is float32 and NCHW, on
+the same data again and again.
 
 Here the library is PyTorch, and AutoTVM's result is the tuning database's. The
 article of 2025 gives v1 as 2.3 times as fast as naive; its times make that 4.3.
@@ -49,8 +49,7 @@ class Table:
     against: tuple[str, ...]
     """What its times are compared with, in words."""
     lines: dict[Case, tuple[Case | None, ...]]
-    """The cases in their order, each with a case for every entry of `against`, or None where there
-    is nothing to compare with."""
+    """The cases in their order, each with a case for every entry of `against`, or None."""
 
 
 ARTICLES = (Article("2017", "GTX 1080", "tf-1.2"), Article("2025", "T4", "PyTorch"))

@@ -25,9 +25,9 @@ class Contender:
     layout: str
     """Of its tensors."""
     call: Callable[[int], object]
-    """Computes one set of the problem, on torch's current stream."""
+    """Computes a set of the problem, on torch's current stream."""
     result: Callable[[], np.ndarray[Any, Any]]
-    """Returns the output for the first set as an array of the problem's layout."""
+    """Returns the output for the first set, in the problem's layout."""
 
 
 def ours(problem: Problem, schedule: str, *, name: str = "dwtir", on_miss: str = "warn") -> Contender:
@@ -39,7 +39,7 @@ def ours(problem: Problem, schedule: str, *, name: str = "dwtir", on_miss: str =
         outs = [aligned(shape.result_shape, np.dtype(numpy_dtype(shape.dtype))) for _ in sets]
         outs[0].view(f"uint{8 * shape.itemsize}").fill(2 ** (8 * shape.itemsize) - 1)
         return Contender(name, shape.layout, lambda number: kernel(*sets[number], out=outs[number]), lambda: outs[0])
-    torch = import_torch("a benchmark on a GPU")
+    torch = import_torch()
     tensors = [
         [_memory(name, tensor, shape) for name, tensor in zip(problem.names, found, strict=True)]
         for found in problem.tensors(shape.layout)
@@ -60,7 +60,7 @@ def _copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _memory(name: str, tensor: Any, shape: Shape) -> Any:
-    """Turn a tensor of torch's into ours: an image, or a weight, which may be copied."""
+    """Turn a tensor of torch's into ours; a weight may be copied."""
     if shape.layout == "NCHW":
         return tensor
     if name == "weight":
@@ -71,7 +71,7 @@ def _memory(name: str, tensor: Any, shape: Shape) -> Any:
 
 
 def peers(problem: Problem, layouts: Sequence[str] = LAYOUTS, *, compiled: bool = True) -> list[Contender]:
-    """Return PyTorch's ways: by layout, on a GPU native and cuDNN, and where it fuses, if asked for, compiled."""
+    """Return PyTorch's ways: by layout, on a GPU native and cuDNN, and for an epilogue compiled."""
     torch = import_torch("a benchmark against PyTorch")
     if problem.target.kind == "cpu":
         keep_memory()

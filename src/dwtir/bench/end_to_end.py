@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError, InvalidTargetError
+from ..errors import ArgumentError
 from ..shape import DTYPES, LAYOUTS
 from ..tables import aligned
 from ..target import Target, resolve
@@ -18,6 +18,7 @@ from .machine import Clocks, about
 from .network_row import NetworkRow
 from .networks import Network, find
 from .options import add_measuring
+from .rounds import check_target
 from .row import WIDE
 from .training import PRECISIONS, train
 
@@ -25,7 +26,7 @@ _FORMAT = "end-to-end 1"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure the networks that are named; return the process's exit status."""
+    """Measure the networks that are named; return the exit status."""
     options = _parser().parse_args(arguments)
     word, *names = options.what
     if word != "network" or not names:
@@ -35,8 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         if min(given if isinstance(given, list) else [given]) < 1:
             raise ArgumentError(f"--{name} must be >= 1, got {given}")
     target = resolve(options.target)
-    if target.kind not in ("cuda", "cpu"):
-        raise InvalidTargetError(f"the target of a benchmark is cuda or cpu, got {target.name!r}")
+    check_target(target)
     networks = [find(name) for name in names]
     clocks = Clocks(target)
     facts = about(target)

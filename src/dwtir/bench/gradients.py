@@ -11,10 +11,9 @@ def gradient(
 ) -> tuple[Callable[..., Any], list[list[Any]]]:
     """Write a gradient as PyTorch computes it, with the tensors to call it with.
 
-    The sets are the inputs in torch's sense, in the order of ``shape.input_shapes``, and so are
-    those that are returned. Where torch's convolution does not have the padding, the weight's
-    gradient is given padded data, as autograd kept them in the forward; of the data's gradient
-    the padding is cut off.
+    The sets, given and returned, are the inputs in torch's sense, in the order of
+    ``shape.input_shapes``. Where torch's convolution does not have the padding, the weight's
+    gradient is given padded data, as autograd keeps them; of the data's the padding is cut off.
     """
     pad = torch.nn.functional.pad
     form = torch.channels_last if layout == "NHWC" else torch.contiguous_format

@@ -28,8 +28,7 @@ FORMATS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 _ERROR = {"float32": 1e-4, "float16": 2.0**-6, "bfloat16": 2.0**-4}
 """Of the largest output; twice the error of eager PyTorch in the type is allowed in any case."""
 _COMPILE = {"freezing": True}
-"""Weights are constants to the compiler, which folds and packs them. As an option of torch.compile this does nothing:
-what traces the model asks for torch's own setting."""
+"""Weights are constants to the compiler, which folds and packs them. An option of torch.compile would do nothing."""
 
 
 def infer(
@@ -102,7 +101,7 @@ def infer(
 
 
 class _Run:
-    """One way to run a network on the same images: by Python, or as a captured graph."""
+    """One way to run a network on the same images."""
 
     def __init__(self, way: str, model: Callable[[Any], Any], images: Any) -> None:
         self.way, self._model, self._images = way, model, images
@@ -114,7 +113,7 @@ class _Run:
             self._out = self._model(self._images)
 
     def call(self, _: int) -> None:
-        """Run it, by its graph where it has one; it has one set of images."""
+        """Run it, by its graph where it has one."""
         (self.once if self._graph is None else self._graph.replay)()
 
     def result(self) -> np.ndarray[Any, Any]:
@@ -144,14 +143,14 @@ def captured(run: Callable[[], None], pool: Any = None) -> Any:
 
 @cache
 def _stream() -> Any:
-    """Make the stream of all captures, for only on one do they share memory."""
+    """Make the stream of all captures: only on one do they share memory."""
     return torch.cuda.Stream()
 
 
 def _checked(
     name: str, runs: Sequence[_Run], expected: np.ndarray[Any, Any], allowed: float, *, graphs: bool
 ) -> tuple[list[_Run], list[str]]:
-    """Run each way, by a graph if wanted; leave out what does not compile, and say so.
+    """Run each way, by a graph if wanted; return those that are right, and notes on the others.
 
     Wrong results of ours, and of eager PyTorch, are errors.
     """
@@ -190,7 +189,7 @@ def _error(output: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> floa
 def timed(
     target: Target, contenders: Sequence[Contender], rounds: int, patience: float
 ) -> tuple[dict[str, Timing], float]:
-    """Time contenders that have run, in turns; return their times, and what others used of CPUs."""
+    """Time contenders that have run, in turns; return also what others used of CPUs."""
     if target.kind == "cuda":
         timer: Timer = LaunchTimer(contenders)
     else:

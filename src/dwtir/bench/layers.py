@@ -13,7 +13,7 @@ from ..tune import Task, tasks
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer to measure, and the networks, of those that were named, that have it."""
+    """A layer to measure, and the named networks that have it."""
 
     task: Task
     networks: tuple[str, ...] = ()
@@ -31,8 +31,8 @@ def named(
     """Find layers, each once.
 
     Words are ``suite``, all its networks; ``seeds``, the articles' rows; ``network`` and names; or
-    shapes. Dtypes and layouts are of the layers of networks and of the articles' rows; batches, and
-    operations (the convolution and its gradients), of the layers of networks only.
+    shapes. Dtypes and layouts are of networks and of the articles' rows; batches and operations, the
+    convolution and its gradients, of networks only.
     """
     kind, *names = words
     forms: dict[str, Any] = {"batches": batches, "dtypes": dtypes, "layouts": layouts}

@@ -32,7 +32,7 @@ def about(target: Target) -> dict[str, str]:
     """Name the device and its machine, and the versions of what computes."""
     found = {"device": target.name}
     if target.kind == "cuda":
-        torch = import_torch("a benchmark on a GPU")
+        torch = import_torch()
         found |= {"GPU": str(torch.cuda.get_device_name(0)), "CUDA of torch": str(torch.version.cuda)}
         found["cuDNN"] = str(torch.backends.cudnn.version())
     else:
@@ -62,8 +62,7 @@ def _cpu_model() -> str:
 class Clocks:
     """The clocks of a GPU over a benchmark, sampled after each layer.
 
-    A GPU that has just computed still has the clocks that it computed with. A CPU has none
-    that could be read everywhere.
+    A GPU that has just computed still has its clocks. Those of a CPU cannot be read everywhere.
     """
 
     def __init__(self, target: Target) -> None:
@@ -74,7 +73,7 @@ class Clocks:
     def sample(self) -> None:
         """Read the clocks now."""
         if self._gpu and not self._reason:
-            gpu = import_torch("a benchmark on a GPU").cuda.get_device_properties(0)
+            gpu = import_torch().cuda.get_device_properties(0)
             found, self._reason = gpu_clocks(f"GPU-{gpu.uuid}")
             self._samples += [found] if found else []
 
@@ -95,7 +94,7 @@ class Clocks:
 def gpu_clocks(gpu: str) -> tuple[dict[str, str], str]:
     """Ask nvidia-smi for the driver and the clocks of a GPU, by its UUID or index.
 
-    They are by nvidia-smi's names, in MHz, with an empty text; or there are none, and why.
+    They are by nvidia-smi's names, in MHz, with an empty text; or none, and why.
     """
     command = shutil.which("nvidia-smi")
     if command is None:
@@ -113,7 +112,7 @@ def gpu_clocks(gpu: str) -> tuple[dict[str, str], str]:
 
 
 def _range(values: Iterable[str]) -> str:
-    """Write numbers as their range; what is no number, such as ``[N/A]``, as it is."""
+    """Write numbers as their range, and what is none, such as ``[N/A]``, as it is."""
     distinct = set(values)
     if all(value.isdecimal() for value in distinct):
         low, high = min(map(int, distinct)), max(map(int, distinct))
@@ -124,9 +123,8 @@ def _range(values: Iterable[str]) -> str:
 def with_rates(target: Target) -> Target:
     """Return the target with its bandwidth and its float32 rate.
 
-    Those of a CPU are measured: copies of 64 MiB on every core at once, and a
-    product of matrices by NumPy. A GPU whose bandwidth is not known, which has to
-    be the first one here, copies 1 GiB several times.
+    Those of a CPU are measured: copies of 64 MiB on every core at once, and NumPy's product
+    of matrices. A GPU of unknown bandwidth, which must be the first here, copies 1 GiB.
     """
     if target.kind == "cuda" and target.bandwidth is None:
         return replace(target, bandwidth=_gpu_copy_rate())
@@ -153,7 +151,7 @@ def limits(target: Target) -> str:
 
 
 def _gpu_copy_rate() -> float:
-    torch = import_torch("a benchmark on a GPU")
+    torch = import_torch()
     source, copied = (torch.zeros(_GPU_COPY_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
 
     def copy() -> None:

@@ -17,7 +17,7 @@ On a GPU all of inference is by graphs, of training the latter two.
 """
 
 NUDGED = "torch nudged"
-"""PyTorch from weights that differ by a rounding, whose losses tell how fast roundings grow."""
+"""PyTorch from weights that differ by a rounding: how fast roundings grow."""
 
 _HEAD = (
     *("network", "run", "batch", "type", "layout"),
@@ -41,7 +41,7 @@ class NetworkRow:
     """Seconds of a run, by way."""
     replaced: int
     layers: int
-    """Depthwise layers that run dwtir's kernels, and all that there are."""
+    """Depthwise layers that run dwtir's kernels, and all."""
     share: float | None = None
     """The part of eager PyTorch's time in depthwise convolutions."""
     losses: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class NetworkRow:
     notes: tuple[str, ...] = ()
     """Ways that were left out, or not run in a CUDA graph, and why."""
     load: float = 0.0
-    """CPUs that others kept busy meanwhile, where the network was measured on the CPU."""
+    """CPUs that others kept busy meanwhile, if on the CPU."""
 
     @property
     def ratio(self) -> float:
@@ -61,16 +61,11 @@ class NetworkRow:
         return torch / own
 
     def loss_difference(self, way: str = "dwtir") -> float | None:
-        """Return the most that a loss differs from PyTorch's; None if nothing was trained."""
+        """Return the most that a loss differs from PyTorch's; None without training."""
         if not self.losses:
             return None
         pairs = zip(self.losses["torch"], self.losses[way], strict=True)
         return max(abs(one - other) for one, other in pairs)
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether others used so much of the CPU that its times say little."""
-        return self.load > LOUD
 
 
 def cells(rows: Sequence[NetworkRow]) -> list[tuple[str, ...]]:
@@ -93,12 +88,12 @@ def _milliseconds(row: NetworkRow, way: str) -> str:
     timing = row.timings.get(way)
     if timing is None:
         return "-"
-    mark = "!" if row.disturbed else "~" if is_wide(timing) else ""
+    mark = "!" if row.load > LOUD else "~" if is_wide(timing) else ""
     return f"{timing.median * 1e3:.3f}{mark}"
 
 
 def fields(row: NetworkRow) -> dict[str, Any]:
-    """Describe a row for JSON, with median, p20, p80 in microseconds and the rounds of each way."""
+    """Describe a row for JSON, with the `microseconds` of each way."""
     found: dict[str, Any] = {
         name: getattr(row, name)
         for name in ("network", "run", "batch", "dtype", "layout", "replaced", "layers", "share", "ratio", "notes")

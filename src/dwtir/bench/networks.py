@@ -26,7 +26,7 @@ class Network:
 
     name: str
     model: Any
-    """With float32 weights on the CPU, in evaluation mode. It is copied, never changed."""
+    """With float32 weights on the CPU, in evaluation mode; never changed."""
     image: tuple[int, int, int]
     """Channels, height and width."""
 
@@ -34,9 +34,8 @@ class Network:
     def of(cls, name: str, model: Any, image: tuple[int, int, int]) -> Network:
         """Take a module as it was initialised, and make it fit to be compared.
 
-        It is put in evaluation mode, its batch normalisations with the statistics of
-        some random images: with those that they begin with, values grow or vanish from
-        layer to layer, and errors with them.
+        It is put in evaluation mode, its batch normalisations with the statistics of some
+        random images: with those that they begin with, values grow or vanish by layers.
         """
         require_module(model)
         if not any(map(is_depthwise, model.modules())):
@@ -54,7 +53,7 @@ class Network:
 
 @contextmanager
 def seeded() -> Iterator[None]:
-    """Let torch draw the same random numbers each time, and go on as if it had not."""
+    """Let torch draw the same random numbers each time, and then go on as before."""
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(0)
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..errors import ArgumentError
 from ..kernel import Timing
 from ..tune.plot import require_matplotlib
-from .articles import PUBLISHED_US, TABLES, TUNED, Case, Table
+from .articles import PUBLISHED_US, TABLES, TUNED, Case
 from .results import Results
 from .row import Row
 
@@ -32,11 +32,13 @@ _BAR_HEIGHT = 0.16
 _OURS, _PEERS = "#1f6fb4", "#9a9a9a"
 _COLOURS = ("#1f6fb4", "#e08a1e", "#3a923a", "#c03d3e", "#7a5fa8", "#6b4c3b")
 
+_LADDER = next(table for table in TABLES if any(case.way == TUNED for case in table.lines))
+
 _Draw: TypeAlias = Callable[["Axes"], None]
 
 
 def check_path(path: Path) -> None:
-    """Check that plots can be drawn there, before the work whose plot is wanted."""
+    """Check that plots can be drawn there."""
     if path.suffix not in (*_SUFFIXES, "") and not path.is_dir():
         raise ArgumentError(f"a plot is a folder or a file that ends in {', '.join(_SUFFIXES)}, got {path}")
     require_matplotlib()
@@ -47,8 +49,8 @@ def plot(
 ) -> list[str]:
     """Draw what there is to draw.
 
-    That goes into a file, or as PNG files whose names have the prefix into a folder, with a note
-    of their source. A line is returned for each file, and for each panel that was left out.
+    It goes into a file, or as PNG files whose names have the prefix into a folder, with a note
+    of their source. A line is returned for each file, and for each panel left out.
     """
     check_path(path)
     drawings, lines = _panels(results)
@@ -67,7 +69,7 @@ def plot(
 
 
 def _take_palette(file: Path, source: str) -> None:
-    """Write a PNG file again with a palette, for it has few colours, and a note."""
+    """Write a PNG file again with a palette and a note."""
     from PIL import Image, PngImagePlugin
 
     notes = PngImagePlugin.PngInfo()
@@ -84,14 +86,12 @@ def panels(results: Results) -> list[str]:
 
 
 def _figure(results: Results, drawn: list[tuple[float, _Draw]]) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     (first, draw_first), *others = drawn
     height = max(first, sum(height for height, _ in others))
     columns = 2 if others else 1
     figure = Figure(figsize=(_WIDTH * columns, height), dpi=72, layout="constrained")
-    FigureCanvasAgg(figure)
     grid = figure.add_gridspec(max(1, len(others)), columns)
     draw_first(figure.add_subplot(grid[:, 0]))
     for number, (_, draw) in enumerate(others):
@@ -101,7 +101,7 @@ def _figure(results: Results, drawn: list[tuple[float, _Draw]]) -> Figure:
 
 
 def _panels(results: Results) -> tuple[dict[str, tuple[float, _Draw]], list[str]]:
-    """Return the panels that can be drawn, with their heights, and lines about the others."""
+    """Return what can be drawn, with its height, and lines about the rest."""
     found: dict[str, tuple[float, _Draw]] = {}
     left = []
     bars = _bars([row for row in results.rows if row.ratio() is not None])
@@ -118,12 +118,11 @@ def _panels(results: Results) -> tuple[dict[str, tuple[float, _Draw]], list[str]
         found["roofline"] = _HEIGHT, lambda axes: _roofline(axes, results)
     else:
         left.append("no roofline: there are no rows")
-    ladder = _ladder()
-    timed = [case for case in ladder.lines if isinstance(results.cases.get(case), Timing)]
+    timed = {case: time for case in _LADDER.lines if isinstance(time := results.cases.get(case), Timing)}
     if timed:
-        found["ladder"] = _HEIGHT, lambda axes: _draw_ladder(axes, ladder, results)
+        found["ladder"] = _HEIGHT, lambda axes: _ladder(axes, timed, results.target.name)
     else:
-        reasons = {str(results.cases.get(case, "not asked for")) for case in ladder.lines}
+        reasons = {str(results.cases.get(case, "not asked for")) for case in _LADDER.lines}
         left.append(f"no ladder: its steps have no times ({', '.join(sorted(reasons))})")
     return found, left
 
@@ -144,9 +143,8 @@ def _layout(row: Row) -> str:
 def _bars(rows: list[Row]) -> dict[str, dict[str, tuple[float, float]]]:
     """Return ratios, in the same and in any layout, by network or layer, and by form.
 
-    A network's is the geometric mean of its layers'. Where layers have no
-    networks, or one, there are bars for each layer. The slowest are first. Many
-    forms become two, the layouts.
+    A network's is the geometric mean of its layers'; where they have one in all, or none,
+    there are bars for each layer. The slowest are first. Many forms become two, the layouts.
     """
     few = len({_form(row) for row in rows}) <= _FORMS
     grouped: dict[str, dict[str, list[Row]]] = {}
@@ -168,7 +166,7 @@ def _mean(rows: list[Row], *, same: bool) -> float:
 
 def _speedup(axes: Axes, bars: dict[str, dict[str, tuple[float, float]]], title: str) -> None:
     forms = sorted({form for found in bars.values() for form in found})
-    colours = {form: _COLOURS[i % len(_COLOURS)] for i, form in enumerate(forms)}
+    colours = dict(zip(forms, cycle(_COLOURS), strict=False))
     place, ticks, highest, lowest = 0.0, [], 1.0, 1.0
     for found in bars.values():
         ticks.append(place + (len(found) - 1) / 2)
@@ -187,10 +185,15 @@ def _speedup(axes: Axes, bars: dict[str, dict[str, tuple[float, float]]], title:
     axes.axvline(1, color="black", linewidth=1)
     axes.grid(axis="x", linewidth=0.4)
     axes.set_axisbelow(True)
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel("bar: over its fastest way in the same layout; line: in any layout", fontsize=8)
     for form in forms:
         axes.bar(0, 0, color=colours[form], label=form)
+    _explain(axes, title, x="bar: over its fastest way in the same layout; line: in any layout")
+
+
+def _explain(axes: Axes, title: str, x: str = "", y: str = "") -> None:
+    axes.set_title(title, fontsize=9 if "\n" in title else 10)
+    axes.set_xlabel(x, fontsize=8)
+    axes.set_ylabel(y, fontsize=8)
     axes.legend(fontsize=7)
 
 
@@ -223,62 +226,43 @@ def _roofline(axes: Axes, results: Results) -> None:
                 axes.plot(x, y, marker, label=f"{what} {layout}", **look)
                 intensities += x
     low, high = min(intensities) / 1.5, max(intensities) * 1.5
-    limits = {}
+    title = "roofline\nlimits not known"
+    line: dict[str, Any] = {"color": "black", "linewidth": 1}
     if target.bandwidth is not None:
-        memory = target.bandwidth / 1e9
+        title, memory = "roofline", target.bandwidth / 1e9
         ridge = high if target.fp32_rate is None else target.fp32_rate / target.bandwidth
         ends = low, max(low, min(ridge, high))
-        limits[f"memory, {memory:.0f} GB/s"] = "-", ends, [x * memory for x in ends]
+        axes.plot(ends, [x * memory for x in ends], "-", label=f"memory, {memory:.0f} GB/s", **line)
     if target.fp32_rate is not None:
-        arithmetic = target.fp32_rate / 1e9
-        limits[f"float32, {arithmetic:.0f} GFLOP/s"] = "--", (low, high), [arithmetic] * 2
-    for label, (style, x_ends, y_ends) in limits.items():
-        axes.plot(x_ends, y_ends, style, color="black", linewidth=1, label=label)
+        title, rate = "roofline", target.fp32_rate / 1e9
+        axes.plot((low, high), [rate] * 2, "--", label=f"float32, {rate:.0f} GFLOP/s", **line)
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
         _write_plainly(axis)
-    axes.set_xlabel("FLOP per byte that must cross memory", fontsize=8)
-    axes.set_ylabel("GFLOP/s", fontsize=8)
     axes.tick_params(which="both", labelsize=7)
     axes.grid(linewidth=0.4)
-    notes = [] if limits else ["limits not known"]
     if not all(row.cold for row in results.rows):
-        notes.append("warm: data in the caches may pass the limit of memory")
-    axes.set_title("\n".join(["roofline", *notes]), fontsize=10 if not notes else 9)
-    axes.legend(fontsize=7)
+        title += "\nwarm: data in the caches may pass the limit of memory"
+    _explain(axes, title, x="FLOP per byte that must cross memory", y="GFLOP/s")
 
 
 # Ladder
 
 
-def _ladder() -> Table:
-    (found,) = (table for table in TABLES if any(case.way == TUNED for case in table.lines))
-    return found
-
-
-def _draw_ladder(axes: Axes, ladder: Table, results: Results) -> None:
-    cases = list(ladder.lines)
+def _ladder(axes: Axes, timed: dict[Case, Timing], device: str) -> None:
+    cases, article = list(_LADDER.lines), _LADDER.article
     first = cases[0]
     published = {case: PUBLISHED_US[first] / PUBLISHED_US[case] for case in cases}
-    ours = _gains(cases, results)
-    there, here = f"article, {ladder.article.device}", f"here, {results.target.name}"
+    ours = {case: timed[first].median / time.median for case, time in timed.items()} if first in timed else {}
+    there, here = f"article, {article.device}", f"here, {device}"
     for offset, gains, label, colour in ((-0.2, published, there, _PEERS), (0.2, ours, here, _OURS)):
         places = [cases.index(case) + offset for case in gains]
         bars = axes.bar(places, list(gains.values()), 0.38, color=colour, label=label)
         axes.bar_label(bars, fmt="%.3gx", fontsize=7)
     axes.set_yscale("log")
     _write_plainly(axes.yaxis, "x")
-    ways = [ladder.article.library if case.way == "library" else case.way for case in cases]
+    ways = [article.library if case.way == "library" else case.way for case in cases]
     axes.set_xticks(range(len(cases)), ways, fontsize=8)
-    axes.set_ylabel("times as fast as naive", fontsize=8)
     axes.tick_params(axis="y", which="both", labelsize=7)
-    axes.set_title(f"{first.shape}, naive to tuned", fontsize=10)
-    axes.legend(fontsize=7)
-
-
-def _gains(cases: list[Case], results: Results) -> dict[Case, float]:
-    """Return how many times faster than the first each case is, of those that have times."""
-    timed = {case: found for case in cases if isinstance(found := results.cases.get(case), Timing)}
-    naive = timed.get(cases[0])
-    return {case: naive.median / found.median for case, found in timed.items()} if naive else {}
+    _explain(axes, f"{first.shape}, naive to tuned", y="times as fast as naive")

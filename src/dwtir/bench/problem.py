@@ -18,8 +18,8 @@ _MAX_SETS = 64
 _ALIGNMENT = 64
 
 
-def import_torch(what: str) -> Any:
-    """Import torch, or say who needs it."""
+def import_torch(what: str = "a benchmark on a GPU") -> Any:
+    """Import torch, or say what needs it."""
     try:
         import torch
     except ImportError as error:
@@ -38,9 +38,8 @@ def aligned(extent: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, An
 class Problem:
     """A layer's inputs on a device.
 
-    There are the names of ``shape.input_shapes`` and of the epilogue's operands, and arrays of
-    the same order in the shape's layout; if cold, in as many sets as are three times the last
-    cache.
+    Its arrays, in the shape's layout, have the names of ``shape.input_shapes`` and of the epilogue's
+    operands; if cold, in as many sets as are three times the last cache.
     """
 
     def __init__(self, shape: Shape, epilogue: Epilogue, target: Target, cold: bool) -> None:
@@ -65,8 +64,8 @@ class Problem:
     def tensors(self, layout: str) -> list[list[Any]]:
         """Return the sets as torch tensors of a layout: NCHW, or NHWC with channels last.
 
-        A weight is (out_channels, 1, kh, kw) in torch's sense, an image
-        (N, C, H, W); in NHWC both are permuted views of contiguous memory.
+        A weight is (out_channels, 1, kh, kw), an image (N, C, H, W); in NHWC both are permuted
+        views of contiguous memory.
         """
         if layout not in self._tensors:
             torch = import_torch("a benchmark against PyTorch")
@@ -93,7 +92,7 @@ class Problem:
 
 
 def _last_cache() -> int:
-    """Return the bytes of the CPU's largest cache, as Linux describes it; 32 MiB if it does not."""
+    """Return the bytes of the CPU's largest cache, at least 32 MiB."""
     sizes = [32 * 2**20]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()

@@ -40,9 +40,8 @@ def _busy() -> float:
 def keep_memory() -> str:
     """Let malloc keep what is freed, and say whether it does.
 
-    PyTorch allocates its output on every call. glibc gives memory of that size
-    back to the system and takes it anew, page by page, which under a hypervisor
-    takes ten times as long as the convolution.
+    PyTorch allocates its output on every call. glibc gives memory of that size back to the
+    system and takes it anew, which under a hypervisor takes ten times the convolution.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

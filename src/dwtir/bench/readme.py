@@ -30,6 +30,10 @@ def sources(readme: Path) -> list[Path]:
     return found
 
 
+def _results(readme: Path) -> dict[Path, Results]:
+    return {source: Results.read(source) for source in sources(readme)}
+
+
 def _stem(source: Path) -> str:
     return source.name.removesuffix(_SUFFIX)
 
@@ -40,13 +44,13 @@ def current(readme: Path) -> str:
     _, end, after = rest.partition(f"{END}\n")
     if not begin or not end:
         raise RecordError(f"{readme} lacks the lines {BEGIN} and {END}")
-    block = "\n".join(_block({source: Results.read(source) for source in sources(readme)}))
-    return f"{before}{BEGIN}\n\n{block}\n\n{END}\n{after}"
+    block = "\n".join(_block(_results(readme)))
+    return f"{before}{begin}\n{block}\n\n{end}{after}"
 
 
 def pictures(readme: Path) -> dict[Path, Path]:
     """Return the pictures of the results, each with the file that it is made from."""
-    source = _pictured({source: Results.read(source) for source in sources(readme)})
+    source = _pictured(_results(readme))
     return {source.with_name(f"{_stem(source)}-{_PANEL}.png"): source} if source else {}
 
 
@@ -86,7 +90,7 @@ def _block(found: dict[Path, Results]) -> list[str]:
     ]
     pictured = _pictured(found)
     for source, results in found.items():
-        path = (_FOLDER / _stem(source)).as_posix()
+        path = f"{_FOLDER.as_posix()}/{_stem(source)}"
         about = [results.about[key] for key in ("CPU", "GPU", "cores") if key in results.about]
         about.append(f"torch {results.about.get('torch', 'none')}")
         doubtful = sum(row.doubtful for row in results.rows)
@@ -101,10 +105,8 @@ def _block(found: dict[Path, Results]) -> list[str]:
 
 def _form(row: Row) -> str:
     """Name what the rows of a line have in common."""
-    shape = row.shape
-    data = "cold" if row.cold else "warm"
-    what = "" if shape.operation == "forward" else f"{shape.operation}, "
-    return f"{what}{shape.layout}, {data}"
+    what = "" if row.shape.operation == "forward" else f"{row.shape.operation}, "
+    return f"{what}{row.shape.layout}, {'cold' if row.cold else 'warm'}"
 
 
 def _figures(rows: Sequence[Row], same: bool) -> tuple[str, str, str]:

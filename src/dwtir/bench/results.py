@@ -32,20 +32,20 @@ class Results:
     """What one run of the benchmark found."""
 
     target: Target
-    """The device, with its rates where they are known."""
+    """With its rates where they are known."""
     about: dict[str, str]
-    """What it was, with which versions and clocks, and the command."""
+    """The device, versions, clocks and the command."""
     rows: Sequence[Row] = ()
     cases: dict[Case, Found] = field(default_factory=dict)
-    """The articles' cases, if they were asked for; where there is no time, why."""
+    """The articles' cases, if asked for; where there is no time, why."""
 
     def write(self, path: Path) -> None:
-        """Write all of it as JSON, a row a line; packed where the name ends in .xz."""
+        """Write it as JSON, a row a line; packed where the name ends in .xz."""
         networks = list(dict.fromkeys(name for row in self.rows for name in row.networks))
         contenders = list(dict.fromkeys(name for row in self.rows for name in row.timings))
         target = {name: getattr(self.target, name) for name in _TARGET}
-        head = {"format": _FORMAT, "about": self.about, "target": target, "networks": networks}
-        head["contenders"] = contenders
+        head = {"format": _FORMAT, "about": self.about, "target": target}
+        head |= {"networks": networks, "contenders": contenders}
         rows = [_row(row, networks, contenders) for row in self.rows]
         cases = [_case(*item) for item in self.cases.items()]
         data = (
@@ -88,7 +88,7 @@ def _lines(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def _row(row: Row, networks: Sequence[str], contenders: Sequence[str]) -> dict[str, Any]:
-    """Describe a row, its networks and contenders by their places in lists."""
+    """Describe a row, its networks and contenders by their places."""
     us = [microseconds(row.timings[n]) if n in row.timings else None for n in contenders]
     values = {
         "shape": row.shape.brief,

@@ -46,7 +46,7 @@ def bench_layer(
     rounds : int
         How often each contender is measured, in turns.
     patience : float
-        Seconds to wait for others to leave the CPU; what they disturbed is measured again.
+        Seconds to wait for others to leave the CPU; what they disturb is measured again.
 
     Raises
     ------
@@ -57,18 +57,23 @@ def bench_layer(
     ToolchainError
         If torch is needed and not installed.
     """
-    if target.kind not in ("cuda", "cpu"):
-        raise InvalidTargetError(f"the target of a benchmark is cuda or cpu, got {target.name!r}")
+    check_target(target)
     problem = Problem(shape, epilogue or NO_STEPS, target, cold)
     right, wrong = checked(problem, [ours(problem, schedule)], peers(problem) if baselines else ())
     timer = open_timer(target, right, problem.sets, patience)
     return Row(shape, problem.epilogue, target, cold, in_turns(timer, right, rounds), tuple(wrong), load=timer.load)
 
 
+def check_target(target: Target) -> None:
+    """Refuse a device without a benchmark."""
+    if target.kind not in ("cuda", "cpu"):
+        raise InvalidTargetError(f"the target of a benchmark is cuda or cpu, got {target.name!r}")
+
+
 def checked(
     problem: Problem, own: Sequence[Contender], others: Sequence[Contender]
 ) -> tuple[list[Contender], list[str]]:
-    """Run each once, ours first; leave out a peer that is wrong or cannot do it, and say so.
+    """Run each once; return those that are right, and why other peers are left out.
 
     One of ours that is wrong is a `CompileError`.
     """
@@ -104,15 +109,15 @@ def in_short(error: Exception) -> str:
 def _peer_error(shape: Shape) -> float:
     """Return what a peer may be off, as a part of the largest output.
 
-    Errors of a sum of n random terms one after the other grow with the root of n, as a
-    part of it; the weight's gradient sums over all outputs of a channel.
+    Errors of a sum of n random terms grow with the root of n, as a part of it; the weight's
+    gradient sums over all outputs of a channel.
     """
     terms = shape.flop / (2 * prod(shape.result_shape))
     return _PEER_ERROR[shape.dtype] + _SUM_ERROR * sqrt(terms)
 
 
 def in_turns(timer: Timer, contenders: Sequence[Contender], rounds: int) -> dict[str, Timing]:
-    """Measure contenders that are right, and return the times of each by its name."""
+    """Measure contenders in turns; return the times by name."""
     if rounds < 1:
         raise ArgumentError(f"rounds must be >= 1, got {rounds}")
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}

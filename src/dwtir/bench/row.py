@@ -26,7 +26,7 @@ class Row:
     shape: Shape
     epilogue: Epilogue
     target: Target
-    """What was computed, and where; the target with its rates, where they are known."""
+    """What was computed, and where; with the device's rates, where they are known."""
     cold: bool
     """Whether the inputs came from memory."""
     timings: dict[str, Timing]
@@ -36,7 +36,7 @@ class Row:
     networks: tuple[str, ...] = ()
     """The networks that have the layer, of those that were asked for."""
     load: float = 0.0
-    """CPUs that others kept busy meanwhile, where the layer was measured on the CPU."""
+    """CPUs that others kept busy meanwhile, if on the CPU."""
 
     def __str__(self) -> str:
         return f"{self.shape}{self._steps}"
@@ -50,13 +50,11 @@ class Row:
     def short(self) -> str:
         """The layer without its batch, layout and type."""
         shape = self.shape
-        (rows, columns), stride, dilation = shape.kernel, max(shape.stride), max(shape.dilation)
+        rows, columns = shape.kernel
+        numbers = {"s": max(shape.stride), "d": max(shape.dilation), "m": shape.channel_multiplier}
         parts = [f"{shape.in_channels}x{shape.height}x{shape.width} k{rows}x{columns}"]
-        parts += [f"s{stride}"] if stride > 1 else []
-        parts += [f"d{dilation}"] if dilation > 1 else []
-        parts += [f"m{shape.channel_multiplier}"] if shape.channel_multiplier > 1 else []
-        parts += [OPERATIONS[shape.operation]] if shape.operation != "forward" else []
-        return " ".join(filter(None, [*parts, self._steps]))
+        parts += [f"{letter}{number}" for letter, number in numbers.items() if number > 1]
+        return " ".join(filter(None, [*parts, OPERATIONS[shape.operation], self._steps]))
 
     @property
     def _steps(self) -> str:
@@ -83,11 +81,11 @@ class Row:
     def best(self, layout: str | None = None) -> tuple[str, float] | None:
         """Return the fastest peer, of one layout or of any, and its median in seconds."""
         found = [
-            (timing.median, name)
+            (name, timing.median)
             for name, timing in self.timings.items()
             if name != "dwtir" and layout in (None, _layout(name))
         ]
-        return (min(found)[1], min(found)[0]) if found else None
+        return min(found, key=lambda peer: peer[::-1], default=None)
 
     def ratio(self, layout: str | None = None) -> float | None:
         """Return how many times faster we are than the fastest peer."""
@@ -111,11 +109,11 @@ class Row:
 
     @property
     def doubt(self) -> tuple[bool, float]:
-        """A measure of doubt to compare measurements by: disturbed, and the widest spread."""
+        """What measurements are compared by: disturbed, and the widest spread."""
         return self.disturbed, max((t.p80 - t.p20) / t.median for t in self.timings.values())
 
     def facts(self) -> dict[str, Any]:
-        """Return all of it as flat values, times in microseconds, for a line of a table."""
+        """Return all of it as flat values, times in microseconds."""
         found: dict[str, Any] = {
             "shape": str(self.shape),
             "epilogue": str(self.epilogue),

@@ -22,7 +22,7 @@ Found: TypeAlias = "Timing | str"
 
 
 def measure(target: Target, *, baselines: bool, rounds: int) -> dict[Case, Found]:
-    """Time all cases of the articles, warm as they did; without a GPU all say that they need one.
+    """Time all cases of the articles, warm as they did; without a GPU none has a time.
 
     The library's cases, if asked for, are measured by the fastest way of PyTorch in NCHW.
     """
@@ -60,15 +60,14 @@ def _measure_layer(problem: Problem, cases: list[Case], baselines: bool, rounds:
             found[case] = timings[case.way]
         elif case.way == LIBRARY:
             fastest = min(library, key=lambda timing: timing.median, default=None)
-            found[case] = fastest or ("; ".join(wrong) or "not asked for")
+            found[case] = fastest or "; ".join(wrong) or "not asked for"
     return found
 
 
 def table_cells(table: Table, found: Mapping[Case, Found]) -> list[tuple[str, ...]]:
     """Write a table of an article as cells, the first line its head.
 
-    The ratios are how many times faster a line is than what the column is
-    against, as published and as measured here.
+    Ratios are how many times faster a line is than what it is against, as published and here.
     """
     head = ["layer", "schedule", table.article.device, "here"]
     for name in table.against:

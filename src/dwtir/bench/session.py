@@ -38,14 +38,14 @@ class Settings:
 
 @dataclass
 class Session:
-    """Measures layers on a device, and writes each to standard error."""
+    """Measures layers on a device, and prints each to standard error."""
 
     target: Target
     settings: Settings
     command: str
     """What was asked for, for the results to say."""
     path: Path | None = None
-    """Where results are written after every layer, so that a run that dies has left them."""
+    """Where results are written after every layer."""
     rows: dict[str, Row] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Session:
         self._sessions = 1
 
     def resume(self) -> None:
-        """Take the rows of the file, if it is there, but for those whose times are doubtful.
+        """Take the rows of the file, if it is there, but for doubtful ones.
 
         It must have been measured on the same, in the same way.
         """

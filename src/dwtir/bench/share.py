@@ -1,6 +1,7 @@
 """How much of a network's time its depthwise convolutions take."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -12,10 +13,9 @@ _CALLS = 5
 
 
 def depthwise_share(model: Any, call: Callable[[], object]) -> float:
-    """Profile calls of a model that has run before.
+    """Profile calls of a model that has run before: the part of the time in depthwise convolutions.
 
-    Return the part of the time in depthwise convolutions, 0 to 1: of the CPU's, or of the time in
-    kernels on a GPU.
+    It is from 0 to 1, of the CPU's time, or of that in kernels on a GPU.
     """
     cuda = next(model.parameters()).is_cuda
     kinds = torch.profiler.ProfilerActivity
@@ -29,19 +29,16 @@ def depthwise_share(model: Any, call: Callable[[], object]) -> float:
     def leave(*_: Any) -> None:
         ranges.pop().__exit__(None, None, None)
 
-    convs = list(filter(is_depthwise, model.modules()))
-    hooks = [conv.register_forward_pre_hook(enter) for conv in convs]
-    hooks += [conv.register_forward_hook(leave) for conv in convs]
-    try:
+    with ExitStack() as hooks:
+        for conv in filter(is_depthwise, model.modules()):
+            hooks.enter_context(conv.register_forward_pre_hook(enter))
+            hooks.enter_context(conv.register_forward_hook(leave))
         with torch.profiler.profile(activities=activities) as profile:
             for _ in range(_CALLS):
                 with torch.profiler.record_function(_ALL):
                     call()
             if cuda:
                 torch.cuda.synchronize()
-    finally:
-        for hook in hooks:
-            hook.remove()
     host = torch.autograd.DeviceType.CPU  # a GPU's events repeat the names
     spent = {
         name: sum(

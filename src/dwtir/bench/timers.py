@@ -27,12 +27,12 @@ class Timer(ABC):
 
     @property
     def load(self) -> float:
-        """CPUs that others kept busy during what was returned, where that is on the CPU."""
+        """CPUs that others kept busy meanwhile, if on the CPU."""
         return 0.0
 
 
 def open_timer(target: Target, contenders: Sequence[Contender], sets: int, patience: float) -> Timer:
-    """Make the timer of a device, for contenders that have run; see `bench_layer`."""
+    """Make the timer of a device for contenders that have run."""
     return _CudaTimer(sets) if target.kind == "cuda" else _CpuTimer(contenders, sets, patience)
 
 
@@ -74,7 +74,7 @@ class _CpuTimer(Timer):
         return self._others / self._total if self._total else 0.0
 
     def _settled(self, contender: Contender) -> float:
-        # The threads of the contender before spin for a while when it has ended, TVM's for 100 ms.
+        # Threads of the contender before still spin for a while, TVM's for 100 ms.
         settled = time.perf_counter() + _SETTLE_SECONDS
         while time.perf_counter() < settled:
             self._elapsed(contender, self._sets)
@@ -91,7 +91,7 @@ class _CpuTimer(Timer):
 class _CudaTimer(Timer):
     def __init__(self, sets: int) -> None:
         self._sets = sets
-        torch = import_torch("a benchmark on a GPU")
+        torch = import_torch()
         # What earlier layers left in PyTorch's cache could not be freed during a capture.
         torch.cuda.empty_cache()
         torch.cuda.synchronize()
@@ -102,13 +102,13 @@ class _CudaTimer(Timer):
 
 
 class LaunchTimer(Timer):
-    """Times calls on a GPU as Python launches them, one after the other without waiting.
+    """Times calls on a GPU as Python launches them, without waiting.
 
     The contenders have run, and have one set each.
     """
 
     def __init__(self, contenders: Sequence[Contender]) -> None:
-        self._torch = import_torch("a benchmark on a GPU")
+        self._torch = import_torch()
         self._calls = {}
         for contender in contenders:
             self._elapsed(contender, 1)
@@ -129,16 +129,16 @@ class LaunchTimer(Timer):
 
 @cache
 def _graph_timer() -> GraphTimer:
-    """Return the one of this process: PyTorch caches memory for each stream apart."""
+    """Return this process's: PyTorch caches memory for each stream apart."""
     return GraphTimer()
 
 
 def _follow(call: Callable[[int], object]) -> Callable[[int], None]:
-    """Let PyTorch, whose current stream our kernels follow too, follow TVM's current stream."""
+    """Let PyTorch, whose stream our kernels follow, follow TVM's current stream."""
     import tvm
     import tvm_ffi
 
-    torch = import_torch("a benchmark on a GPU")
+    torch = import_torch()
     gpu = tvm.cuda(0)
 
     def run(number: int) -> None:

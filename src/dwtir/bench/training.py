@@ -26,9 +26,7 @@ The first sees the forward, the second the gradients. Later ones drift apart by 
 """
 
 _ROUNDING = 2.0**-23
-
 _RATE, _MOMENTUM = 0.01, 0.9
-
 _COMPILE = {"fallback_random": True}
 """Random numbers are eager PyTorch's, so that losses can be compared."""
 
@@ -48,7 +46,7 @@ def train(
     """Train a network by PyTorch, and with our layers in it, on the same images.
 
     A step is forward, cross entropy, backward and SGD. First all are trained from the same weights,
-    for the losses, and PyTorch from weights nudged by a rounding; then steps are timed in turns.
+    and PyTorch also from weights nudged by a rounding; then steps are timed in turns.
 
     Parameters
     ----------
@@ -112,7 +110,7 @@ def train(
 def _compare(
     what: str, trainers: Mapping[str, _Trainer], losses: dict[str, list[float]], allowed: float, *, graphs: bool
 ) -> list[str]:
-    """Add the losses of the other ways, by graphs if wanted; return what is left out, and why.
+    """Add the losses of the other ways, by graphs if wanted; return why others have none.
 
     Early losses of ours that are not near PyTorch's are an error.
     """
@@ -189,7 +187,7 @@ class _Trainer:
         return np.asarray(self._loss.cpu().numpy())
 
     def curve(self, steps: int) -> list[float]:
-        """Return the loss of each of some steps, with the same random numbers each time."""
+        """Return the losses of some steps, with the same random numbers each time."""
         losses = []
         with seeded():
             for _ in range(steps):

@@ -58,12 +58,10 @@ __all__ = [
 SHAPE_ATTR, EPILOGUE_ATTR = "dwtir.shape", "dwtir.epilogue"
 """Attributes of the function: what it computes, as text. A tuning database finds it by them."""
 
-_FORWARD = {"NCHW": forward.nchw, "NHWC": forward.nhwc}
-_GRADIENTS = {
-    ("grad_data", "NCHW"): grad_data.nchw,
-    ("grad_data", "NHWC"): grad_data.nhwc,
-    ("grad_weight", "NCHW"): grad_weight.nchw,
-    ("grad_weight", "NHWC"): grad_weight.nhwc,
+_FACTORIES: dict[str, dict[str, Callable[..., tirx.PrimFunc]]] = {
+    "forward": {"NCHW": forward.nchw, "NHWC": forward.nhwc},
+    "grad_data": {"NCHW": grad_data.nchw, "NHWC": grad_data.nhwc},
+    "grad_weight": {"NCHW": grad_weight.nchw, "NHWC": grad_weight.nhwc},
 }
 
 _parsing = Lock()
@@ -86,7 +84,7 @@ def channel_pairs(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
 
 @lru_cache(maxsize=64)
 def banded_matrix(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
-    """Define a shape's operation as products of matrices, tile by tile: the same, from other blocks."""
+    """Define a shape's operation as products of matrices, tile by tile."""
     return _define(bands.shape, epilogue, banded.products, bands, epilogue)
 
 
@@ -136,9 +134,8 @@ def depthwise_conv2d(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     InvalidEpilogueError
         If a gradient is to have an epilogue.
     """
-    if shape.operation == "forward":
-        return _define(shape, epilogue, _FORWARD[shape.layout], shape, epilogue)
-    return _define(shape, epilogue, _GRADIENTS[shape.operation, shape.layout], shape)
+    factory = _FACTORIES[shape.operation][shape.layout]
+    return _define(shape, epilogue, factory, shape, *([epilogue] if shape.operation == "forward" else []))
 
 
 def _define(

@@ -15,15 +15,10 @@ BYTES = 16
 
 @cache
 def intrinsic(dtype: str) -> str:
-    """Register ``cp.async`` of 8 halves, or of none and zeros in their place.
+    """Register ``cp.async`` of 8 halves, or of none and zeros instead; return its name for `Schedule.tensorize`.
 
     How many bytes there are stands in a register: all or 0, and then none are read, wherever they
     would be. L2 fetches the 128 bytes around from memory, which other blocks want soon.
-
-    Returns
-    -------
-    str
-        The name for `Schedule.tensorize`.
     """
     name = f"dwtir.cp_async_{dtype}"
 

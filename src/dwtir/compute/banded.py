@@ -36,8 +36,10 @@ from ..bands import COLUMNS, DEPTH, TILES, Bands
 from ..epilogue import Epilogue
 from ..planes import Planes
 from . import script
+from .blocks import product
 from .forward import both_ends
 from .mma import left, right
+from .parts import by_places
 from .sizes import SLACK
 
 
@@ -54,6 +56,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     TOP, LEFT, SHIFT = 0 if BY_IMAGE else bands.top, bands.left, bands.shift
     UNSEEN = bands.top - (R - 1) * SH if BY_IMAGE else 0  # rows of the kernel that see no image
     GROUPS = bands.groups
+    HELD = {"c": RC, "g": GROUPS, "r": R, "lane": 32, "m": 2, "e": 2}  # sums
     TURNED, PAIRS, ALTERNATES = bands.is_turned, bands.has_pairs, bands.alternates
     KINDS = 1 + ALTERNATES  # of rows, each with a band of its own
     RUN, APART = bands.run, 8 if bands.run == 2 else 2  # from lane to lane, and from a lane's pair to its next
@@ -178,6 +181,27 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             return (kernel_row + (R - 1 - row) * SH) * KINDS + kernel_row % KINDS
         return kernel_row * KINDS + (row * SH + kernel_row * DH) % KINDS
 
+    # What each lane does for each of its sums.
+
+    @script.inline
+    def order(acc, sums, c, g, r, lane, m, e):
+        sums[c, g, r, m, lane, e] = acc[c, g, r, lane, m, e]
+
+    @script.inline
+    def take(residual, held, c, g, r, lane, m, e):
+        if is_inside(g, r, lane, m, e):
+            held[own(c, g, r, lane, m, e)] = residual[element(g, c, r, lane, m, e)]
+
+    @script.inline
+    def end(sums, operands, rounded, c, g, r, lane, m, e):
+        value = T.meta_var(sums[c, g, r, m, lane, e] if NHWC else sums[turn(c, g, r, lane, m, e)])
+        rounded[own(c, g, r, lane, m, e)] = finish(value, operands, c, own(c, g, r, lane, m, e))
+
+    @script.inline
+    def store(rounded, out, c, g, r, lane, m, e):
+        if is_inside(g, r, lane, m, e):
+            out[element(g, c, r, lane, m, e)] = rounded[own(c, g, r, lane, m, e)]
+
     @script.prim_func(s_tir=True)
     def banded() -> None:
         image, weight, operands, out = T.meta_var(declare())
@@ -211,35 +235,19 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
                 vc, vg, vr, vkh, vs, vl, vh, ve, vk = T.axis.remap("SSSRRSSSR", [c, g, r, kh, s, lane, h, e, k])
                 with T.init():
                     acc[vc, vg, vr, vl, vh, ve] = T.float32(0)
-                acc[vc, vg, vr, vl, vh, ve] = acc[vc, vg, vr, vl, vh, ve] + T.cast(
-                    window[left(*(vc // M, vg, vkh if BY_IMAGE else vr * SH + vkh * DH, vs), *(vl, vh, vk))], "float32"
-                ) * T.cast(band[right(vc, band_row(vr, vkh), vs, vl, ve, vk)], "float32")
+                acc[vc, vg, vr, vl, vh, ve] += product(
+                    window[left(vc // M, vg, vkh if BY_IMAGE else vr * SH + vkh * DH, vs, vl, vh, vk)],
+                    band[right(vc, band_row(vr, vkh), vs, vl, ve, vk)],
+                )
         if NHWC:
             sums = T.sblock_alloc_buffer((RC, GROUPS, R, 2, 32, 2), "float32")
-            for c, g, r, lane, m, e in T.grid(RC, GROUPS, R, 32, 2, 2):
-                with T.sblock("sums"):
-                    vc, vg, vr, vl, vm, ve = T.axis.remap("SSSSSS", [c, g, r, lane, m, e])
-                    sums[vc, vg, vr, vm, vl, ve] = acc[vc, vg, vr, vl, vm, ve]
+            by_places("sums", HELD, order, acc, sums)
         if has_residual:
             held = T.sblock_alloc_buffer(own(RC, GROUPS, R, 32, 2, 2), dtype)
-            for c, g, r, lane, m, e in T.grid(RC, GROUPS, R, 32, 2, 2):
-                with T.sblock("residual"):
-                    vc, vg, vr, vl, vm, ve = T.axis.remap("SSSSSS", [c, g, r, lane, m, e])
-                    if is_inside(vg, vr, vl, vm, ve):
-                        held[own(vc, vg, vr, vl, vm, ve)] = operands["residual"][element(vg, vc, vr, vl, vm, ve)]
-        for c, g, r, lane, m, e in T.grid(RC, GROUPS, R, 32, 2, 2):
-            with T.sblock("epilogue"):
-                vc, vg, vr, vl, vm, ve = T.axis.remap("SSSSSS", [c, g, r, lane, m, e])
-                rounded[own(vc, vg, vr, vl, vm, ve)] = finish(
-                    sums[vc, vg, vr, vm, vl, ve] if NHWC else acc[turn(vc, vg, vr, vl, vm, ve)],
-                    operands | {"residual": held} if has_residual else operands,
-                    vc,
-                    own(vc, vg, vr, vl, vm, ve),
-                )
-        for c, g, r, lane, m, e in T.grid(RC, GROUPS, R, 32, 2, 2):
-            with T.sblock("store"):
-                vc, vg, vr, vl, vm, ve = T.axis.remap("SSSSSS", [c, g, r, lane, m, e])
-                if is_inside(vg, vr, vl, vm, ve):
-                    out[element(vg, vc, vr, vl, vm, ve)] = rounded[own(vc, vg, vr, vl, vm, ve)]
+            by_places("residual", HELD, take, operands["residual"], held)
+        results = T.meta_var(sums if NHWC else acc)
+        taken = T.meta_var(operands | {"residual": held} if has_residual else operands)
+        by_places("epilogue", HELD, end, results, taken, rounded)
+        by_places("store", HELD, store, rounded, out)
 
     return banded

@@ -1,5 +1,7 @@
 """Blocks that several operations begin and end with."""
 
+from typing import Any
+
 from tvm.script import tirx as T
 
 from . import script
@@ -30,6 +32,11 @@ def pad_nhwc(padded, image, top, left):
                 image[vn, vih - top, viw - left, vc],
                 T.cast(0, image.dtype),
             )
+
+
+def product(first: Any, second: Any) -> Any:
+    """Multiply as all sums are taken, in float32."""
+    return T.cast(first, "float32") * T.cast(second, "float32")
 
 
 @script.inline

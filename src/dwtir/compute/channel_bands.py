@@ -33,8 +33,8 @@ from ..epilogue import Epilogue
 from ..panels import QUAD, VECTOR, Panels
 from . import script
 from .forward import both_ends
-from .mma import left, right
-from .parts import UNROLLED, untold
+from .mma import multiply
+from .parts import by_lane, by_lanes, copy_vector, dynamic, local, unrolled, untold
 
 _LOADS = 16
 """Vectors that a thread loads before it stores the first of them."""
@@ -62,11 +62,11 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def carry(count: int, load, store) -> None:
         """Move vectors, many at a time: where a store follows each load, ptxas waits for each."""
-        own = T.sblock_alloc_buffer((min(count, _LOADS), VECTOR), dtype, scope="local")
+        own = local(dtype, min(count, _LOADS), VECTOR)
         for first in range(0, count, _LOADS):
             some = min(_LOADS, count - first)
             for move in (load, store):
-                with T.serial(some, annotations=UNROLLED) as one:
+                with unrolled(some) as one:
                     move(first + one, own, one)
 
     def keep(own: tirx.Buffer, one, inside, value) -> None:
@@ -84,8 +84,10 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
         for at, there in parts(one, piece, apart, slot):
             T.buffer_store(buffer, own[at], there)
 
-    def gather(staged: tirx.Buffer, image: tirx.Buffer, block, thread) -> None:
-        n, y, x, c = block
+    def gather(staged: tirx.Buffer, image: tirx.Buffer, block, warp, lane) -> None:
+        T.reads()
+        T.writes(staged[:])
+        (n, y, x, c), thread = block, warp * 32 + lane
         wide = gcd(panels.used_slots, TOGETHER)  # slots of a row that threads load at a time
         piece, place = thread % PIECES, thread // PIECES
         channel = (c * PIECES + piece) * VECTOR
@@ -115,7 +117,10 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
 
         carry(-(-lines // tall) * along, load, store)
 
-    def fetch(filters: tirx.Buffer, weight: tirx.Buffer, c, thread) -> None:
+    def fetch(filters: tirx.Buffer, weight: tirx.Buffer, c, warp, lane) -> None:
+        T.reads()
+        T.writes(filters[:])
+        thread = warp * 32 + lane
         channel = thread % PIECES * VECTOR
         first = T.min(c * (V * E) + channel, C - VECTOR)
 
@@ -132,7 +137,9 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
         carry(-(-KH * KW // TOGETHER), load, store)
 
     def taps(band: tirx.Buffer, filters: tirx.Buffer, vw, vl) -> None:
-        own = T.sblock_alloc_buffer((2, E), dtype, scope="local")
+        T.reads()
+        T.writes(band[vw, :, :, :, vl, :, :])
+        own = local(dtype, 2, E)
         with T.unroll(KH) as row, T.unroll(STEPS) as step, T.unroll(2) as further:
             for one in range(2):
                 column = step * DEPTH + further * 8 + one * QUAD + vl % 4 - vl // 4
@@ -145,9 +152,8 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
                 T.buffer_store(band, own[one, e], [vw, row, step, e, vl, further, one])
 
     def window(row: int, staged: tirx.Buffer, held: tirx.Buffer, group) -> None:
-        with T.serial(32) as lane, T.sblock(f"window{row}"):
-            vl = T.axis.spatial(32, lane)
-            own = T.sblock_alloc_buffer((2, E), dtype, scope="local")
+        with by_lane(f"window{row}") as vl:
+            own = local(dtype, 2, E)
             with T.unroll(STEPS) as step, T.unroll(2) as further, T.unroll(2) as half:
                 n, y, x = panels.place(half * 8 + vl // 4)
                 n = n if IMAGES * DOWN * panels.pitch == TILES else T.min(n, IMAGES - 1)
@@ -161,43 +167,26 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
                     T.buffer_store(held, own[one, e], [step, e, vl, further, half, one])
 
     def sums(staged: tirx.Buffer, band: tirx.Buffer, acc: tirx.Buffer, vw) -> None:
-        held = T.sblock_alloc_buffer((STEPS, E, 32, 2, 2, 2), dtype, scope="local")
-        with T.serial(32) as lane, T.sblock("zero"):
-            vl = T.axis.spatial(32, lane)
-            with T.unroll(R) as r, T.unroll(E) as e, T.unroll(2) as half, T.unroll(2) as one:
-                T.buffer_store(acc, T.float32(0), [vw, r, e, vl, half, one])
+        held = local(dtype, STEPS, E, 32, 2, 2, 2)
+        with by_lane("zero") as vl, T.unroll(R) as r, T.unroll(E) as e, T.unroll(2) as half, T.unroll(2) as one:
+            T.buffer_store(acc, T.float32(0), [vw, r, e, vl, half, one])
         for row in range(panels.input_rows):
             if row % _AHEAD == _AHEAD - 1:
                 T.evaluate(T.tvm_storage_sync("shared"))
             window(row, staged, held, vw)
-            multiply(row, held, band, acc, vw)
+            first, end = max(0, row - KH + 1), min(R, row + 1)  # of the rows of a tile that a row of inputs meets
+            sizes = (end - first, STEPS, E, DEPTH)
+            multiply(f"products{row}", sizes, (held, band), acc, vw, (first, row - first))
 
-    def multiply(row: int, held: tirx.Buffer, band: tirx.Buffer, acc: tirx.Buffer, vw) -> None:
-        first, end = max(0, row - KH + 1), min(R, row + 1)  # of the rows of a tile that a row of inputs meets
-        with (
-            T.unroll(end - first) as r,
-            T.unroll(STEPS) as s,
-            T.unroll(E) as e,
-            T.grid(32, 2, 2, DEPTH) as (lane, half, one, k),
-            T.sblock(f"products{row}"),
-        ):
-            vr, vs = T.axis.spatial(end - first, r), T.axis.reduce(STEPS, s)
-            ve, vl, vh = T.axis.spatial(E, e), T.axis.spatial(32, lane), T.axis.spatial(2, half)
-            vo, vk = T.axis.spatial(2, one), T.axis.reduce(DEPTH, k)
-            a = T.cast(held[left(vs, ve, vl, vh, vk)], "float32")
-            b = T.cast(band[right(vw, row - first - vr, vs, ve, vl, vo, vk)], "float32")
-            total = acc[vw, first + vr, ve, vl, vh, vo] + a * b
-            T.buffer_store(acc, total, [vw, first + vr, ve, vl, vh, vo])
-
-    def end(results: tirx.Buffer, acc: tirx.Buffer, operands, place: tuple[Any, ...]) -> None:
-        c, vw, vl = place
-        own = T.sblock_alloc_buffer((E,), dtype, scope="local")
-        there = T.sblock_alloc_buffer((R * 4 * E,), dtype, scope="local")
+    def end(results: tirx.Buffer, acc: tirx.Buffer, operands, c, vw, vl) -> None:
+        T.reads(acc[vw, :, :, vl, :, :])
+        T.writes(results[:])
+        own = local(dtype, E)
+        there = local(dtype, R * 4 * E)
         channel = T.min((c * V + vw) * E, C - E)
         if has_residual:  # all of it before the first result, else there are barriers between them
-            with T.unroll(R * 4) as one, T.vectorized(E) as e:
-                at = vw * FINISHED + (one * 32 + vl) * E + e
-                T.buffer_store(there, results[at], [one * E + e])
+            with T.unroll(R * 4) as one:
+                copy_vector(results, vw * FINISHED + (one * 32 + vl) * E, there, one * E, E)
             operands = operands | {"residual": there}
         with T.unroll(R) as r, T.unroll(2) as half, T.unroll(2) as one:
             number = (r * 2 + half) * 2 + one
@@ -205,12 +194,13 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.unroll(E) as e:
                 value = finish(acc[vw, r, e, vl, half, one], operands, channel + e, (number * E + e,))
                 T.buffer_store(own, value, [e])
-            with T.vectorized(E) as e:
-                T.buffer_store(results, own[e], [vw * FINISHED + slot * E + e])
+            copy_vector(own, 0, results, vw * FINISHED + slot * E, E)
 
-    def bring(results: tirx.Buffer, image: tirx.Buffer, block, thread, load: bool) -> None:
+    def bring(results: tirx.Buffer, image: tirx.Buffer, block, load: bool, warp, lane) -> None:
         """Move results to their image, or what they are added to from there."""
-        n, y, x, c = block
+        (n, y, x, c), thread = block, warp * 32 + lane
+        T.reads(*([] if load else [results[:]]))
+        T.writes(results[:] if load else image[n * IMAGES : n * IMAGES + IMAGES, :, :, :])
         piece = thread % PIECES
         channel = (c * PIECES + piece) * VECTOR
 
@@ -251,55 +241,22 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
                 T.reads()
                 T.writes(out[vn * IMAGES : vn * IMAGES + IMAGES, :, :, vc * V * E : vc * V * E + V * E])
                 block = T.meta_var((vn, vy, vx, vc))
-                staged = T.sblock_alloc_buffer((V * STAGED + panels.beyond,), dtype, scope="shared.dyn")
-                filters = T.sblock_alloc_buffer((KH * KW * TAP,), dtype, scope="shared.dyn")
+                staged = dynamic(dtype, V * STAGED + panels.beyond)
+                filters = dynamic(dtype, KH * KW * TAP)
+                results = dynamic(dtype, V * FINISHED) if has_residual else T.meta_var(staged)
+                band = local(dtype, V, KH, STEPS, E, 32, 2, 2)
+                acc = local("float32", V, R, E, 32, 2, 2)
+                by_lanes("filters", V, fetch, filters, weight, vc)
+                by_lanes("gather", V, gather, staged, image, block)
                 if has_residual:
-                    results = T.sblock_alloc_buffer((V * FINISHED,), dtype, scope="shared.dyn")
-                else:
-                    results = T.meta_var(staged)
-                band = T.sblock_alloc_buffer((V, KH, STEPS, E, 32, 2, 2), dtype, scope="local")
-                acc = T.sblock_alloc_buffer((V, R, E, 32, 2, 2), "float32", scope="local")
-                for w, lane in T.grid(V, 32):
-                    with T.sblock("filters"):
-                        vw, vl = T.axis.remap("SS", [w, lane])
-                        T.reads()
-                        T.writes(filters[:])
-                        fetch(filters, weight, vc, vw * 32 + vl)
-                for w, lane in T.grid(V, 32):
-                    with T.sblock("gather"):
-                        vw, vl = T.axis.remap("SS", [w, lane])
-                        T.reads()
-                        T.writes(staged[:])
-                        gather(staged, image, block, vw * 32 + vl)
-                if has_residual:
-                    for w, lane in T.grid(V, 32):
-                        with T.sblock("residual"):
-                            vw, vl = T.axis.remap("SS", [w, lane])
-                            T.reads()
-                            T.writes(results[:])
-                            bring(results, operands["residual"], block, vw * 32 + vl, True)
-                for w, lane in T.grid(V, 32):
-                    with T.sblock("band"):
-                        vw, vl = T.axis.remap("SS", [w, lane])
-                        T.reads()
-                        T.writes(band[vw, :, :, :, vl, :, :])
-                        taps(band, filters, vw, vl)
+                    by_lanes("residual", V, bring, results, operands["residual"], block, True)
+                by_lanes("band", V, taps, band, filters)
                 for w in T.serial(V):
                     with T.sblock("products"):
                         vw = T.axis.spatial(V, w)
                         untold()
                         sums(staged, band, acc, vw)
-                for w, lane in T.grid(V, 32):
-                    with T.sblock("epilogue"):
-                        vw, vl = T.axis.remap("SS", [w, lane])
-                        T.reads(acc[vw, :, :, vl, :, :])
-                        T.writes(results[:])
-                        end(results, acc, operands, (vc, vw, vl))
-                for w, lane in T.grid(V, 32):
-                    with T.sblock("store"):
-                        vw, vl = T.axis.remap("SS", [w, lane])
-                        T.reads(results[:])
-                        T.writes(out[vn * IMAGES : vn * IMAGES + IMAGES, :, :, :])
-                        bring(results, out, block, vw * 32 + vl, False)
+                by_lanes("epilogue", V, end, results, acc, operands, vc)
+                by_lanes("store", V, bring, results, out, block, False)
 
     return banded_nhwc

@@ -112,9 +112,10 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
                 )
                 with T.init():
                     acc[vp, vc, vw, vkh, vs, vl, vh, ve] = T.float32(0)
-                acc[vp, vc, vw, vkh, vs, vl, vh, ve] = acc[vp, vc, vw, vkh, vs, vl, vh, ve] + T.cast(
-                    window[left(vc // M, group(vt, vp, vw), voh * SH + vkh * DH, vs, vl, vh, vk)], "float32"
-                ) * T.cast(grads[right(vc, group(vt, vp, vw), voh, vl, ve, vk)], "float32")
+                acc[vp, vc, vw, vkh, vs, vl, vh, ve] += blocks.product(
+                    window[left(vc // M, group(vt, vp, vw), voh * SH + vkh * DH, vs, vl, vh, vk)],
+                    grads[right(vc, group(vt, vp, vw), voh, vl, ve, vk)],
+                )
         for p, c, w, kh, s, lane, h, e in T.grid(PARTS, RC, WARPS, KH, STEPS, 32, 2, 2):
             with T.sblock("leave"):
                 vp, vc, vw, vkh, vs, vl, vh, ve = T.axis.remap("SSSSSSSS", [p, c, w, kh, s, lane, h, e])
@@ -126,16 +127,14 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
                 T.writes(partial[vp, vc, vm, vkh, vkw])
                 with T.init():
                     partial[vp, vc, vm, vkh, vkw] = T.float32(0)
-                partial[vp, vc, vm, vkh, vkw] = (
-                    partial[vp, vc, vm, vkh, vkw] + shared[held(vp, vc * M + vm, vw, vkh, vkw, vj)]
-                )
+                partial[vp, vc, vm, vkh, vkw] += shared[held(vp, vc * M + vm, vw, vkh, vkw, vj)]
         if PARTS > 1:
             for p, c, m, kh, kw in T.grid(PARTS, C, M, KH, KW):
                 with T.sblock("depthwise_conv2d"):
                     vp, vc, vm, vkh, vkw = T.axis.remap("RSSSS", [p, c, m, kh, kw])
                     with T.init():
                         total[vc, vm, vkh, vkw] = T.float32(0)
-                    total[vc, vm, vkh, vkw] = total[vc, vm, vkh, vkw] + partial[vp, vc, vm, vkh, vkw]
+                    total[vc, vm, vkh, vkw] += partial[vp, vc, vm, vkh, vkw]
             blocks.round_sums(out, total)
         else:
             for c, m, kh, kw in T.grid(C, M, KH, KW):

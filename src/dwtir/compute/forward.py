@@ -41,9 +41,10 @@ def nchw(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
                 vn, vc, voh, vow, vkh, vkw = T.axis.remap("SSSSRR", [n, c, oh, ow, kh, kw])
                 with T.init():
                     acc[vn, vc, voh, vow] = T.float32(0)
-                acc[vn, vc, voh, vow] = acc[vn, vc, voh, vow] + T.cast(
-                    padded[vn, vc // M, voh * SH + vkh * DH, vow * SW + vkw * DW + SHIFT], "float32"
-                ) * T.cast(weight[vc // M, vc % M, vkh, vkw], "float32")
+                acc[vn, vc, voh, vow] += blocks.product(
+                    padded[vn, vc // M, voh * SH + vkh * DH, vow * SW + vkw * DW + SHIFT],
+                    weight[vc // M, vc % M, vkh, vkw],
+                )
         for n, c, oh, ow in T.grid(N, OC, OH, OW):
             with T.sblock("epilogue"):
                 vn, vc, voh, vow = T.axis.remap("SSSS", [n, c, oh, ow])
@@ -73,9 +74,9 @@ def nhwc(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
                 vn, voh, vow, vc, vkh, vkw = T.axis.remap("SSSSRR", [n, oh, ow, c, kh, kw])
                 with T.init():
                     acc[vn, voh, vow, vc] = T.float32(0)
-                acc[vn, voh, vow, vc] = acc[vn, voh, vow, vc] + T.cast(
-                    padded[vn, voh * SH + vkh * DH, vow * SW + vkw * DW, vc // M], "float32"
-                ) * T.cast(weight[vkh, vkw, vc // M, vc % M], "float32")
+                acc[vn, voh, vow, vc] += blocks.product(
+                    padded[vn, voh * SH + vkh * DH, vow * SW + vkw * DW, vc // M], weight[vkh, vkw, vc // M, vc % M]
+                )
         for n, oh, ow, c in T.grid(N, OH, OW, OC):
             with T.sblock("epilogue"):
                 vn, voh, vow, vc = T.axis.remap("SSSS", [n, oh, ow, c])
@@ -119,9 +120,6 @@ def _apply(
 ) -> tirx.PrimExpr:
     """Apply one step to a float32 value; `reference` has its twin in NumPy."""
 
-    def number(constant: float) -> tirx.PrimExpr:
-        return T.float32(constant)
-
     def wide(operand: str, *indices: tirx.Var) -> tirx.PrimExpr:
         return T.cast(operands[operand][indices], "float32")
 
@@ -133,15 +131,15 @@ def _apply(
         case "residual":
             return value + wide("residual", *element)
         case "relu":
-            return T.max(value, number(0))
+            return T.max(value, T.float32(0))
         case "relu6":
-            return T.min(T.max(value, number(0)), number(6))
+            return T.min(T.max(value, T.float32(0)), T.float32(6))
         case "hardswish":
-            gate = T.min(T.max(value + number(3), number(0)), number(6))
-            return value * gate * number(1 / 6)
+            gate = T.min(T.max(value + T.float32(3), T.float32(0)), T.float32(6))
+            return value * gate * T.float32(1 / 6)
         case "silu":
             return value * T.sigmoid(value)
         case "gelu":
-            return value * number(0.5) * (number(1) + T.erf(value * number(0.5**0.5)))
+            return value * T.float32(0.5) * (T.float32(1) + T.erf(value * T.float32(0.5**0.5)))
         case _:
             raise AssertionError(f"epilogue step {step!r} has no TensorIR")

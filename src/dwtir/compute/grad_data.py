@@ -55,9 +55,9 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
                     acc[vn, vc, vh, vw] = T.float32(0)
                 row = T.meta_var(vh + PHASE_H + vkh * DH)
                 column = T.meta_var(vw + PHASE_W + vtap // M * DW)
-                value = T.meta_var(T.cast(padded[vn, vc * M + vtap % M, row // SH, column // SW], "float32"))
-                factor = T.meta_var(T.cast(weight[vc, vtap % M, KH - 1 - vkh, KW - 1 - vtap // M], "float32"))
-                acc[vn, vc, vh, vw] = acc[vn, vc, vh, vw] + where(row, column, value * factor)
+                value = T.meta_var(padded[vn, vc * M + vtap % M, row // SH, column // SW])
+                factor = T.meta_var(weight[vc, vtap % M, KH - 1 - vkh, KW - 1 - vtap // M])
+                acc[vn, vc, vh, vw] += where(row, column, blocks.product(value, factor))
         blocks.round_sums(out, acc)
 
     return grad_data_nchw
@@ -86,9 +86,9 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
                     acc[vn, vh, vw, vc] = T.float32(0)
                 row = T.meta_var(vh + PHASE_H + vkh * DH)
                 column = T.meta_var(vw + PHASE_W + vtap // M * DW)
-                value = T.meta_var(T.cast(padded[vn, row // SH, column // SW, vc * M + vtap % M], "float32"))
-                factor = T.meta_var(T.cast(weight[KH - 1 - vkh, KW - 1 - vtap // M, vc, vtap % M], "float32"))
-                acc[vn, vh, vw, vc] = acc[vn, vh, vw, vc] + where(row, column, value * factor)
+                value = T.meta_var(padded[vn, row // SH, column // SW, vc * M + vtap % M])
+                factor = T.meta_var(weight[KH - 1 - vkh, KW - 1 - vtap // M, vc, vtap % M])
+                acc[vn, vh, vw, vc] += where(row, column, blocks.product(value, factor))
         blocks.round_sums(out, acc)
 
     return grad_data_nhwc
@@ -104,15 +104,10 @@ def _axis(shape: Shape, axis: int) -> tuple[int, int, int]:
 
 def _where(shape: Shape) -> Callable[..., tirx.PrimExpr]:
     """Give the function that keeps a product where a tap meets a row and a column."""
-    stride_h, stride_w = shape.stride
 
     def where(row: tirx.PrimExpr, column: tirx.PrimExpr, product: tirx.PrimExpr) -> Any:
-        tests = [
-            T.floormod(index, stride) == 0 for index, stride in ((row, stride_h), (column, stride_w)) if stride > 1
-        ]
-        if not tests:
-            return product
-        met = tests[0] if len(tests) == 1 else tirx.all(*tests)
-        return T.if_then_else(met, product, T.float32(-0.0))
+        strides = zip((row, column), shape.stride, strict=True)
+        tests = [T.floormod(index, stride) == 0 for index, stride in strides if stride > 1]
+        return T.if_then_else(tirx.all(*tests), product, T.float32(-0.0)) if tests else product
 
     return where

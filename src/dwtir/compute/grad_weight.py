@@ -30,9 +30,10 @@ def nchw(shape: Shape) -> tirx.PrimFunc:
                 vc, vm, vkh, vkw, vn, voh, vow = T.axis.remap("SSSSRRR", [c, m, kh, kw, n, oh, ow])
                 with T.init():
                     acc[vc, vm, vkh, vkw] = T.float32(0)
-                acc[vc, vm, vkh, vkw] = acc[vc, vm, vkh, vkw] + T.cast(
-                    padded[vn, vc, voh * SH + vkh * DH, vow * SW + vkw * DW + SHIFT], "float32"
-                ) * T.cast(grad_out[vn, vc * M + vm, voh, vow], "float32")
+                acc[vc, vm, vkh, vkw] += blocks.product(
+                    padded[vn, vc, voh * SH + vkh * DH, vow * SW + vkw * DW + SHIFT],
+                    grad_out[vn, vc * M + vm, voh, vow],
+                )
         blocks.round_sums(out, acc)
 
     return grad_weight_nchw
@@ -58,9 +59,9 @@ def nhwc(shape: Shape) -> tirx.PrimFunc:
                 vkh, vkw, vc, vm, vn, voh, vow = T.axis.remap("SSSSRRR", [kh, kw, c, m, n, oh, ow])
                 with T.init():
                     acc[vkh, vkw, vc, vm] = T.float32(0)
-                acc[vkh, vkw, vc, vm] = acc[vkh, vkw, vc, vm] + T.cast(
-                    padded[vn, voh * SH + vkh * DH, vow * SW + vkw * DW, vc], "float32"
-                ) * T.cast(grad_out[vn, voh, vow, vc * M + vm], "float32")
+                acc[vkh, vkw, vc, vm] += blocks.product(
+                    padded[vn, voh * SH + vkh * DH, vow * SW + vkw * DW, vc], grad_out[vn, voh, vow, vc * M + vm]
+                )
         blocks.round_sums(out, acc)
 
     return grad_weight_nhwc

@@ -10,6 +10,7 @@ from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 
 from . import script
+from .blocks import product
 
 _PTX = {"float16": "fp16", "bfloat16": "bf16"}
 
@@ -24,6 +25,36 @@ def right(*place: Any) -> tuple[Any, ...]:
     """Find who holds what of the second operand, and where, for a lane's sum of a pair."""
     *outer, lane, one, k = place
     return (*outer, (lane % 4 * 2 + one) * 4 + k % 8 // 2, k // 8, k % 2)
+
+
+def multiply(
+    name: str,
+    sizes: tuple[int, int, int, int],
+    operands: tuple[tirx.Buffer, tirx.Buffer],
+    acc: tirx.Buffer,
+    warp: Any,
+    first: tuple[int, int],
+    apart: tuple[int, int] = (1, 1),
+) -> None:
+    """Add a row of inputs' products with rows of a banded matrix to rows of sums.
+
+    `sizes` are the rows of sums, the products of each, the channels or pairs, and the depth. `first` are the first
+    rows of the sums and of the matrix, and `apart` how much further down, and up, the next ones are.
+    """
+    (rows, count, channels, depth), (held, band), (result, tap), (down, up) = sizes, operands, first, apart
+    with (
+        T.unroll(rows) as r,
+        T.unroll(count) as s,
+        T.unroll(channels) as c,
+        T.grid(32, 2, 2, depth) as (lane, half, one, k),
+        T.sblock(name),
+    ):
+        vr, vs = T.axis.spatial(rows, r), T.axis.reduce(count, s)
+        vc, vl, vh = T.axis.spatial(channels, c), T.axis.spatial(32, lane), T.axis.spatial(2, half)
+        vo, vk = T.axis.spatial(2, one), T.axis.reduce(depth, k)
+        added = product(held[left(vs, vc, vl, vh, vk)], band[right(warp, tap - vr * up, vs, vc, vl, vo, vk)])
+        place = (warp, result + vr * down, vc, vl, vh, vo)
+        T.buffer_store(acc, acc[place] + added, place)
 
 
 @cache
@@ -42,9 +73,7 @@ def intrinsic(dtype: str, depth: int = 16) -> str:
         for lane, h, e, k in T.grid(32, 2, 2, depth):
             with T.sblock("product"):
                 vl, vh, ve, vk = T.axis.remap("SSSR", [lane, h, e, k])
-                sums[vl, vh, ve] = sums[vl, vh, ve] + T.cast(first[left(vl, vh, vk)], "float32") * T.cast(
-                    second[right(vl, ve, vk)], "float32"
-                )
+                sums[vl, vh, ve] += product(first[left(vl, vh, vk)], second[right(vl, ve, vk)])
 
     @script.inline
     def instruction(first, second, sums):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 from tvm.script import tirx as T
 
 from .. import cuda_functions
 from ..pairs import COLUMNS, VECTOR, Pairs
 from .pair_tasks import Tasks
-from .parts import untold
+from .parts import by_lane, copy_vector, local, untold
 
 
 class Operands:
@@ -19,7 +17,7 @@ class Operands:
     def __init__(self, pairs: Pairs, has_bias: bool) -> None:
         self.pairs, self._tasks, self._has_bias = pairs, Tasks(pairs), has_bias
 
-    def bands(self, bands: list[tirx.Buffer], weight: tirx.Buffer, operands: Any, c: Any, vw: Any, vl: Any) -> None:
+    def bands(self, bands: list[tirx.Buffer], weight: tirx.Buffer, operands, c, vw, vl) -> None:
         """Make the banded matrices: a lane has a column's, of one of its channels."""
         pairs, shape = self.pairs, self.pairs.shape
         (KH, KW), SW, DW = shape.kernel, shape.stride[1], shape.dilation[1]
@@ -44,11 +42,10 @@ class Operands:
                     mine = self._by_word(cuda_functions.HALF_OF, own, word, vl // 4 % 2)
                     T.buffer_store(band, mine, [vw, row, step, word, vl, further, tirx.Ramp(0, 1, 2)])
 
-    def window(self, name: str, row: int, staged: tirx.Buffer, held: list[tirx.Buffer], step: Any, vw: Any) -> None:
+    def window(self, name: str, row: int, staged: tirx.Buffer, held: list[tirx.Buffer], step, vw) -> None:
         """Take a row of inputs."""
         pairs = self.pairs
-        with T.serial(32) as lane, T.sblock(name):
-            vl = T.axis.spatial(32, lane)
+        with by_lane(name) as vl:
             untold()
             own = self._own()
             vector, first = self._tasks.channels(vw)
@@ -57,8 +54,7 @@ class Operands:
                 for quad in range(pairs.quads):
                     column = x * (COLUMNS * pairs.shape.stride[1]) + vl % 4 + quad * COLUMNS
                     at = pairs.input_at(step % pairs.stages, n, row, column, vector) + first
-                    with T.vectorized(2 * pairs.words) as e:
-                        T.buffer_store(own, staged[at + e], [e])
+                    copy_vector(staged, at, own, 0, 2 * pairs.words)
                     part, place, further = self._part_of(held, quad)
                     for word in range(pairs.words):
                         held_word = self._by_word(cuda_functions.WORD, own, word)
@@ -68,9 +64,9 @@ class Operands:
                         T.buffer_store(part, held_word, [place, word, vl, further, half, tirx.Ramp(0, 1, 2)])
 
     def _own(self) -> tirx.Buffer:
-        return T.sblock_alloc_buffer((2 * self.pairs.words,), self.pairs.shape.dtype, scope="local")
+        return local(self.pairs.shape.dtype, 2 * self.pairs.words)
 
-    def _by_word(self, name: str, own: tirx.Buffer, word: int, *others: Any) -> tirx.PrimExpr:
+    def _by_word(self, name: str, own: tirx.Buffer, word: int, *others) -> tirx.PrimExpr:
         """Apply a function of the CUDA source to a pair of channels."""
         both = T.reinterpret("uint32", own[tirx.Ramp(word * 2, 1, 2)])
         return T.reinterpret(f"{self.pairs.shape.dtype}x2", T.call_pure_extern("uint32", name, both, *others))

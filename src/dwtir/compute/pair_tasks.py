@@ -32,13 +32,13 @@ class Tasks:
         deals = ((n, -(-lines * n // lanes), -(-columns // n)) for n in (8, 16, 32) if lanes % n == 0)
         return min(deals, key=lambda deal: deal[1] * deal[2])
 
-    def _task(self, turn: Any, deal: tuple[int, int, int], thread: Any) -> _Task:
+    def _task(self, turn, deal: tuple[int, int, int], thread) -> _Task:
         wide, _, across = deal
         place = thread // self.pairs.vectors
         line = turn // across * (self._lanes // wide) + place // wide
         return line, turn % across * wide + place % wide, thread % self.pairs.vectors
 
-    def result(self, block: Any, step: Any, turn: Any, thread: Any) -> tuple[Any, tuple[Any, ...], _Task]:
+    def result(self, block, step, turn, thread) -> tuple[Any, tuple[Any, ...], _Task]:
         """Tell whether a step has results for a thread's turn; find them, and their place in shared memory."""
         pairs, shape = self.pairs, self.pairs.shape
         line, column, vector = task = self._task(turn, self._stores, thread)
@@ -52,12 +52,12 @@ class Tasks:
         inside += [column < columns, right < shape.result_width, channel < shape.result_channels]
         return tirx.all(*inside), (image, row, right, channel), task
 
-    def inputs(self, image: Any, block: Any, stage: Any, thread: Any) -> Find:
+    def inputs(self, image, block, stage, thread) -> Find:
         """Find what a thread has of a stage."""
         pairs, shape = self.pairs, self.pairs.shape
         (height, width), (sh, sw), left = shape.source, shape.stride, shape.before[1]
 
-        def find(turn: Any, lane: Any) -> tuple[Any, ...]:
+        def find(turn, lane) -> tuple[Any, ...]:
             line, column, vector = task = self._task(turn, self._loads, thread)
             n, y, x, c = block
             n, down = n * pairs.images + line // pairs.stage_rows, stage * pairs.stage_rows + line % pairs.stage_rows
@@ -72,21 +72,21 @@ class Tasks:
 
         return find
 
-    def residuals(self, residual: Any, block: Any, step: Any, thread: Any) -> Find:
+    def residuals(self, residual, block, step, thread) -> Find:
         """Find what a thread adds to the results of a step."""
 
-        def find(turn: Any, lane: Any) -> tuple[Any, ...]:
+        def find(turn, lane) -> tuple[Any, ...]:
             wanted, (n, row, column, channel), task = self.result(block, step, turn, thread)
             return wanted, T.bool(True), residual[n, row, column, channel + lane], self.residual_at(step, task)
 
         return find
 
-    def residual_at(self, step: Any, task: _Task) -> Any:
+    def residual_at(self, step, task: _Task) -> Any:
         """Find a vector of a residual in shared memory."""
         pairs = self.pairs
         return (step + LAG) % pairs.buffers * pairs.results + pairs.result_at(*task, VECTOR)
 
-    def strip(self, warp: Any, half: Any, lane: Any) -> tuple[Any, Any, Any]:
+    def strip(self, warp, half, lane) -> tuple[Any, Any, Any]:
         """Find a strip of a product: whether it is one, its image and its place there."""
         across, strips = self.pairs.across, self.pairs.images * self.pairs.across
         number = warp // self.pairs.parts * STRIPS + half * (STRIPS // 2) + lane // 4
@@ -95,7 +95,7 @@ class Tasks:
         inside = T.min(number, strips - 1)
         return number < strips, inside // across, inside % across
 
-    def channels(self, warp: Any) -> tuple[Any, Any]:
+    def channels(self, warp) -> tuple[Any, Any]:
         """Find a warp's vector, and its first channel there."""
         first = warp % self.pairs.parts * (2 * self.pairs.words)
         return first // VECTOR, first % VECTOR

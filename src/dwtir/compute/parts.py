@@ -5,11 +5,13 @@ What is here writes statements while a script is parsed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
 
 from ..cuda_functions import AWAIT
 
@@ -34,6 +36,12 @@ class Part:
 
     def __getitem__(self, index: Any) -> tirx.PrimExpr:
         return self.buffer[self.at(index)]
+
+    def store(self, index: Any, value: Any) -> None:
+        T.buffer_store(self.buffer, value, self.at(index))
+
+    def add(self, index: Any, value: Any) -> None:
+        self.store(index, self[index] + value)
 
 
 class Row:
@@ -62,9 +70,67 @@ def use(how: str, buffers: Iterable[tirx.Buffer]) -> None:
         T.evaluate(buffer.access_ptr(how))
 
 
-def begin_barrier(barrier: tirx.Buffer, threads: int) -> None:
-    """Begin a barrier of so many threads, by one of them."""
-    T.evaluate(T.ptx["mbarrier.init.shared.b64"](T.address_of(barrier[0]), threads))
+def local(dtype: str, *extents: Any) -> tirx.Buffer:
+    """Allocate registers of a thread."""
+    return T.sblock_alloc_buffer(extents, dtype, scope="local")
+
+
+def dynamic(dtype: str, *extents: Any) -> tirx.Buffer:
+    """Allocate dynamic shared memory of a block."""
+    return T.sblock_alloc_buffer(extents, dtype, scope="shared.dyn")
+
+
+def unrolled(*extent: Any) -> Any:
+    """Begin a loop that the CUDA compiler unrolls."""
+    return T.serial(*extent, annotations=UNROLLED)
+
+
+def by_lanes(name: str, warps: int, *work: Any, outer: Sequence[tirx.Var] = ()) -> None:
+    """Let each lane of each warp do its share of some work, as `by_places`."""
+    by_places(name, {"w": warps, "lane": 32}, *work, outer=outer)
+
+
+def by_places(
+    name: str, extents: dict[str, int], work: Callable[..., None], *about: Any, outer: Sequence[tirx.Var] = ()
+) -> None:
+    """Do some work at each place, of threads for one, in a block that may depend on loops around.
+
+    The work is given what it is about, and the places in the loops around and in its own.
+    """
+    with T.grid(*extents.values()) as inner, T.sblock(name):
+        loops = [*outer, *map(IRBuilder.name, extents, inner)]
+        axes = T.axis.remap("S" * len(loops), loops)
+        for loop, axis in zip(loops, axes, strict=True):
+            IRBuilder.name(f"v{loop.name[0]}", axis)
+        work(*about, *axes)
+
+
+@contextmanager
+def by_lane(name: str) -> Iterator[Any]:
+    """Begin a block of each lane of a warp, and give the lane."""
+    with T.serial(32) as lane, T.sblock(name):
+        yield T.axis.spatial(32, lane)
+
+
+def commit_copies() -> None:
+    """Put the copies begun so far in a group."""
+    T.evaluate(T.ptx["cp.async.commit_group"]())
+
+
+def wait_for_copies(but: int) -> None:
+    """Wait for this thread's copies but those of the last groups."""
+    T.evaluate(T.ptx["cp.async.wait_group"](but))
+
+
+def synchronise() -> None:
+    """Let the threads of a block wait for each other."""
+    T.evaluate(T.tvm_storage_sync("shared.dyn"))
+
+
+def begin_barrier(barrier: tirx.Buffer, threads: int, thread: Any) -> None:
+    """Begin a barrier of so many threads, by the first of them."""
+    with T.If(thread == 0), T.Then():
+        T.evaluate(T.ptx["mbarrier.init.shared.b64"](T.address_of(barrier[0]), threads))
 
 
 def arrive(barrier: tirx.Buffer) -> None:
@@ -79,15 +145,21 @@ def wait(barrier: tirx.Buffer, number: Any) -> None:
 
 def clear(sums: Part, first: int, end: int) -> None:
     """Make sums zero, from one to before another."""
-    with T.serial(first, end, annotations=UNROLLED) as place:
-        T.buffer_store(sums.buffer, T.float32(0), sums.at(place))
+    with unrolled(first, end) as place:
+        sums.store(place, T.float32(0))
 
 
 def move(source: Part, target: Part, count: int, lanes: int) -> None:
     """Move what lies side by side between shared memory and registers, in vectors."""
-    with T.serial(count // lanes, annotations=UNROLLED) as place, T.vectorized(lanes) as lane:
+    with unrolled(count // lanes) as place, T.vectorized(lanes) as lane:
         index = place * lanes + lane
-        T.buffer_store(target.buffer, source[index], target.at(index))
+        target.store(index, source[index])
+
+
+def copy_vector(source: tirx.Buffer, first: Any, target: tirx.Buffer, to: Any, lanes: int) -> None:
+    """Copy so many elements at once."""
+    with T.vectorized(lanes) as lane:
+        T.buffer_store(target, source[first + lane], [to + lane])
 
 
 def copy(
@@ -104,8 +176,7 @@ def copy(
         source, target, first, to = whole, shared, place, apart
         if not is_load:
             source, target, first, to = shared, whole, apart, place
-        value = T.cast(source[first], target.buffer.dtype)
-        T.buffer_store(target.buffer, value, target.at(to))
+        target.store(to, T.cast(source[first], target.buffer.dtype))
 
 
 def copy_pixels(

@@ -26,11 +26,10 @@ from tvm.tirx.script.parser.entry import TIRInline
 def prim_func(*, s_tir: bool) -> Callable[[Callable[..., None]], tirx.PrimFunc]:
     """Do what `T.prim_func` does, in a third of the time, for functions inside of functions.
 
-    That one asks for every frame of the stack, twice, and for the source of the whole module; makes
-    the syntax tree three times; tells every part where it stands in the source; and compiles every
-    operand. Here an error names no file, and what an annotation alone uses is looked for in the
-    function around. With `s_tir` the function has blocks to schedule; the parser reads it in the
-    source.
+    That one looks at every frame of the stack, twice, and at the source of the whole module; makes
+    the syntax tree three times; notes where every part stands; and compiles every operand. Here an
+    error names no file, and what an annotation alone uses is looked for in the function around. The
+    parser reads `s_tir` in the source: the function has blocks to schedule.
     """
 
     def decorate(function: Callable[..., None]) -> tirx.PrimFunc:

@@ -22,7 +22,7 @@ from ..epilogue import Epilogue
 from ..strips import Strip, apart, part_sizes
 from . import script
 from .forward import both_ends
-from .parts import UNROLLED, Row
+from .parts import Row, local, unrolled
 
 
 def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.PrimFunc:
@@ -133,11 +133,11 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                         spot(n, T.min(row, H - 1), strip, j * LOADED - (LEFT + LEAD), vector, e, M)
                     ]
 
-    @script.inline
-    def load_channels(operand, channels, place, vector):
+    def load_channels(operands: dict[str, Any], channels: tirx.Buffer, vector) -> None:
         """Load what the epilogue has of each channel."""
-        for v in T.vectorized(V):
-            channels[place, v] = operand[vector * V + v]
+        for place, name in enumerate(names):
+            with T.vectorized(V) as v:
+                T.buffer_store(channels, operands[name][vector * V + v], [place, v])
 
     @script.inline
     def load_residual(operand, added, d, n, row, strip, vector):
@@ -161,10 +161,8 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
         for kw, j, v in T.grid(KW, cols, V):
             at = T.meta_var(j + kw * SPREAD)
             if LOW <= at and at < HIGH:
-                acc[KH - 1 - back, j, v] = (
-                    acc[KH - 1 - back, j, v]
-                    + (raw[d, at + LEAD, v] if is_float else row[at, v]) * wide[KH - 1 - back, kw, v]
-                )
+                value = T.meta_var(raw[d, at + LEAD, v] if is_float else row[at, v])
+                acc[KH - 1 - back, j, v] += value * wide[KH - 1 - back, kw, v]
 
     @script.inline
     def store_row(acc, kh, held, result, out, n, row, strip, vector):
@@ -185,19 +183,19 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                 vn, vs, vx, vc = T.axis.remap("SSSS", [n, segment, strip, vector])
                 T.reads()
                 T.writes(out[area(vn, vs, vx, vc)])
-                raw = T.sblock_alloc_buffer((D, LOADS * LOADED, V), dtype, scope="local")
-                taps = T.sblock_alloc_buffer((KH, KW, V), dtype, scope="local")
-                wide = T.sblock_alloc_buffer((KH, KW, V), "float32", scope="local")
-                row = T.sblock_alloc_buffer((REACH, V), "float32", scope="local")
-                acc = T.sblock_alloc_buffer((KH, cols, V), "float32", scope="local")
-                channels = T.sblock_alloc_buffer((max(1, len(names)), V), dtype, scope="local")
-                added = T.sblock_alloc_buffer((ADDED, cols, V), dtype, scope="local")
-                last = T.sblock_alloc_buffer((max(1, BELOW), cols, V), dtype, scope="local")
-                result = T.sblock_alloc_buffer((cols, V), dtype, scope="local")
+                raw = local(dtype, D, LOADS * LOADED, V)
+                taps = local(dtype, KH, KW, V)
+                wide = local("float32", KH, KW, V)
+                row = local("float32", REACH, V)
+                acc = local("float32", KH, cols, V)
+                channels = local(dtype, max(1, len(names)), V)
+                added = local(dtype, ADDED, cols, V)
+                last = local(dtype, max(1, BELOW), cols, V)
+                result = local(dtype, cols, V)
                 # Rows of the strip that read the image, by their place in its window.
                 low = T.max(0, TOP - first_row(vs))
                 high = T.min(rows + KH - 1, TOP + last_row(vs, H))
-                for d in T.serial(D, annotations=UNROLLED):
+                for d in unrolled(D):
                     for j, v in T.grid(LOADS * LOADED, V):
                         raw[d, j, v] = T.cast(0, dtype)
                 for d in T.unroll(AHEAD):
@@ -210,16 +208,11 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                     for kw in T.unroll(KW):
                         for v in T.vectorized(V):
                             taps[kh, kw, v] = weight[tap(kh, kw, vc * V + v)]
-                if len(names) > 0:
-                    load_channels(operands[names[0]], channels, 0, vc)
-                if len(names) > 1:
-                    load_channels(operands[names[1]], channels, 1, vc)
-                if len(names) > 2:
-                    load_channels(operands[names[2]], channels, 2, vc)
-                for kh in T.serial(KH, annotations=UNROLLED):
+                load_channels(operands, channels, vc)
+                for kh in unrolled(KH):
                     for kw, v in T.grid(KW, V):
                         wide[kh, kw, v] = T.cast(taps[kh, kw, v], "float32")
-                for kh in T.serial(KH, annotations=UNROLLED):
+                for kh in unrolled(KH):
                     for j, v in T.grid(cols, V):
                         acc[kh, j, v] = T.float32(0)
                 for turn in T.serial(T.floordiv(high - low + (D - 1), D)):
@@ -227,12 +220,12 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                         at_row = T.meta_var(low + turn * D + d)
                         if d == 0 or at_row < high:
                             if not is_float:
-                                for j in T.serial(LOW, HIGH, annotations=UNROLLED):
+                                for j in unrolled(LOW, HIGH):
                                     for v in T.serial(V):
                                         row[j, v] = T.cast(raw[d, j + LEAD, v], "float32")
                             coming = T.meta_var(line(vs, at_row + AHEAD - TOP))
                             load_row(data, raw, T.floormod(d + AHEAD, D), vn, coming, vx, vc)
-                            for back in T.serial(FIRST, annotations=UNROLLED):
+                            for back in unrolled(FIRST):
                                 add_row(acc, raw, row, wide, d, back)
                             done = T.meta_var(at_row - (KH - 1))
                             at = T.meta_var(line(vs, T.max(0, done) if UNTESTED else done))
@@ -244,7 +237,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                                 later = T.meta_var(line(vs, done) + ADDED * DOWN)
                                 load_residual(operands["residual"], added, T.floormod(d, ADDED), vn, later, vx, vc)
                             if FIRST < KH:
-                                for back in T.serial(FIRST, KH, annotations=UNROLLED):
+                                for back in unrolled(FIRST, KH):
                                     add_row(acc, raw, row, wide, d, back)
                 if has_residual:
                     for below in T.unroll(BELOW):

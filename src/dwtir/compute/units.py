@@ -32,7 +32,19 @@ from . import blocks, script
 from .async_copy import BYTES
 from .forward import declared
 from .mma import left, right
-from .parts import arrive, begin_barrier, untold, use, wait
+from .parts import (
+    arrive,
+    begin_barrier,
+    by_lanes,
+    commit_copies,
+    dynamic,
+    local,
+    synchronise,
+    untold,
+    use,
+    wait,
+    wait_for_copies,
+)
 
 
 def nhwc(sizes: Units) -> tirx.PrimFunc:
@@ -130,7 +142,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
     def copy(staged, source, count, most, value_of, place, *at):
         """Begin to copy what a thread has of a step, of inputs or gradients."""
         part, chunk, step, warp, lane = T.meta_var(at)
-        size = T.sblock_alloc_buffer((1,), "int32", scope="local")
+        size = local("int32", 1)
         for k in T.unroll(count):
             if task_of(k, warp, lane) < most:
                 here, _ = T.meta_var(value_of(source, part, chunk, step, task_of(k, warp, lane), 0))
@@ -146,9 +158,31 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
 
     @script.inline
     def load(staged, data, grad_out, *at):
+        untold()
         copy(staged, data, INPUT_LOADS, INPUTS, input_of, input_to, *at)
         copy(staged, grad_out, GRAD_LOADS, GRADS, grad_of, grad_to, *at)
-        T.evaluate(T.ptx["cp.async.commit_group"]())
+        commit_copies()
+
+    def load_later(staged, data, grad_out, part, chunk, turn, d, warp, lane) -> None:
+        load(staged, data, grad_out, part, chunk, turn * RING + d + (AHEAD + 1), warp, lane)
+
+    @script.inline
+    def zero(acc, grads, barrier, w, lane):
+        untold()
+        begin_barrier(barrier, THREADS, w * 32 + lane)
+        for o in T.unroll(OWN):
+            for r, s, h, e in T.grid(KH, SPANS, 2, 2):
+                acc[w, o, r, s, lane, h, e] = T.float32(0)
+            for g, r, h, e in T.grid(GROUPS, RING, 2, 2):
+                grads[w, o, g, r, lane, h, e] = T.cast(0, dtype)
+
+    @script.inline
+    def clear(staged, first, w, lane):
+        untold()
+        for k in T.serial(-(-SLOT // (LANES * THREADS))):
+            if task_of(k, w, lane) * LANES < SLOT:
+                for e in T.vectorized(LANES):
+                    staged[first * SLOT + task_of(k, w, lane) * LANES + e] = T.cast(0, dtype)
 
     @script.inline
     def read(raw, staged, step, at, apart):
@@ -164,7 +198,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
             with T.sblock("right"):
                 vo, vg, vl, vh = T.axis.remap("SSSS", [o, g, lane, h])
                 untold()
-                raw = T.sblock_alloc_buffer((2, READ), dtype, scope="local")
+                raw = local(dtype, 2, READ)
                 read(raw, staged, step, grad_at(w, vo, vg, vl, vh), sizes.grad_vectors)
                 for c, e in T.grid(READ, 2):
                     grads[w, vo * READ + c, vg, d % RING, vl, vh, e] = raw[e, c]
@@ -176,7 +210,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
             with T.sblock("left"):
                 vo, vg, vl, vr, vs, vh, vm = T.axis.remap("SSSSSSS", [o, g, lane, r, s, h, m])
                 untold()
-                raw = T.sblock_alloc_buffer((2, READ), dtype, scope="local")
+                raw = local(dtype, 2, READ)
                 read(raw, staged, step, input_at(w, vo, vg, vr, vs, vl, vh, vm), sizes.input_vectors)
                 for c, e in T.grid(READ, 2):
                     inputs[w, c, vr, vs, vl, vh, vm, e] = raw[e, c]
@@ -184,18 +218,32 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
             with T.sblock("products"):
                 vo = T.axis.spatial(OWN, o * READ + c)
                 vg, vr, vs, vl, vh, ve, vk = T.axis.remap("SSSSSSR", [g, r, s, lane, h, e, k])
-                acc[w, vo, vr, vs, vl, vh, ve] = acc[w, vo, vr, vs, vl, vh, ve] + T.cast(
-                    inputs[left(w, vo % READ, vr * DH % SH, vs, vl, vh, vk)], "float32"
-                ) * T.cast(grads[right(w, vo, vg, (d - vr * DH // SH) % RING, vl, ve, vk)], "float32")
+                acc[w, vo, vr, vs, vl, vh, ve] += blocks.product(
+                    inputs[left(w, vo % READ, vr * DH % SH, vs, vl, vh, vk)],
+                    grads[right(w, vo, vg, (d - vr * DH // SH) % RING, vl, ve, vk)],
+                )
 
     @script.inline
-    def leave(shared, acc, first, w, lane):
+    def leave(shared, acc, rows, w, lane):
+        untold()
         for r in T.unroll(ROWS):
             for o in T.unroll(OWN):
                 for s in T.unroll(SPANS):
                     for h in T.unroll(2):
                         for e in T.vectorized(2):
-                            shared[r, w * OWN + o, s, lane, h, e] = acc[w, o, first + r, s, lane, h, e]
+                            shared[r, w * OWN + o, s, lane, h, e] = acc[w, o, rows * ROWS + r, s, lane, h, e]
+
+    @script.inline
+    def add_diagonals(partial, shared, part, chunk, rows, w, lane):
+        untold()
+        tap = local("float32", 1)
+        for k in T.unroll(SUMS):
+            task = T.meta_var(task_of(k, w, lane))
+            if task < ROWS * ROW_TAPS:
+                tap[0] = T.float32(0)
+                for j in T.unroll(COLUMNS):
+                    tap[0] += shared[held(task, j)]
+                partial[part, chunk, rows * (ROWS * ROW_TAPS) + task] = tap[0]
 
     @script.prim_func(s_tir=True)
     def units_nhwc() -> None:
@@ -207,53 +255,27 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 vp, vb = T.axis.remap("SS", [p, b])
                 T.reads()
                 T.writes(partial[vp, vb, 0:TAPS])
-                staged = T.sblock_alloc_buffer((SLOTS * SLOT,), dtype, scope="shared.dyn")
-                inputs = T.sblock_alloc_buffer((WARPS, READ, SH, SPANS, 32, 2, 2, 2), dtype, scope="local")
-                grads = T.sblock_alloc_buffer((WARPS, OWN, GROUPS, RING, 32, 2, 2), dtype, scope="local")
-                acc = T.sblock_alloc_buffer((WARPS, OWN, KH, SPANS, 32, 2, 2), "float32", scope="local")
-                shared = T.sblock_alloc_buffer((ROWS, WARPS * OWN, SPANS, 32, 2, 2), "float32", scope="shared.dyn")
-                barrier = T.sblock_alloc_buffer((1,), "uint64", scope="shared.dyn")
+                staged = dynamic(dtype, SLOTS * SLOT)
+                inputs = local(dtype, WARPS, READ, SH, SPANS, 32, 2, 2, 2)
+                grads = local(dtype, WARPS, OWN, GROUPS, RING, 32, 2, 2)
+                acc = local("float32", WARPS, OWN, KH, SPANS, 32, 2, 2)
+                shared = dynamic("float32", ROWS, WARPS * OWN, SPANS, 32, 2, 2)
+                barrier = dynamic("uint64", 1)
                 use("w", (barrier,))
-                for w, lane in T.grid(WARPS, 32):
-                    with T.sblock("zero"):
-                        vw, vl = T.axis.remap("SS", [w, lane])
-                        untold()
-                        if vw * 32 + vl == 0:
-                            begin_barrier(barrier, THREADS)
-                        for o in T.unroll(OWN):
-                            for r, s, h, e in T.grid(KH, SPANS, 2, 2):
-                                acc[vw, o, r, s, vl, h, e] = T.float32(0)
-                            for g, r, h, e in T.grid(GROUPS, RING, 2, 2):
-                                grads[vw, o, g, r, vl, h, e] = T.cast(0, dtype)
+                by_lanes("zero", WARPS, zero, acc, grads, barrier)
                 for first in T.serial(SLOTS):
-                    for w, lane in T.grid(WARPS, 32):
-                        with T.sblock("clear"):
-                            vf, vw, vl = T.axis.remap("SSS", [first, w, lane])
-                            untold()
-                            for k in T.serial(-(-SLOT // (LANES * THREADS))):
-                                if task_of(k, vw, vl) * LANES < SLOT:
-                                    for e in T.vectorized(LANES):
-                                        staged[vf * SLOT + task_of(k, vw, vl) * LANES + e] = T.cast(0, dtype)
-                    T.evaluate(T.tvm_storage_sync("shared.dyn"))
+                    by_lanes("clear", WARPS, clear, staged, outer=(first,))
+                    synchronise()
                     if first <= AHEAD:
-                        for w, lane in T.grid(WARPS, 32):
-                            with T.sblock("first"):
-                                vf, vw, vl = T.axis.remap("SSS", [first, w, lane])
-                                untold()
-                                load(staged, data, grad_out, vp, vb, vf, vw, vl)
-                T.evaluate(T.ptx["cp.async.wait_group"](AHEAD))
-                T.evaluate(T.tvm_storage_sync("shared.dyn"))
+                        by_lanes("first", WARPS, load, staged, data, grad_out, vp, vb, outer=(first,))
+                wait_for_copies(AHEAD)
+                synchronise()
                 for turn in T.serial(TURNS):
                     for d in T.unroll(RING):
                         if turn * RING + d < STEPS:
                             wait(barrier, turn * RING + d + 1)
-                            for w, lane in T.grid(WARPS, 32):
-                                with T.sblock("pad"):
-                                    vt, vd, vw, vl = T.axis.remap("SSSS", [turn, d, w, lane])
-                                    untold()
-                                    step = T.meta_var(vt * RING + vd + (AHEAD + 1))
-                                    load(staged, data, grad_out, vp, vb, step, vw, vl)
-                            T.evaluate(T.ptx["cp.async.wait_group"](AHEAD))
+                            by_lanes("pad", WARPS, load_later, staged, data, grad_out, vp, vb, outer=(turn, d))
+                            wait_for_copies(AHEAD)
                             arrive(barrier)
                             for w in range(WARPS):
                                 with T.sblock("multiply"):
@@ -261,40 +283,23 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                                     untold()
                                     for o in T.unroll(OWN // READ):
                                         for g in T.unroll(GROUPS):
-                                            take(*(staged, grads), *(vt * RING + vd, vd, vw, o, g))
+                                            take(staged, grads, vt * RING + vd, vd, vw, o, g)
                                     if vt * RING + vd >= RING - 1:  # inputs begin
                                         for o in T.unroll(OWN // READ):
                                             for g in T.unroll(GROUPS):
-                                                multiply(*(staged, inputs, grads, acc), *(vt * RING + vd, vd, vw, o, g))
-                T.evaluate(T.ptx["cp.async.wait_group"](0))
-                T.evaluate(T.tvm_storage_sync("shared.dyn"))
+                                                multiply(staged, inputs, grads, acc, vt * RING + vd, vd, vw, o, g)
+                wait_for_copies(0)
+                synchronise()
                 for r in T.unroll(KH // ROWS):
-                    for w, lane in T.grid(WARPS, 32):
-                        with T.sblock("leave"):
-                            vr, vw, vl = T.axis.remap("SSS", [r, w, lane])
-                            untold()
-                            leave(shared, acc, vr * ROWS, vw, vl)
-                    for w, lane in T.grid(WARPS, 32):
-                        with T.sblock("taps"):
-                            vr, vw, vl = T.axis.remap("SSS", [r, w, lane])
-                            untold()
-                            tap = T.sblock_alloc_buffer((1,), "float32", scope="local")
-                            for k in T.unroll(SUMS):
-                                task = T.meta_var(task_of(k, vw, vl))
-                                if task < ROWS * ROW_TAPS:
-                                    tap[0] = T.float32(0)
-                                    for j in T.unroll(COLUMNS):
-                                        tap[0] = tap[0] + shared[held(task, j)]
-                                    partial[vp, vb, vr * (ROWS * ROW_TAPS) + task] = tap[0]
+                    by_lanes("leave", WARPS, leave, shared, acc, outer=(r,))
+                    by_lanes("taps", WARPS, add_diagonals, partial, shared, vp, vb, outer=(r,))
                 use("r", (barrier,))
         for p, kh, kw, c, m in T.grid(PARTS, KH, KW, C, 1):
             with T.sblock("depthwise_conv2d"):
                 vp, vkh, vkw, vc, vm = T.axis.remap("RSSSS", [p, kh, kw, c, m])
                 with T.init():
                     total[vkh, vkw, vc, vm] = T.float32(0)
-                total[vkh, vkw, vc, vm] = (
-                    total[vkh, vkw, vc, vm] + partial[vp, vc // CHANNELS, (vkh * KW + vkw) * CHANNELS + vc % CHANNELS]
-                )
+                total[vkh, vkw, vc, vm] += partial[vp, vc // CHANNELS, (vkh * KW + vkw) * CHANNELS + vc % CHANNELS]
         blocks.round_sums(out, total)
 
     return units_nhwc

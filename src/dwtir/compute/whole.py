@@ -26,14 +26,13 @@ from ..epilogue import Epilogue
 from ..images import Images
 from . import script
 from .forward import both_ends
-from .parts import UNROLLED, Part, Row, clear, copy, move, share
+from .parts import Part, Row, by_places, clear, copy, local, move, share, unrolled
 
 
 def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution, or the data's gradient, of planes."""
     shape = images.shape
-    source, _ = shape.input_shapes.values()
-    N, C = source[:2]
+    (N, C, *_), _ = shape.input_shapes.values()
     X, Y, D = images.channels, images.images, images.turns
     READ, WRITTEN, TAPS = prod(images.source), prod(images.result), prod(shape.kernel)
     FROM, TO, APART = images.stride(READ), images.stride(WRITTEN), images.taps
@@ -43,6 +42,69 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     dtype = shape.dtype
     declare, finish = both_ends(shape, epilogue)
     adds = "residual" in epilogue.steps  # which comes by way of what the results then lie in
+    IMAGES = {"y": Y, "x": X}
+
+    def plane(tensor: tirx.Buffer, n, c, pixels: int) -> Part:
+        return Part(tensor, n, 0, 0, c * X * pixels)
+
+    @script.inline
+    def gather(data, ahead, planes, some, b, c, y, x):
+        n = T.meta_var(b * (Y * D) + y)
+        if n < N:
+            if D == 1:
+                copy(some, plane(data, n, c, READ), Part(planes, y, 0), IN, (X, x))
+            else:
+                _fetch(some, plane(data, n, c, READ), Part(ahead, y, x, 0), IN, (X, x))
+
+    def take(weight: tirx.Buffer, filters: tirx.Buffer, some, c, y, x) -> None:
+        copy(some, plane(weight, 0, c, TAPS), Part(filters, 0), (TAPS, APART, TOGETHER), (X * Y, y * X + x))
+
+    @script.inline
+    def put(data, ahead, planes, some, b, c, d, y, x):
+        T.reads()
+        T.writes(planes[y, :])
+        if D == 1:
+            T.evaluate(0)
+        else:
+            own = T.meta_var(Part(ahead, y, x, 0))
+            _put(some, own, Part(planes, y, 0), IN, (X, x))
+            n = T.meta_var((b * D + d + 1) * Y + y)
+            if d + 1 < D and n < N:
+                _fetch(some, plane(data, n, c, READ), own, IN, (X, x))
+
+    @script.inline
+    def multiply(planes, filters, acc, operands, results, some, b, c, d, y, x):
+        T.reads(planes[y, :], filters[:])
+        T.writes(acc[y, x, :])
+        raw = local(dtype, READ)
+        window = local("float32", READ)
+        taps = local("float32", TAPS)
+        move(Part(planes, y, x * FROM), Part(raw, 0), READ, images.vector(READ))
+        for place in unrolled(READ):
+            window[place] = T.cast(raw[place], "float32")
+        own = T.meta_var(Part(filters, x * APART))
+        _sum(images, Part(acc, y, x, 0), window, taps, own.__getitem__)
+        n = T.meta_var((b * D + d) * Y + y)
+        if adds and n < N:
+            copy(some, plane(operands["residual"], n, c, WRITTEN), Part(results, y, 0), OUT, (X, x))
+
+    @script.inline
+    def end(acc, operands, results, c, y, x):
+        T.reads(acc[y, x, :])
+        T.writes(results[y, x * TO : x * TO + WRITTEN])
+        result = local(dtype, WRITTEN)
+        held = T.meta_var(operands | {"residual": Row(results, y)})
+        channel = T.meta_var(T.min(c * X + x, C - 1))
+        for place in unrolled(WRITTEN):
+            element = T.meta_var((x * TO + place,))
+            result[place] = finish(acc[y, x, place], held, channel, element)
+        move(Part(result, 0), Part(results, y, x * TO), WRITTEN, images.vector(WRITTEN))
+
+    @script.inline
+    def store(results, out, some, b, c, d, y, x):
+        n = T.meta_var((b * D + d) * Y + y)
+        if n < N:
+            copy(some, plane(out, n, c, WRITTEN), Part(results, y, 0), OUT, (X, x), is_load=False)
 
     @script.prim_func(s_tir=True)
     def whole_nchw() -> None:
@@ -51,87 +113,26 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.sblock("images"):
                 vb, vc = T.axis.remap("SS", [b, c])
                 T.reads()
-                T.writes(out[vb * (Y * D) : vb * (Y * D) + Y * D, vc * X : vc * X + X, :, :])
-                ahead = T.sblock_alloc_buffer((Y, X, AHEAD), dtype, scope="local")
+                written = T.meta_var(out[vb * (Y * D) : vb * (Y * D) + Y * D, vc * X : vc * X + X, :, :])
+                T.writes(written)
+                ahead = local(dtype, Y, X, AHEAD)
                 planes = T.sblock_alloc_buffer((Y, X * FROM), dtype, scope="shared")
                 filters = T.sblock_alloc_buffer((X * APART,), "float32", scope="shared")
                 results = T.sblock_alloc_buffer((Y, X * TO), dtype, scope="shared")
-                acc = T.sblock_alloc_buffer((Y, X, WRITTEN), "float32", scope="local")
+                acc = local("float32", Y, X, WRITTEN)
                 some = T.meta_var((X, X if C % X == 0 else T.min(X, C - vc * X)))
-                for y, x in T.grid(Y, X):
-                    with T.sblock("gather"):
-                        vy, vx = T.axis.remap("SS", [y, x])
-                        n = T.meta_var(vb * (Y * D) + vy)
-                        if n < N:
-                            whole = T.meta_var(Part(data, n, 0, 0, vc * X * READ))
-                            if D == 1:
-                                copy(some, whole, Part(planes, vy, 0), IN, (X, vx))
-                            else:
-                                _fetch(some, whole, Part(ahead, vy, vx, 0), IN, (X, vx))
-                for y, x in T.grid(Y, X):
-                    with T.sblock("filters"):
-                        vy, vx = T.axis.remap("SS", [y, x])
-                        whole = T.meta_var(Part(weight, 0, 0, 0, vc * X * TAPS))
-                        sizes = T.meta_var((TAPS, APART, TOGETHER))
-                        copy(some, whole, Part(filters, 0), sizes, (X * Y, vy * X + vx))
+                by_places("gather", IMAGES, gather, data, ahead, planes, some, vb, vc)
+                by_places("filters", IMAGES, take, weight, filters, some, vc)
                 for d in T.serial(D):
                     with T.sblock("turn"):
                         vd = T.axis.spatial(D, d)
                         T.reads()
-                        T.writes(out[vb * (Y * D) : vb * (Y * D) + Y * D, vc * X : vc * X + X, :, :])
-                        for y, x in T.grid(Y, X):
-                            with T.sblock("planes"):
-                                vy, vx = T.axis.remap("SS", [y, x])
-                                T.reads()
-                                T.writes(planes[vy, :])
-                                if D == 1:
-                                    T.evaluate(0)
-                                else:
-                                    own = T.meta_var(Part(ahead, vy, vx, 0))
-                                    _put(some, own, Part(planes, vy, 0), IN, (X, vx))
-                                    n = T.meta_var((vb * D + vd + 1) * Y + vy)
-                                    if vd + 1 < D and n < N:
-                                        whole = T.meta_var(Part(data, n, 0, 0, vc * X * READ))
-                                        _fetch(some, whole, own, IN, (X, vx))
-                        for y, x in T.grid(Y, X):
-                            with T.sblock("depthwise_conv2d"):
-                                vy, vx = T.axis.remap("SS", [y, x])
-                                T.reads(planes[vy, :], filters[:])
-                                T.writes(acc[vy, vx, :])
-                                raw = T.sblock_alloc_buffer((READ,), dtype, scope="local")
-                                window = T.sblock_alloc_buffer((READ,), "float32", scope="local")
-                                taps = T.sblock_alloc_buffer((TAPS,), "float32", scope="local")
-                                move(Part(planes, vy, vx * FROM), Part(raw, 0), READ, images.vector(READ))
-                                for place in T.serial(READ, annotations=UNROLLED):
-                                    window[place] = T.cast(raw[place], "float32")
-                                own = T.meta_var(Part(filters, vx * APART))
-                                _sum(images, Part(acc, vy, vx, 0), window, taps, own.__getitem__)
-                                n = T.meta_var((vb * D + vd) * Y + vy)
-                                if adds and n < N:
-                                    added = T.meta_var(operands["residual"])
-                                    whole = T.meta_var(Part(added, n, 0, 0, vc * X * WRITTEN))
-                                    copy(some, whole, Part(results, vy, 0), OUT, (X, vx))
-                        for y, x in T.grid(Y, X):
-                            with T.sblock("epilogue"):
-                                vy, vx = T.axis.remap("SS", [y, x])
-                                T.reads(acc[vy, vx, :])
-                                T.writes(results[vy, vx * TO : vx * TO + WRITTEN])
-                                result = T.sblock_alloc_buffer((WRITTEN,), dtype, scope="local")
-                                held = T.meta_var(operands | {"residual": Row(results, vy)})
-                                channel = T.meta_var(T.min(vc * X + vx, C - 1))
-                                for place in T.serial(WRITTEN, annotations=UNROLLED):
-                                    element = T.meta_var((vx * TO + place,))
-                                    result[place] = finish(acc[vy, vx, place], held, channel, element)
-                                own = T.meta_var(Part(results, vy, vx * TO))
-                                move(Part(result, 0), own, WRITTEN, images.vector(WRITTEN))
-                        for y, x in T.grid(Y, X):
-                            with T.sblock("store"):
-                                vy, vx = T.axis.remap("SS", [y, x])
-                                n = T.meta_var((vb * D + vd) * Y + vy)
-                                if n < N:
-                                    whole = T.meta_var(Part(out, n, 0, 0, vc * X * WRITTEN))
-                                    own = T.meta_var(Part(results, vy, 0))
-                                    copy(some, whole, own, OUT, (X, vx), is_load=False)
+                        T.writes(written)
+                        by_places("planes", IMAGES, put, data, ahead, planes, some, vb, vc, vd)
+                        sums = T.meta_var((planes, filters, acc))
+                        by_places("depthwise_conv2d", IMAGES, multiply, *sums, operands, results, some, vb, vc, vd)
+                        by_places("epilogue", IMAGES, end, acc, operands, results, vc)
+                        by_places("store", IMAGES, store, results, out, some, vb, vc, vd)
 
     return whole_nchw
 
@@ -139,8 +140,7 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the operation where channels lie side by side, by one or more threads an image."""
     shape, turns, bands = images.shape, images.turns, images.bands
-    source, _ = shape.input_shapes.values()
-    N, H, W, C = source
+    (N, H, W, C), _ = shape.input_shapes.values()
     (RH, RW), KW = images.result, shape.kernel[1]
     declare, finish = both_ends(shape, epilogue)
 
@@ -152,7 +152,7 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     def loading(data: tirx.Buffer, window: tirx.Buffer, n, c) -> Callable[..., None]:
         def load(row: int, turn=0) -> None:
             image = tirx.min(n * turns + turn, N - 1)
-            with T.serial(W, annotations=UNROLLED) as w:
+            with unrolled(W) as w:
                 T.buffer_store(window, T.cast(data[image, row, w, c], "float32"), [row * W + w])
 
         return load
@@ -164,7 +164,7 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
         def store(row: int, turn=0, first=0) -> None:
             image, at = n * turns + turn, first + row
             is_there = tirx.all(image < N, at < RH)
-            with T.If(is_there), T.Then(), T.serial(RW, annotations=UNROLLED) as w:
+            with T.If(is_there), T.Then(), unrolled(RW) as w:
                 place = (image, at, w, c)
                 T.buffer_store(out, finish(acc[row * RW + w], operands, c, place), place)
 
@@ -179,9 +179,9 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                 vn = T.meta_var(vb // bands)
                 T.reads()
                 T.writes(out[vn * turns : vn * turns + turns, :, :, vc])
-                window = T.sblock_alloc_buffer((H * W,), "float32", scope="local")
-                taps = T.sblock_alloc_buffer((images.weights,), "float32", scope="local")
-                acc = T.sblock_alloc_buffer((RH * RW,), "float32", scope="local")
+                window = local("float32", H * W)
+                taps = local("float32", images.weights)
+                acc = local("float32", RH * RW)
                 go = T.meta_var(going(vb % bands))
                 load = T.meta_var(loading(data, window, vn, vc))
                 store = T.meta_var(storing(acc, operands, out, vn, vc))
@@ -227,10 +227,9 @@ def _sum(
                 taps_held.add(tap)
                 T.buffer_store(taps, weight(images.turned(tap)), [tap])
             at = above * columns + kw * beside - images.before(1)
-            with T.serial(rows.start, rows.stop, annotations=UNROLLED) as h, T.serial(cols.start, cols.stop) as w:
+            with unrolled(rows.start, rows.stop) as h, T.serial(cols.start, cols.stop) as w:
                 value = window[h * (down * columns) + w * right + at]
-                place = acc.at(h * width + w)
-                T.buffer_store(acc.buffer, acc.buffer[place] + value * taps[tap], place)
+                acc.add(h * width + w, value * taps[tap])
         if store:
             for row in range(first, until):
                 store(row)
@@ -325,19 +324,17 @@ def _multiply(images: Images, acc: Part, window: tirx.Buffer, place: tuple[int, 
     shape, width = images.shape, images.result[1]
     cols = images.meets(1, kw, 0, width)
     at = row * images.source[1] + kw * shape.dilation[1] - images.before(1)
-    with T.serial(cols.start, cols.stop, annotations=UNROLLED) as w:
-        result = acc.at(h * width + w)
-        value = window[w * shape.stride[1] + at]
-        T.buffer_store(acc.buffer, acc.buffer[result] + value * tap, result)
+    with unrolled(cols.start, cols.stop) as w:
+        acc.add(h * width + w, window[w * shape.stride[1] + at] * tap)
 
 
 def _fetch(channels: Any, whole: Part, held: Part, sizes: Any, threads: Any) -> None:
     """Load a thread's share into its registers."""
     for place, _, own in share(channels, sizes, threads):
-        T.buffer_store(held.buffer, whole[place], held.at(own))
+        held.store(own, whole[place])
 
 
 def _put(channels: Any, held: Part, shared: Part, sizes: Any, threads: Any) -> None:
     """Write a thread's share to shared memory."""
     for _, apart, own in share(channels, sizes, threads):
-        T.buffer_store(shared.buffer, held[own], shared.at(apart))
+        shared.store(apart, held[own])

@@ -22,19 +22,19 @@ def require_module(model: Any) -> None:
 
 
 def is_depthwise(module: Any) -> bool:
-    """Tell whether a module is a convolution with a group for each of its several channels."""
+    """Tell whether a module is a convolution with a group for each of several channels."""
     return isinstance(module, torch.nn.Conv2d) and module.groups == module.in_channels > 1
 
 
 def is_patched(module: Any) -> bool:
-    """Tell whether somebody gave a module a forward of its own, or looks in from a hook."""
+    """Tell whether a module has a forward of its own, or hooks."""
     kinds = ("_forward", "_forward_pre", "_backward", "_backward_pre")
     hooks = (getattr(module, f"{kind}_hooks") for kind in kinds)
     return "forward" in module.__dict__ or any(hooks)
 
 
 def why_not(conv: Any) -> str | None:
-    """Say why a depthwise convolution's class computes what no kernel does; None if it does not."""
+    """Say why a depthwise convolution computes what no kernel does; None if one does."""
     plain = (torch.nn.Conv2d._conv_forward, DepthwiseConv2d._conv_forward)
     if "forward" in conv.__dict__:
         return "it has a forward of its own"
@@ -53,8 +53,8 @@ def _pads_as_tensorflow(conv: Any) -> bool:
 def steps_of(module: Any) -> tuple[str, ...] | None:
     """Return the epilogue steps that a module is; None if it is none, or not always.
 
-    These are batch normalisations that keep statistics, the activations that there are
-    steps for, and timm's ``BatchNormAct2d``, which is both.
+    These are batch normalisations that keep statistics, activations, and timm's
+    ``BatchNormAct2d``, which is both.
     """
     kind = type(module)
     if kind in _ACTIVATIONS:
@@ -76,7 +76,7 @@ class Chain:
 
     conv: Any
     followers: tuple[Any, ...] = ()
-    """A normalisation, an activation, or one after the other; modules with `steps_of`."""
+    """A normalisation, an activation, or one after the other."""
 
     @cached_property
     def norm(self) -> Any:
@@ -111,7 +111,7 @@ class Chain:
         return image
 
     def geometry(self, size: Sequence[int]) -> tuple[Any, Any, Any]:
-        """Return stride, padding and dilation for an image of this height and width."""
+        """Return stride, padding and dilation for an image of this size."""
         conv = self.conv
         padding = "SAME" if _pads_as_tensorflow(conv) else conv.padding
         return conv.stride, sides(padding, size, conv.kernel_size, conv.stride, conv.dilation), conv.dilation

@@ -20,14 +20,14 @@ def convert(
     """Let the depthwise layers of a network run dwtir's kernels, for inference.
 
     The model is run once, in evaluation mode, to see what its layers are called with. A
-    layer is replaced for the shapes, up to the batch size, the types, memory formats and
-    the kind of device that it is seen with, if its kernel is faster. Anything else runs
-    the original modules, and is warned about once a layer; so are calls that want a
-    gradient. Training is as it was: for that there is `replace`.
+    layer is replaced for the shapes, types, memory formats and kind of device that it is
+    seen with, whatever the batch size, if its kernel is faster. Anything else, as calls that
+    want a gradient, runs the original modules, with one warning a layer. Training is as it
+    was: for that there is `replace`.
 
-    Modules stay where they are and keep their parameters: a replaced convolution gets a
-    ``forward`` of its own, and so do the modules that became part of its kernel, which then
-    pass on what they are given. Kernels for other batch sizes are built when they are met.
+    Modules keep their places and parameters. A replaced convolution gets a ``forward`` of its
+    own, and so do the modules that became part of its kernel, which then pass on what they
+    are given. Kernels for other batch sizes are built when they are met.
 
     Parameters
     ----------
@@ -37,18 +37,16 @@ def convert(
         What the model is called with; a tuple is its positional arguments. Under autocast
         the layers are seen with its type.
     fuse : bool
-        Whether a batch normalisation and an activation become part of the kernel of the
-        convolution before them, if nobody else uses what is in between. Their values are
-        computed when the model's change, which is seen by the tensors' versions: not after
-        a write through ``.data``, nor in the replay of a CUDA graph captured before.
+        Whether a batch normalisation and an activation become part of the kernel before
+        them, if nobody else uses what is in between. Their values are computed when the
+        model's change, as tensors' versions show: not after a write through ``.data``, nor
+        in the replay of a CUDA graph captured before.
     when : {"faster", "always"}
-        Which kernels are used: those that are measured to be faster than the original
-        modules, on random images, in turns; or all. Each is measured alone. On the CPU, the
-        threads of TVM and of torch get in each other's way where kernels and modules take
-        turns, so there the whole network is worth a look.
+        Which kernels are used: those that, measured alone on random images in turns, are
+        faster than the original modules, or all. In a network on the CPU, threads of TVM and
+        of torch get in each other's way, so there the whole is worth a look.
     graphs : bool
-        Whether layers on a GPU are measured in CUDA graphs, as a network runs that is
-        captured in one, instead of by calls from Python.
+        Whether layers on a GPU are measured in CUDA graphs, instead of by calls from Python.
 
     Returns
     -------
@@ -114,7 +112,7 @@ def _outermost(modules: Iterable[Any]) -> list[Any]:
 
 
 def _followers(conv: Any, runs: Mapping[Any, Sequence[Run]]) -> tuple[Any, ...]:
-    """Find the normalisation and the activation that alone use what is before them."""
+    """Find the normalisation and activation that alone use what is before them."""
     found: list[Any] = []
     last = conv
     while len(runs.get(last, ())) == 1:
@@ -133,7 +131,7 @@ def _followers(conv: Any, runs: Mapping[Any, Sequence[Run]]) -> tuple[Any, ...]:
 def _decide(
     forward: ConvertedForward, image: Image, note: str, measure: Callable[..., list[float]] | None
 ) -> ConvertedLayer:
-    """Build the kernel for one kind of image, measure it if wanted, and say whether it is used."""
+    """Build the kernel for a kind of image, and measure it if wanted."""
     left = partial(ConvertedLayer, forward.name, "", False)
     with image.context(), torch.no_grad():
         example = image.random()

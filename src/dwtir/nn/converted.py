@@ -27,16 +27,12 @@ def form_of(image: Tensor) -> tuple[Any, ...]:
 
 
 class FoldedForward:
-    """What a module whose work is done in the kernel before it does instead: nothing.
-
-    In training it does its own work again.
-    """
+    """The forward of a module whose work the kernel before it does: nothing, but for training."""
 
     def __init__(self, chain: Chain, module: Any) -> None:
         self.chain, self.module = chain, module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Pass on the only argument."""
         (image,) = (*args, *kwargs.values())
         if self.chain.training:
             return type(self.module).forward(self.module, image)
@@ -109,7 +105,7 @@ class ConvertedForward:
         return eager.fused(image, weight, operands, chain.epilogue, *geometry)
 
     def _weight(self, image: Tensor) -> Tensor:
-        """Return the weight in the image's type, and in memory as a kernel wants it."""
+        """Return the weight in the image's type, as a kernel wants it in memory."""
         weight = self.chain.conv.weight
         if weight.dtype == image.dtype and image.is_contiguous():
             return weight

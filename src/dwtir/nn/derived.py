@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from .tensors import Tensor, is_capturing
+from .tensors import Tensor
 
 
 class Derived:
     """Keeps what is computed from tensors, and computes it anew when one of them changed.
 
-    Changes are seen by a tensor's version, which counts writes, and its address. The new
-    values are written where the old ones were, so a CUDA graph that was captured with them
-    never reads freed memory. Copies and pickles of this object are empty.
+    Changes are seen by a tensor's version, which counts writes, and its address. New values
+    are written where the old ones were, so that a CUDA graph captured with them never reads
+    freed memory. Copies and pickles of this object are empty.
     """
 
     def __init__(self) -> None:
@@ -27,8 +27,8 @@ class Derived:
     def get(self, key: Hashable, sources: Sequence[Tensor], make: Callable[[], list[Tensor]]) -> list[Tensor]:
         """Return what `make` computes from the sources: new tensors, the same sizes for a key.
 
-        Nothing is kept where versions do not exist or would be a lie: of tensors of
-        inference mode, while a program is traced, and while a CUDA graph is captured.
+        Nothing is kept where versions do not exist or tell nothing: of tensors of inference
+        mode, and while a program is traced or a CUDA graph is captured.
         """
         if torch.compiler.is_compiling() or any(source.is_inference() for source in sources):
             return make()
@@ -36,7 +36,7 @@ class Derived:
         found = self._found.get(key)
         if found is not None and found[0] == stamp:
             return found[1]
-        if is_capturing(sources[0]):
+        if sources[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return make()
         with torch.inference_mode(False), torch.no_grad():
             made = make()

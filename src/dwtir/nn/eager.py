@@ -1,8 +1,8 @@
 """The convolution of tensors that are just that, past the Python part of torch's dispatcher.
 
 The operators of `ops` serve whoever looks at what is computed: compilers, transformations,
-modes. Where nobody but autograd does, they cost several times what it takes to launch a kernel.
-Even finding the kernel does; so what a call comes to is kept for those that are alike.
+modes. Where only autograd does, they cost several times the launch of a kernel, and so does
+finding the kernel; so what a call comes to is kept for those that are alike.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class Call:
     geometry : tuple
         Its stride, padding and dilation.
     form : torch.memory_format, optional
-        How the image lies in memory; the weight is fit for its kernels. None if that is not so.
+        How the image lies in memory, if the weight is fit for its kernels.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Call:
     def gradients(
         self, image: Tensor, weight: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
-        """Compute the gradients that are wanted, which nobody differentiates again."""
+        """Compute wanted gradients that nobody differentiates again."""
         given = arranged(grad_out, self.form)
         of_image = of_weight = None
         if wanted[0]:
@@ -85,8 +85,8 @@ calls: dict[Key, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {}
 def key(image: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Key | None:
     """Return what a call comes to depends on, but the wish for gradients.
 
-    None says that it is for the operators: somebody but autograd looks at what is done, or
-    the tensors are none of a CPU or a GPU, with memory of their own.
+    None if it is for the operators: somebody but autograd looks at what is done, or the
+    tensors are not of a CPU or a GPU, with memory of their own.
     """
     if _is_watched(image) or type(weight) not in _KINDS or weight.is_neg():
         return None
@@ -134,7 +134,7 @@ def prepared(found: Key, image: Tensor, weight: Tensor, epilogue: str, *geometry
 
 
 def fused(image: Tensor, weight: Tensor, operands: Sequence[Tensor], epilogue: str, *geometry: Any) -> Tensor:
-    """Compute ``ops.fused``, which has no gradient."""
+    """Compute ``ops.fused``, without a gradient."""
     keys = (key(image, weight, operand) for operand in operands or (None,))
     if torch.is_grad_enabled() or None in keys:
         return ops.fused(image, weight, operands, epilogue, *geometry)
@@ -142,7 +142,7 @@ def fused(image: Tensor, weight: Tensor, operands: Sequence[Tensor], epilogue: s
 
 
 def _recorded(call: Call) -> Callable[..., Tensor]:
-    """Return a call as a function of autograd, of tensors alone: others would take longer.
+    """Return a call as a function of autograd, of tensors alone, for speed.
 
     A gradient that is differentiated again is an operator.
     """
@@ -161,7 +161,7 @@ def _recorded(call: Call) -> Callable[..., Tensor]:
             if torch.is_grad_enabled() or _is_watched(grad_out):
                 functions = ops.grad_data, ops.grad_weight
             elif call.form is None:
-                functions = ops.data_gradient, ops.weight_gradient
+                functions = ops.data_gradient, kernels.grad_weight
             else:
                 return call.gradients(image, weight, grad_out, ctx.needs_input_grad)
             ctx.geometry = call.geometry

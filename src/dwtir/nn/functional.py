@@ -30,22 +30,22 @@ def depthwise_conv2d(
 ) -> Tensor:
     """Convolve each channel of an image with its own filters.
 
-    It is ``torch.nn.functional.conv2d`` with ``groups=input.shape[-3]``. The kernel for the
-    sizes that are met is built at the first call and kept, by the tuning record if there is
-    one. Gradients of any order, autocast, ``torch.compile``, ``torch.export``, CUDA graphs
-    and ``torch.vmap`` work; ``torch.func.grad`` does not.
+    It is ``torch.nn.functional.conv2d`` with ``groups=input.shape[-3]``. A kernel is built at
+    the first call with such sizes, by the tuning record if there is one, and kept. Gradients of
+    any order, autocast, ``torch.compile``, ``torch.export``, CUDA graphs and ``torch.vmap``
+    work; ``torch.func.grad`` does not.
 
     Parameters
     ----------
     input : torch.Tensor
         An image (N, C, H, W) or (C, H, W) on the CPU or a GPU: float32, float16 or bfloat16.
-        Contiguous and channels-last images are read as they are, and the output is laid out
-        alike; other strides, and data that is not aligned to 16 bytes, cost a copy.
+        Contiguous and channels-last images are read as they are, with an output that lies
+        alike; other strides, and data not aligned to 16 bytes, cost a copy.
     weight : torch.Tensor
         Filters (k * C, 1, kh, kw) of the same type and device. For channels-last images a
-        permuted copy is kept until a write to the weight, which is seen by the tensor's
-        version, or a backward pass; a write through ``.data`` is seen by neither. There is none
-        of a weight that lies as (kh, kw, k * C), as `DepthwiseConv2d` has it if asked for.
+        permuted copy is kept until a backward pass or a write to the weight, except through
+        ``.data``, which the tensor's version does not show. None is made of a weight that
+        lies as (kh, kw, k * C), as `DepthwiseConv2d` has it if asked for.
     bias : torch.Tensor, optional
         (k * C,) values.
     stride, dilation : int or (int, int)
@@ -62,8 +62,7 @@ def depthwise_conv2d(
     Raises
     ------
     ArgumentError
-        If a tensor or a parameter is none of the above; nothing falls back to another
-        convolution.
+        If a tensor or a parameter is none of the above.
     InvalidShapeError
         If the output would be empty, or is too large to index.
     """
@@ -149,7 +148,7 @@ def sides(
 
 
 def _is_pair(value: Any) -> TypeGuard[_Pair]:
-    """Tell what a module has, which does not need to be looked at more closely."""
+    """Tell what a module has, which needs no further look."""
     return type(value) is tuple and len(value) == 2 and type(value[0]) is type(value[1]) is int
 
 

@@ -24,7 +24,7 @@ from .tensors import Tensor, arranged, empty_image, memory_format, output_size, 
 _empty_like = torch.empty_like
 
 DTYPES = {getattr(torch, name): name for name in shapes.DTYPES}
-"""The types of tensors that there are kernels for, and dwtir's names of them."""
+"""The types that there are kernels for, and dwtir's names of them."""
 
 
 def check(image_size: Sequence[int], weight_size: Sequence[int], dtype: torch.dtype) -> None:
@@ -56,7 +56,7 @@ def forward(
 def grad_data(
     grad_out: Tensor, weight: Tensor, image_size: Sequence[int], form: torch.memory_format, *geometry: Sequence[int]
 ) -> Tensor:
-    """Compute the gradient of the image, in a memory format, which is the image's."""
+    """Compute the gradient of the image, in the image's memory format."""
     image_size = torch.Size(image_size)
     if not grad_out.shape[0]:
         return empty_image(grad_out, image_size, form)
@@ -86,7 +86,7 @@ def shape_of(
     *geometry: Sequence[int],
     operation: str = "forward",
 ) -> DepthwiseConv2dShape:
-    """Describe a convolution by the sizes of its image and its weight, or raise what is wrong."""
+    """Describe a convolution by the sizes of its image and weight, or raise what is wrong."""
     check(image_size, weight_size, dtype)
     batch, channels, height, width = image_size
     stride, padding, dilation = geometry
@@ -117,23 +117,20 @@ def prepared(
 ) -> Callable[..., Tensor]:
     """Return what computes an operation of tensors of `like`'s type and device.
 
-    It takes an image, or its gradient, and operands that are `arranged`, the image in the
-    memory format, and a weight that is `arranged`, or any weight if channels are last.
-    ``"grad_weight"`` takes an image and the gradient of the output, both in the format, and
-    gives the weight's gradient as it lies for channels that are last, if they are.
+    It takes an image, or the gradient of the output, in the memory format, a weight and
+    operands, all `arranged`, but any weight if channels are last. ``"grad_weight"`` takes an
+    image and the gradient of the output, and gives the weight's as it lies in the format.
     """
-    found = (image_size, weight_size, like.dtype, *map(tuple, geometry))
-    return _prepared(like.device, form, epilogue, operation, *found)
+    found = (image_size, weight_size, like.dtype, form, *map(tuple, geometry))
+    return _prepared(like.device, epilogue, operation, *found)
 
 
 @cache
-def _prepared(
-    device: torch.device, form: torch.memory_format, epilogue: str, operation: str, *found: Any
-) -> Callable[..., Tensor]:
-    kernel = _kernel(epilogue, operation, device, form, *found)
+def _prepared(device: torch.device, epilogue: str, operation: str, *found: Any) -> Callable[..., Tensor]:
+    kernel = _built(shape_of(*found, operation=operation), Epilogue.of(epilogue), _target(device))
     launch, sizes = kernel.launcher(), entry.in_torch(kernel.shape)
     like = _without_memory(sizes["out"], kernel, device)
-    _, packed = sizes["weight"] if form is torch.channels_last and operation != "grad_weight" else (None, None)
+    packed = sizes["weight"][1] if kernel.shape.layout == "NHWC" and operation != "grad_weight" else None
 
     def compute(image: Tensor, other: Tensor, *operands: Tensor) -> Tensor:
         if packed and (other.stride() != packed or other.data_ptr() % ALIGNMENT):
@@ -145,7 +142,7 @@ def _prepared(
             else:
                 launch(image, other, out)
         except Exception:
-            _explain(kernel, form, image, other, *operands)
+            _explain(kernel, image, other, *operands)
             raise
         return out
 
@@ -159,10 +156,9 @@ def _without_memory(sizes: tuple[entry.Sizes, entry.Sizes], kernel: Kernel, devi
     return like
 
 
-def _explain(kernel: Kernel, form: torch.memory_format, *tensors: Tensor) -> None:
+def _explain(kernel: Kernel, image: Tensor, other: Tensor, *operands: Tensor) -> None:
     """Raise an `ArgumentError` if tensors are none for a kernel."""
-    image, other, *operands = tensors
-    if form is torch.channels_last:
+    if kernel.shape.layout == "NHWC":
         image = image.permute(0, 2, 3, 1)
         if kernel.shape.operation == "grad_weight":
             other = other.permute(0, 2, 3, 1)
@@ -172,23 +168,8 @@ def _explain(kernel: Kernel, form: torch.memory_format, *tensors: Tensor) -> Non
 
 
 @cache
-def _kernel(
-    epilogue: str,
-    operation: str,
-    device: torch.device,
-    form: torch.memory_format,
-    image_size: torch.Size,
-    weight_size: torch.Size,
-    dtype: torch.dtype,
-    *geometry: tuple[int, ...],
-) -> Kernel:
-    shape = shape_of(image_size, weight_size, dtype, form, *geometry, operation=operation)
-    return _built(shape, Epilogue.of(epilogue), _target(device))
-
-
-@cache
 def _built(shape: DepthwiseConv2dShape, epilogue: Epilogue, target: Target) -> Kernel:
-    """Build by a tuning record where there is one, else by hand; GPUs of a kind share it."""
+    """Build by a tuning record, else by hand; GPUs of a kind share it."""
     tuned = database.find(shape, target, epilogue) is not None
     return build(shape, "tuned" if tuned else "manual", epilogue=epilogue, target=target)
 

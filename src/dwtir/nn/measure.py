@@ -17,10 +17,10 @@ _GRAPH_CALLS = 10
 def medians(calls: Sequence[Callable[[], object]], device: torch.device, *, graphs: bool = False) -> list[float]:
     """Return the median seconds of a call for each of several functions.
 
-    On a GPU the calls of a measurement follow each other without waiting, so a call takes
-    what the slower of the device and Python takes; with `graphs` they are part of a CUDA
-    graph, which is without Python. On the CPU a function is called for a while before it
-    is measured, until the threads of the other have gone to sleep: TVM's spin for 100 ms.
+    On a GPU calls follow each other without waiting, so a call takes what the slower of the
+    device and Python takes; with `graphs` they are in a CUDA graph, without Python. On the
+    CPU a function is called for a while before it is measured, until the threads of the
+    other sleep: TVM's spin for 100 ms.
     """
     calls_at_once = 1
     with torch.no_grad():
@@ -56,7 +56,7 @@ def _captured(call: Callable[[], object], device: torch.device) -> Callable[[], 
 
 
 def _count(call: Callable[[], object], device: torch.device) -> int:
-    """Return how many calls fill a measurement; the first ones build kernels and warm up."""
+    """Return how many calls fill a measurement, after some that build kernels."""
     for _ in range(3):
         call()
     return min(ceil(_SECONDS / _seconds(call, 3, device)), _MOST_CALLS)

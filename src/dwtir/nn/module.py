@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class DepthwiseConv2d(torch.nn.Conv2d):
     """A ``torch.nn.Conv2d`` with ``groups=in_channels`` that runs dwtir's kernels.
 
-    Parameters, ``state_dict`` and initial values are those of ``torch.nn.Conv2d``; what
-    inputs and paddings it takes, and what it raises, is described at
-    `dwtir.nn.functional.depthwise_conv2d`. ``to(memory_format=torch.channels_last)`` lays the
-    weight out for channels-last images, which are then trained without a copy of it.
+    Parameters, ``state_dict`` and initial values are those of ``torch.nn.Conv2d``; inputs,
+    paddings and errors those of `dwtir.nn.functional.depthwise_conv2d`.
+    ``to(memory_format=torch.channels_last)`` lays the weight out for channels-last images,
+    which are then trained without a copy of it.
 
     Parameters
     ----------
@@ -57,21 +57,18 @@ class DepthwiseConv2d(torch.nn.Conv2d):
         if groups not in (None, in_channels):
             raise ArgumentError(f"groups must be in_channels, {in_channels}, got {groups}")
         own: Any = None  # a padding that torch does not know
-        if padding == "SAME":
-            own = padding
-        elif isinstance(padding, tuple | list) and len(padding) == 4:
-            own = tuple(padding)
-        geometry = stride, padding if own is None else 0, dilation
+        if padding == "SAME" or (isinstance(padding, tuple | list) and len(padding) == 4):
+            own, padding = padding if padding == "SAME" else tuple(padding), 0
         rest = in_channels, bias, padding_mode, device, dtype
-        super().__init__(in_channels, out_channels, kernel_size, *geometry, *rest)
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, *rest)
         if own is not None:
             self.padding = own
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Convert the parameters; a memory format is one of the images, and lays out the weight.
+        """Convert the parameters; a memory format lays out the weight for such images.
 
-        The weight has one channel, so that to torch it lies either way. What is asked for
-        shows in what becomes of images of both formats.
+        To torch the weight, of one channel, lies either way. What is asked for shows in what
+        becomes of images of both formats.
         """
         forms = (torch.contiguous_format, torch.channels_last)
         images = [self.weight.new_empty(2, 2, 2, 2).contiguous(memory_format=f) for f in forms]

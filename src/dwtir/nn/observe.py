@@ -1,16 +1,15 @@
 """One example run of a model: which convolutions it runs on what, and who uses their outputs.
 
-The run is watched from two sides. Hooks tell which module is at work, and a dispatch mode
-sees every operator with the tensors it takes, whether a module or a plain function called
-it. So a normalisation or an activation is known to be the only user of an output, if the
-output does not outlive the run.
+Hooks tell which module is at work, and a dispatch mode sees every operator with its tensors,
+whether a module or a function called it. So a normalisation or an activation is known to be
+the only user of an output, if that does not outlive the run.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +53,7 @@ class Image:
 
 @dataclass
 class Run:
-    """One run of a module: its image, and who used its output; None is no watched module."""
+    """A run of a module: its image, and who used its output; None is no watched module."""
 
     image: Image
     users: list[torch.nn.Module | None] = field(default_factory=list)
@@ -65,12 +64,15 @@ def observe(
 ) -> dict[torch.nn.Module, list[Run]]:
     """Run a model once, in evaluation mode and without gradients.
 
-    An input that is a tuple is its positional arguments. The modules to watch have none to watch
-    inside them. They are in the order of their first runs; those that are not run are missing.
+    An input that is a tuple is its positional arguments. No module to watch is inside another.
+    Those that are run are returned in the order of their first runs.
     """
     observer = _Observer()
     arguments = example_input if isinstance(example_input, tuple) else (example_input,)
-    with _evaluating(model), _hooked(modules, observer), torch.no_grad(), observer:
+    with _evaluating(model), torch.no_grad(), observer, ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_pre_hook(observer.enter, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(observer.leave))
         output = model(*arguments)
     observer.note_survivors(output)
     return observer.runs
@@ -91,7 +93,7 @@ class _Observer(TorchDispatchMode):
         return operator(*args, **kwargs)
 
     def note_survivors(self, output: Any) -> None:
-        """Note that the outputs which outlive the run are used: by the model's output, or later."""
+        """Note that outputs which outlive the run are used, by the model's output or later."""
         gc.collect()
         for users in self._watched.values():
             users.append(None)
@@ -117,14 +119,3 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-@contextmanager
-def _hooked(modules: list[torch.nn.Module], observer: _Observer) -> Iterator[None]:
-    hooks = [module.register_forward_pre_hook(observer.enter, with_kwargs=True) for module in modules]
-    hooks += [module.register_forward_hook(observer.leave) for module in modules]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -20,8 +20,7 @@ _GEOMETRY = "int[2] stride, SymInt[4] padding, int[2] dilation"
 # Kernels for tensors that are there, and for those that only have a size
 
 
-def forward(image: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
-    """Compute `depthwise_conv2d` of tensors that are there."""
+def _forward(image: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
     operands, epilogue = ((), "") if bias is None else ((bias,), "bias")
     return kernels.forward(image, weight, operands, epilogue, *geometry)
 
@@ -59,11 +58,6 @@ def data_gradient(grad_out: Tensor, weight: Tensor, image_size: Any, last: bool,
 
 def _grad_data_fake(grad_out: Tensor, weight: Tensor, image_size: Any, last: bool, *geometry: Any) -> Tensor:
     return empty_image(grad_out, image_size, _FORMS[last])
-
-
-def weight_gradient(image: Tensor, grad_out: Tensor, weight_size: Any, *geometry: Any) -> Tensor:
-    """Compute `grad_weight` of tensors that are there."""
-    return kernels.grad_weight(image, grad_out, weight_size, *geometry)
 
 
 def _grad_weight_fake(image: Tensor, grad_out: Tensor, weight_size: Any, *geometry: Any) -> Tensor:
@@ -211,7 +205,7 @@ def _define(
 
 
 depthwise_conv2d = _define(
-    "", "Tensor input, Tensor weight, Tensor? bias", forward, _forward_fake, _forward_backward, _forward_vmap
+    "", "Tensor input, Tensor weight, Tensor? bias", _forward, _forward_fake, _forward_backward, _forward_vmap
 )
 grad_data = _define(
     "_grad_data",
@@ -221,6 +215,6 @@ grad_data = _define(
 grad_weight = _define(
     "_grad_weight",
     "Tensor input, Tensor grad_out, SymInt[] weight_size",
-    *(weight_gradient, _grad_weight_fake, _grad_weight_backward, _grad_weight_vmap),
+    *(kernels.grad_weight, _grad_weight_fake, _grad_weight_backward, _grad_weight_vmap),
 )
 fused = _define("_fused", "Tensor input, Tensor weight, Tensor[] operands, str epilogue", _fused, _fused_fake)

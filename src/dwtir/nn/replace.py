@@ -11,10 +11,9 @@ from .module import DepthwiseConv2d
 def replace(model: torch.nn.Module) -> int:
     """Let the depthwise convolutions of a network be `DepthwiseConv2d`, with their gradients.
 
-    The parameters stay the same objects, which an optimizer may have already. Subclasses of
+    Parameters stay the same objects, which an optimizer may have already. Subclasses of
     ``torch.nn.Conv2d``, and those with hooks or a ``forward`` of their own, are left. For
-    images of channels last, say so afterwards: ``model.to(memory_format=torch.channels_last)``
-    lays out the weights.
+    channels-last images, ``model.to(memory_format=torch.channels_last)`` then lays out the weights.
 
     Parameters
     ----------

@@ -15,11 +15,11 @@ class ConvertedLayer:
     name: str
     """The convolution's name in the model."""
     shape: str
-    """The text form of its `dwtir.DepthwiseConv2dShape`; "" if it never ran or has none."""
+    """Text form of its `dwtir.DepthwiseConv2dShape`; "" if it never ran or has none."""
     replaced: bool
     """Whether calls of this shape run dwtir's kernel."""
     note: str
-    """Why not; or, of a replaced layer, the modules that are part of the kernel."""
+    """Why not; or the modules that are part of the kernel."""
     before: float | None = None
     after: float | None = None
     """Median seconds of the original modules and of the kernel, where they were measured."""

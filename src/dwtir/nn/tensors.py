@@ -1,7 +1,7 @@
 """What torch's tensors are to a kernel: their memory format, the size of a result, a packed weight.
 
-An image is (N, C, H, W) in torch, whichever way it lies in memory: contiguous, which is
-our NCHW, or channels last, which is our NHWC. A result lies as the image it was made of.
+An image is (N, C, H, W) in torch, whether it lies in memory contiguous, which is our NCHW,
+or channels last, our NHWC. A result lies as its image.
 """
 
 import weakref
@@ -49,8 +49,7 @@ def output_size(
 
 
 # The weight: torch's (C * M, 1, kh, kw) is what NCHW kernels take. Those for NHWC want
-# (kh, kw, C, M) in memory: a weight that lies so, which `pack` makes, or a copy that is kept
-# while the weight does not change.
+# (kh, kw, C, M) in memory: what `pack` makes, or a copy, kept while the weight does not change.
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -61,10 +60,9 @@ def pack(weight: Tensor) -> Tensor:
 def packed_weight(weight: Tensor) -> Tensor:
     """Return a weight that is aligned and lies as (kh, kw, C * M), with the sizes that it has.
 
-    One that does is taken as it is. Of others there is one copy for each stream, of which
-    nobody else has to know, until the weight's version changes. Nothing is kept of a weight
-    without a version, nor while a CUDA graph is captured: replays have to see what the
-    weight is then.
+    One that does is taken as it is. Of others there is a copy for each stream until the
+    weight's version changes. Nothing is kept of a weight without a version, nor while a CUDA
+    graph is captured: replays have to see what the weight is then.
     """
     stream = 0
     if weight.is_cuda:
@@ -94,15 +92,9 @@ def _packed(weight: Tensor) -> Tensor:
 def forget_packed(weight: Tensor) -> None:
     """Drop the copies of a weight that is about to change.
 
-    A backward pass announces that: what an optimiser writes through ``.data`` does not
-    change the version.
+    A backward pass announces that; what optimisers write through ``.data`` has no version.
     """
     _kept.pop(id(weight), None)
-
-
-def is_capturing(tensor: Tensor) -> bool:
-    """Tell whether a CUDA graph is captured on the current stream of a tensor's device."""
-    return bool(tensor.is_cuda and _is_capturing())
 
 
 _is_capturing = torch.cuda.is_current_stream_capturing

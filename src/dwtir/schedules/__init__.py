@@ -110,12 +110,10 @@ def named(name: str, shape: Shape, target: Target, epilogue: Epilogue = NO_STEPS
     """Find a strategy by the name of a step or of the strategy itself, for this layout and device, or refuse."""
     steps = {step: make for ladder in ARTICLE_STEPS.values() for step, make in ladder.items()}
     if name in steps:
-        strategy = steps[name](shape, target)
-    elif name in STRATEGIES:
-        strategy = STRATEGIES[name].choose(shape, target).with_room_for(shape, epilogue, target)
-    else:
-        raise InvalidScheduleError(
-            f"unknown schedule {name!r}; allowed are 'manual', 'tuned', the steps "
-            f"{', '.join(steps)}, the strategies {', '.join(STRATEGIES)}, and strategy objects"
-        )
-    return strategy
+        return steps[name](shape, target)
+    if name in STRATEGIES:
+        return STRATEGIES[name].choose(shape, target).with_room_for(shape, epilogue, target)
+    raise InvalidScheduleError(
+        f"unknown schedule {name!r}; allowed are 'manual', 'tuned', the steps "
+        f"{', '.join(steps)}, the strategies {', '.join(STRATEGIES)}, and strategy objects"
+    )

@@ -36,12 +36,12 @@ from ..epilogue import Epilogue
 from ..panels import Panels
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, expected, is_beaten
+from .base import Strategy, by_time, expected, is_beaten, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
-from .loops import bind_threads
+from .loops import bind_threads, block_names
 from .row_stream import RowStream
-from .tiles import BLOCK_COUNTS, LEAST_SHARED, REGISTERS, SHARED, even_split, with_value
+from .tiles import BLOCK_COUNTS, LEAST_SHARED, REGISTERS, SHARED, even_split
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -90,7 +90,7 @@ class BandedChannels(Strategy):
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether it is expected to be faster than the float32 units, which have to be for it."""
+        """Tell whether it is expected to be faster than the float32 units."""
         if not RowStream.claims(shape, target):
             return False
         others = ChannelVector, RowStream  # the quicker to choose first
@@ -98,8 +98,7 @@ class BandedChannels(Strategy):
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[BandedChannels, ...]:
-        tiles = sorted(cls._tiles(shape, target), key=lambda tile: tile.expected_seconds(shape, target))
-        return tuple(tiles[:8]) or (cls(1, 1, 1, 4, 2),)
+        return by_time(cls._tiles(shape, target), shape, target)[:8] or (cls(1, 1, 1, 4, 2),)
 
     @classmethod
     def _tiles(cls, shape: Shape, target: Target) -> Iterator[BandedChannels]:
@@ -120,16 +119,16 @@ class BandedChannels(Strategy):
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
-        chosen = cls.choose(shape, target)
         height, width = shape.result_height, -(-shape.result_width // COLUMNS)
-        return {
-            "rows": with_value(chosen.rows, {even_split(height, n) for n in (2, 3, 4, 5, 7)}),
-            "down": with_value(chosen.down, (1, 2, 4)),
-            "across": with_value(chosen.across, {even_split(width, n) for n in (1, 2, 4, 8)}),
-            "warps": with_value(chosen.warps, (4, 8)),
+        values = {
+            "rows": [even_split(height, n) for n in (2, 3, 4, 5, 7)],
+            "down": (1, 2, 4),
+            "across": [even_split(width, n) for n in (1, 2, 4, 8)],
+            "warps": (4, 8),
             "channels": (2, 4),
-            "min_blocks": with_value(chosen.min_blocks, BLOCK_COUNTS[:4]),
+            "min_blocks": BLOCK_COUNTS[:4],
         }
+        return with_guesses(values, (cls.choose(shape, target),))
 
     def is_promising(self, shape: Shape) -> bool:
         return self._registers(shape) <= registers_for(32 * self.warps, self.min_blocks)
@@ -154,7 +153,7 @@ class BandedChannels(Strategy):
         self._require_launch(target, threads=32 * self.warps)
 
     def suits(self, shape: Shape, epilogue: Epilogue) -> bool:
-        """Refuse much arithmetic behind the sums of small images, for which all warps wait."""
+        """Refuse much arithmetic behind the sums of small images: all warps wait for it."""
         exponentials = epilogue.has_exponential and shape.result_width < 32
         return not exponentials and (self.panels(shape).images < 4 or not epilogue.waits)
 
@@ -162,7 +161,6 @@ class BandedChannels(Strategy):
         return self.panels(shape).shared_bytes("residual" in epilogue.operands(shape))
 
     def panels(self, shape: Shape) -> Panels:
-        """Return the sizes that the tile has for a shape."""
         return Panels(shape, self.rows, self.down, self.across, self.warps, self.channels)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
@@ -184,22 +182,15 @@ class BandedChannels(Strategy):
         return banded_channels(self.panels(shape), epilogue)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
-        import tvm_ffi
-        from tvm.s_tir import SBlock
-
         from ..compute.mma import intrinsic
 
-        names: list[str] = []
-        tvm_ffi.structural_walk(sch.mod["main"].body, [(SBlock, lambda block: names.append(block.name_hint))])
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("panels"))), "blockIdx.x")
-        for name in names:
+        for name in block_names(sch):
             if name in ("gather", "filters", "band", "residual", "epilogue", "store"):
                 bind_threads(sch, *sch.get_loops(sch.get_sblock(name))[-2:])
             elif name == "products":
-                *_, warp = sch.get_loops(sch.get_sblock(name))
-                sch.bind(warp, "threadIdx.y")
+                sch.bind(sch.get_loops(sch.get_sblock(name))[-1], "threadIdx.y")
             elif name == "zero" or name.startswith("window"):
                 bind_threads(sch, sch.get_loops(sch.get_sblock(name))[-1])
             elif name.startswith("products"):
-                *_, lane, _, _, _ = sch.get_loops(sch.get_sblock(name))
-                sch.tensorize(lane, intrinsic(shape.dtype))
+                sch.tensorize(sch.get_loops(sch.get_sblock(name))[-4], intrinsic(shape.dtype))

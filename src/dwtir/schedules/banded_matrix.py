@@ -49,11 +49,11 @@ from ..bands import COLUMNS, Bands
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy, varied
+from .base import Strategy, by_time, varied, with_guesses
 from .cost import registers_for
 from .loops import bind, compute_at, unroll_all
 from .register_window import RegisterWindow
-from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SIDE, REGISTERS, even_split, with_value
+from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SIDE, REGISTERS, even_split
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -86,7 +86,7 @@ _HIGH, _LOW, _LOW_TAPS = 14, 8, 25
 # second, also by the window's model; cycles of a start, a product, a store to a row, and of a warp whose
 # code's length doubles its time; warps that take as long as a wait; what an even number of tiles in a
 # column adds.
-_CLOCK, _LAUNCH, _BANDWIDTH, _WINDOW_BANDWIDTH = 1.755e9, 1.8e-6, 3.6e12, 4.4e12
+_LAUNCH, _BANDWIDTH, _WINDOW_BANDWIDTH = 1.8e-6, 3.6e12, 4.4e12
 _START, _PRODUCT, _STORE, _CACHED, _WAIT, _EVEN_COLUMN = 50, 2.0, 1.75, 2200, 2.8, 0.25
 _PER_BAND = 2.5  # registers that the compiler takes, where it may
 _LEAST_ROWS = 8  # inputs of a tile's own; of less the model knows little
@@ -121,16 +121,15 @@ class BandedMatrix(Strategy):
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
         """Tell whether there are so many taps to an input that the tensor cores may pay."""
-        taps = shape.kernel[0] * shape.kernel[1] / (shape.stride[0] * shape.stride[1])
+        taps = prod(shape.kernel) / prod(shape.stride)
         least, most = _ODD_TAPS if Bands(shape, 1, 1).is_odd else (_LEAST_TAPS, inf)
         return super().claims(shape, target) and least <= taps < most and any(True for _ in cls._tiles(shape))
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether it is expected to be faster than a window in registers.
+        """Tell whether it is faster than a window in registers.
 
-        Where rows are even it is known to. That memory is slower where they are odd, the model
-        of the window does not know.
+        Where rows are even it is. That memory is slower where they are odd, the window's model does not know.
         """
         own = cls.choose(shape, target).expected_seconds(shape, target)
         if own is None:
@@ -145,7 +144,7 @@ class BandedMatrix(Strategy):
         return super()._is_for(shape, target) and (forward or turned)
 
     @classmethod
-    def choose(cls, shape: Shape, target: Target) -> BandedMatrix:
+    def choose(cls, shape: Shape, target: Target) -> Self:
         """Choose the tile whose loads and products take the least time."""
         tiles = cls._tiles(shape)
         return min(tiles, key=lambda tile: tile._cycles(shape, target), default=cls(1, 1, 1))._in_turns(shape, target)
@@ -162,16 +161,16 @@ class BandedMatrix(Strategy):
         return replace(self, warps=min(2, self.warps), min_blocks=10)
 
     @classmethod
-    def guesses(cls, shape: Shape, target: Target) -> tuple[BandedMatrix, ...]:
+    def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
         """List the tile chosen; of an odd width the tiles expected to be fastest, in order."""
         chosen = cls.choose(shape, target)
         if not chosen.bands(shape).alternates:
             return (chosen,)
-        ranked = sorted(dict.fromkeys(cls._tiles(shape)), key=lambda tile: tile._cycles(shape, target))
-        return varied(ranked, lambda tile: tile.rows)
+        tiles = by_time(dict.fromkeys(cls._tiles(shape)), shape, target)
+        return varied(tiles, lambda tile: tile.rows)
 
     @classmethod
-    def _tiles(cls, shape: Shape) -> Iterator[BandedMatrix]:
+    def _tiles(cls, shape: Shape) -> Iterator[Self]:
         for rows, kernel_rows in product(_heights(shape), _kernel_rows(shape)):
             bands = cls(rows, kernel_rows, 1).bands(shape)
             is_low = bands.down > 1 and rows * shape.stride[0] < _LEAST_ROWS
@@ -184,13 +183,13 @@ class BandedMatrix(Strategy):
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
-        chosen = cls.choose(shape, target)
-        return {
-            "rows": with_value(chosen.rows, _heights(shape)),
-            "kernel_rows": with_value(chosen.kernel_rows, _kernel_rows(shape)),
-            "warps": with_value(chosen.warps, (1, 2, 4, 8)),
-            "min_blocks": with_value(chosen.min_blocks, BLOCK_COUNTS),
+        values = {
+            "rows": _heights(shape),
+            "kernel_rows": _kernel_rows(shape),
+            "warps": (1, 2, 4, 8),
+            "min_blocks": BLOCK_COUNTS,
         }
+        return with_guesses(values, (cls.choose(shape, target),))
 
     def is_promising(self, shape: Shape) -> bool:
         bands, loads, products = self._counts(shape)
@@ -239,15 +238,14 @@ class BandedMatrix(Strategy):
         return bands, loads, self.rows * self.kernel_rows * bands.depth_steps
 
     def bands(self, shape: Shape) -> Bands:
-        """Return the sizes that the tile has for a shape."""
         return Bands(shape, self.rows, self.kernel_rows, run=2 if self.loads == "pairs" else 4)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float | None:
-        """Estimate the time in rows of an odd width. Of others there is only a measure."""
-        return self._odd_cycles(shape, target) / _CLOCK if self.bands(shape).alternates else None
+        """Estimate the time in rows of an odd width."""
+        return self._odd_cycles(shape, target) / CLOCK if self.bands(shape).alternates else None
 
     def _cycles(self, shape: Shape, target: Target) -> float:
-        """Estimate how long an SM takes for its warps, of which it needs four to be busy."""
+        """Estimate the cycles of an SM, which needs four warps to be busy, for comparison with other tiles."""
         bands, loads, products = self._counts(shape)
         if bands.alternates:
             return self._odd_cycles(shape, target)
@@ -260,10 +258,7 @@ class BandedMatrix(Strategy):
         return warp * max(4.0, warps)
 
     def _odd_cycles(self, shape: Shape, target: Target) -> float:
-        """Estimate the time in rows of an odd width, by the blocks that registers have room for.
-
-        Stores take most of it: one by one, of what lies in images, in as many rows as 8 tiles do.
-        """
+        """Estimate the time in rows of an odd width, most of which single stores take, in as many rows as 8 tiles."""
         bands, loads, products = self._counts(shape)
         pieces = (COLUMNS - gcd(COLUMNS, bands.across)) / bands.across + 1
         inside = shape.result_height / bands.down
@@ -277,7 +272,7 @@ class BandedMatrix(Strategy):
         at_a_time = max(1.0, min(fitting, ceil(blocks)) * self.warps / 4)
         busy = ceil(max(1.0, blocks / fitting)) * warp * (at_a_time + _WAIT * bands.kernel_steps)
         busy *= 1 + _EVEN_COLUMN * (bands.down % 2 == 0)
-        return busy + _CLOCK * (_LAUNCH + shape.least_bytes / _BANDWIDTH)
+        return busy + CLOCK * (_LAUNCH + shape.least_bytes / _BANDWIDTH)
 
     def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import banded_matrix
@@ -370,7 +365,7 @@ def _height(shape: Shape) -> int:
 
 
 def _heights(shape: Shape) -> list[int]:
-    """List the rows of a tile that are worth trying; in rows of an odd width, even numbers too."""
+    """List the rows of a tile worth trying; in rows of an odd width, even numbers too."""
     heights = {even_split(_height(shape), most) for most in (1, 2, 4, 7, _LOW, _HIGH)}
     if Bands(shape, 1, 1).is_odd:
         pairs = -(-shape.result_height // 2)
@@ -379,6 +374,6 @@ def _heights(shape: Shape) -> list[int]:
 
 
 def _kernel_rows(shape: Shape) -> list[int]:
-    """List the kernel's rows of a step that are worth trying: so many steps of equal size."""
+    """List the kernel's rows of a step worth trying: equal parts."""
     heights = {shape.kernel[0], min(shape.kernel[0], shape.source[0])}
     return sorted({even_split(n, most) for n in heights for most in (1, 2, 4, 8, 16, 32)})

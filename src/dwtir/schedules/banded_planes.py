@@ -19,6 +19,7 @@ are vectors, of which four or more lie side by side. No shared memory, no barrie
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 from ..bands import Bands
@@ -27,6 +28,7 @@ from ..shape import LAYOUTS, Shape
 from ..target import Target
 from .banded_matrix import BandedMatrix, place_residual
 from .loops import bind, compute_at, unroll_all
+from .tiles import CLOCK
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -35,7 +37,7 @@ _LEAST_TAPS = 144
 """Products of an input with weights from which on the copies pay: of a 12x12 kernel."""
 
 _MOST = 2**31
-_CLOCK, _LAUNCH, _BANDWIDTH = 1.755e9, 2e-6, 8e12
+_LAUNCH, _BANDWIDTH = 2e-6, 8e12
 _MULTIPLY_ADDS, _TAP = 16e12, 18e-9
 """What the other strategies reach with so many taps: in a second, and by one after another."""
 
@@ -52,10 +54,9 @@ class BandedPlanes(BandedMatrix):
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
         """Tell whether there are so many taps that copies pay, and no way without them."""
-        taps, inputs = shape.kernel[0] * shape.kernel[1], shape.stride[0] * shape.stride[1]
         return (
             cls._is_for(shape, target)
-            and taps >= _LEAST_TAPS * inputs
+            and prod(shape.kernel) >= _LEAST_TAPS * prod(shape.stride)
             and (shape.layout == "NHWC" or Bands(shape, 1, 1).is_odd)
             and any(True for _ in cls._tiles(shape))
         )
@@ -63,21 +64,17 @@ class BandedPlanes(BandedMatrix):
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether the three kernels take less time than the float32 units would."""
-        taps = shape.kernel[0] * shape.kernel[1]
-        others = max(shape.flop / 2 / _MULTIPLY_ADDS, taps * _TAP) + _LAUNCH
-        return cls.choose(shape, target)._cycles(shape, target) / _CLOCK < others
+        others = max(shape.flop / 2 / _MULTIPLY_ADDS, prod(shape.kernel) * _TAP) + _LAUNCH
+        return cls.choose(shape, target).expected_seconds(shape, target) < others
 
     def is_promising(self, shape: Shape) -> bool:
-        return super().is_promising(shape) and self.indices(shape) < _MOST
+        return super().is_promising(shape) and max(self._elements(shape)) < _MOST
 
     def bands(self, shape: Shape) -> Bands:
         return Bands(shape, self.rows, self.kernel_rows, is_copied=True)
 
-    def indices(self, shape: Shape) -> int:
-        """Count the elements of the larger workspace."""
-        return max(self._elements(shape))
-
     def _elements(self, shape: Shape) -> tuple[int, int]:
+        """Count the elements of both workspaces."""
         bands = self.bands(shape)
         sums = 128 * shape.result_channels * bands.groups * bands.rows
         planes = bands.source_channels * Planes(bands).positions
@@ -85,17 +82,17 @@ class BandedPlanes(BandedMatrix):
 
     def check(self, shape: Shape, target: Target) -> None:
         super().check(shape, target)
-        count = self.indices(shape)
+        count = max(self._elements(shape))
         self._require(count < _MOST, "elements of a workspace", count, f"less than {_MOST}")
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        return self._cycles(shape, target) / _CLOCK
+        return self._cycles(shape, target) / CLOCK
 
     def _cycles(self, shape: Shape, target: Target) -> float:
         planes, sums = self._elements(shape)
         moved = shape.least_bytes + 2 * shape.itemsize * planes + 8 * sums
         seconds = moved / _BANDWIDTH + _LAUNCH * (3 if sums else 2)
-        return super()._cycles(shape, target) + seconds * _CLOCK
+        return super()._cycles(shape, target) + seconds * CLOCK
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         self._copy(sch, shape)

@@ -34,6 +34,7 @@ from itertools import product
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
+from ..bands import window_of
 from ..diagonals import Diagonals
 from ..epilogue import Epilogue
 from ..shape import Shape
@@ -44,7 +45,7 @@ from .loops import bind_threads, compute_at, number, unroll_all, unroll_in_sourc
 from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
 from .tap_cost import LAUNCH, parts_seconds
-from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SUMS, SHARED, even_split
+from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SUMS, SHARED, even_split, longer
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -60,7 +61,7 @@ _REGISTERS, _PER_ROW, _ALL = 47, 3.55, 248
 # Time, fitted to 26 kernels of 6 layers on an H200: cycles of an SM for a load
 # and a product of a warp; of a lone warp's turn, and more by those of the SM; of a block's end, and
 # by sum. Bytes a second. A last round as in `tap_cost`.
-_CLOCK, _BANDWIDTH, _LAST_ROUND = 1.755e9, 4.07e12, 0.43
+_BANDWIDTH, _LAST_ROUND = 4.07e12, 0.43
 _LOAD, _PRODUCT, _WAIT, _ALONE, _END, _END_SUM = 2.3, 0.67, 485, 2.4, 4250, 4.0
 _TOGETHER, _WITH_MEMORY = 5.1, 2.55  # exponents: a large one takes the longest of two times
 
@@ -97,9 +98,7 @@ class BandedSums(MatrixSums):
             if not fitting:
                 continue
             parts = target.units * fitting[-1] * rounds // shape.out_channels
-            parts = min(max(1, parts), -(-groups // warps))
-            turns = -(-groups // (warps * parts))
-            parts = -(-groups // (warps * turns))
+            parts = even_split(-(-groups // warps), max(1, parts))
             yield cls(rows, warps, parts, part_threads_for(parts, shape, 1, target), fitting[-1])
 
     @classmethod
@@ -139,10 +138,8 @@ class BandedSums(MatrixSums):
         return self.rows * shape.kernel[0] * self.sizes(shape).spans
 
     def is_promising(self, shape: Shape) -> bool:
-        """Tell whether registers and shared memory have room for so many blocks."""
         sums, threads = self._sums(shape), 32 * self.warps
-        seen = (shape.kernel[0] - 1) * shape.dilation[0] + 1
-        least = _REGISTERS + sums + 4 * self.sizes(shape).spans * seen
+        least = _REGISTERS + sums + 4 * self.sizes(shape).spans * window_of(shape, 0, 1)
         needed = max(least, min(least + _PER_ROW * self.rows, _ALL))
         has_room = self.min_blocks * (4 * sums * threads + 1024) <= SHARED
         return has_room and needed <= registers_for(threads, self.min_blocks)
@@ -151,11 +148,11 @@ class BandedSums(MatrixSums):
         work = _LOAD * self._loads(shape) + _PRODUCT * self._products(shape)
         blocks = self.parts * shape.out_channels / target.units
         at_a_time = min(self.min_blocks, ceil(blocks)) * self.warps
-        turn = _longer(_WAIT + _ALONE * work, at_a_time * work, _TOGETHER)
+        turn = longer(_WAIT + _ALONE * work, at_a_time * work, _TOGETHER)
         rounds = max(1.0, blocks / self.min_blocks)
         rounds += _LAST_ROUND * (ceil(rounds) - rounds)
         block = self.sizes(shape).turns * turn + _END + _END_SUM * self._sums(shape)
-        first = _longer(rounds * block / _CLOCK, shape.least_bytes / _BANDWIDTH, _WITH_MEMORY)
+        first = longer(rounds * block / CLOCK, shape.least_bytes / _BANDWIDTH, _WITH_MEMORY)
         return LAUNCH + first + float(parts_seconds(shape, self.parts))
 
     def sizes(self, shape: Shape) -> Diagonals:
@@ -221,8 +218,3 @@ class BandedSums(MatrixSums):
         # 5. Sums of all blocks, by the second kernel.
         if has_parts:
             sum_parts(sch, shape, self.part_threads, 1)
-
-
-def _longer(one: float, other: float, power: float) -> float:
-    """Add two times that overlap."""
-    return float((one**power + other**power) ** (1 / power))

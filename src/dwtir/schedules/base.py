@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from ..epilogue import NO_STEPS, Epilogue
 from ..errors import InvalidScheduleError
@@ -194,9 +194,7 @@ class Strategy(ABC):
         chosen = cls.choose(shape, target).parameters
         variables, values = dict(chosen), dict(chosen)
         for field, candidates in cls.space(shape, target).items():
-            decision = None
-            if decisions is not None and field in decisions:
-                decision = candidates.index(decisions[field])
+            decision = candidates.index(decisions[field]) if decisions and field in decisions else None
             variables[field] = sample(sch, candidates, decision)
             values[field] = int(sch.get(variables[field]))
         return cls(**variables), cls(**values)
@@ -236,7 +234,7 @@ class Strategy(ABC):
         self._require(value in allowed, field, value, f"one of {allowed}")
 
     def _require_whole_phases(self, shape: Shape, rows: int, cols: int, window: str) -> None:
-        """Check that all tiles of a gradient with a stride have the same taps."""
+        """Check that all tiles of a gradient have the same taps."""
         for axis, (name, size) in enumerate((("rows", rows), ("cols", cols))):
             fitted = whole_phases(shape, axis, size, window)
             self._require(size == fitted, name, size, f"in whole phases of the stride: {fitted}")
@@ -268,7 +266,7 @@ def _chosen(kind: type[Strategy], shape: Shape, target: Target) -> Strategy:
 
 
 def expected(kind: type[Strategy], shape: Shape, target: Target) -> float:
-    """Estimate the time of what a strategy with a model chooses, for others to compare themselves with."""
+    """Estimate the time of what a strategy with a model chooses."""
     seconds = _chosen(kind, shape, target).expected_seconds(shape, target)
     assert seconds is not None
     return seconds
@@ -282,6 +280,11 @@ def is_beaten(seconds: float, kinds: Iterable[type[Strategy]], shape: Shape, tar
 def paying(kinds: Iterable[type[Strategy]], shape: Shape, target: Target) -> Iterator[Strategy]:
     """Choose the tile of each strategy that claims the shape and pays, in their order."""
     return (_chosen(kind, shape, target) for kind in kinds if kind.claims(shape, target) and kind.pays(shape, target))
+
+
+def by_time(tiles: Iterable[_Tile], shape: Shape, target: Target) -> tuple[_Tile, ...]:
+    """Put tiles of a strategy with a model in order, the fastest first."""
+    return tuple(sorted(tiles, key=lambda tile: cast(float, tile.expected_seconds(shape, target))))
 
 
 def varied(tiles: Iterable[_Tile], likeness: Callable[[_Tile], object]) -> tuple[_Tile, ...]:

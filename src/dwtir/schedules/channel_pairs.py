@@ -39,18 +39,19 @@ from itertools import count, product
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
+from ..bands import window_of
 from ..epilogue import NO_STEPS, Epilogue
 from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Pairs
 from ..shape import Shape
 from ..target import Target
 from .banded_channels import BandedChannels
 from .banded_planes import BandedPlanes
-from .base import Strategy, expected, is_beaten, varied, with_guesses
+from .base import Strategy, by_time, expected, is_beaten, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
-from .loops import bind_threads
+from .loops import bind_threads, block_names
 from .row_stream import RowStream
-from .tiles import BLOCK_COUNTS, REGISTERS, SHARED, even_split
+from .tiles import BLOCK_COUNTS, MAX_THREADS, REGISTERS, SHARED, even_split
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -125,18 +126,18 @@ class ChannelPairs(Strategy):
             super()._is_for(shape, target)
             and shape.channel_multiplier == 1
             and shape.in_channels % VECTOR == 0
-            and shape.stride[0] <= (shape.kernel[0] - 1) * shape.dilation[0] + 1  # it copies all rows
+            and shape.stride[0] <= window_of(shape, 0, 1)  # it copies all rows
             and (shape.operation == "forward" or shape.stride == (1, 1))
         )
 
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether there is a tile that registers and shared memory have room for, whatever steps are fused."""
+        """Tell whether there is room for a tile, whatever steps are fused."""
         return super().claims(shape, target) and any(True for _ in cls._tiles(shape, target, _MOST))
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether it is expected to be faster than what else there is for these layers."""
+        """Tell whether it is expected to be faster than what else there is."""
         if prod(shape.kernel) < _LEAST_TAPS:
             return False
         rivals = (BandedChannels, RowStream) if RowStream.claims(shape, target) else (BandedPlanes,)
@@ -144,8 +145,8 @@ class ChannelPairs(Strategy):
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[ChannelPairs, ...]:
-        """List the tiles, those that are expected to take the least time first."""
-        tiles = sorted(cls._tiles(shape, target), key=lambda tile: tile.expected_seconds(shape, target))
+        """List the tiles, the fastest first."""
+        tiles = by_time(cls._tiles(shape, target), shape, target)
         return varied(tiles, lambda tile: (tile.channels, tile.rows, tile.words)) or (cls(VECTOR, 1, 1, 1, 1, 1),)
 
     @classmethod
@@ -170,7 +171,7 @@ class ChannelPairs(Strategy):
                 yield replace(tile, min_blocks=min(blocks, BLOCK_COUNTS[-1]))
 
     def _down(self, shape: Shape, rows: int) -> ChannelPairs:
-        """Return the tile with the steps that a block takes for so many rows of results."""
+        """Return the tile with the steps for so many rows of results."""
         if rows <= self.rows:
             return replace(self, steps=1)
         least = replace(self, steps=2).pairs(shape)
@@ -205,7 +206,7 @@ class ChannelPairs(Strategy):
         if needed > registers_for(threads, 1) or pairs.products > _MAX_PRODUCTS:
             return 0
         shared = pairs.shared_bytes(epilogue) + 1024
-        return min(REGISTERS // (threads * -(-needed // 8) * 8), SHARED // shared, 2048 // threads)
+        return min(REGISTERS // (threads * -(-needed // 8) * 8), SHARED // shared, MAX_THREADS // threads)
 
     def check(self, shape: Shape, target: Target) -> None:
         pairs = self.pairs(shape)
@@ -226,7 +227,7 @@ class ChannelPairs(Strategy):
         return self.images == 1 or max(shape.stride) > 1 or "gelu" not in epilogue.steps
 
     def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> ChannelPairs:
-        """Return the tile, or if fused steps leave too little room, that of those with room which should be fastest.
+        """Return the tile, or if fused steps leave too little room, the fastest of those with room.
 
         So too with SiLU: what was fastest without, a record's, takes 15 % longer.
         """
@@ -240,11 +241,9 @@ class ChannelPairs(Strategy):
         return self.pairs(shape).shared_bytes(epilogue)
 
     def pairs(self, shape: Shape) -> Pairs:
-        """Return the sizes that the tile has for a shape."""
         return Pairs(shape, self.channels, self.images, self.across, self.rows, self.steps, self.ahead, self.words)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        """Estimate the time of the kernel."""
         times = _WHOLE if self.words == WORDS else _PARTED
         launch, of_product, row, run, step, first, few_warps, few_blocks, alone, *others = times
         little, much, last, overlap, bandwidth = others
@@ -265,7 +264,7 @@ class ChannelPairs(Strategy):
         busy = self.steps * (step + warps * warp + run * runs) + rest + first
         busy *= ceil(blocks / target.units) / _CLOCK
         busy *= 1 + few_warps / (pairs.warps * at_a_time) + few_blocks / at_a_time
-        most, least = max(memory, busy), min(memory, busy)
+        least, most = sorted((memory, busy))
         return float(launch + most * (1 + (least / most) ** overlap) ** (1 / overlap))
 
     def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
@@ -274,14 +273,9 @@ class ChannelPairs(Strategy):
         return channel_pairs(self.pairs(shape), epilogue)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
-        import tvm_ffi
-        from tvm.s_tir import SBlock
-
         from ..compute import async_copy, mma
 
-        names: list[str] = []
-        tvm_ffi.structural_walk(sch.mod["main"].body, [(SBlock, lambda block: names.append(block.name_hint))])
-        for name in names:
+        for name in block_names(sch):
             loops = sch.get_loops(sch.get_sblock(name))
             if name.startswith(("first", "band", "ready", "begin", "pad", "epilogue", "shift")):
                 bind_threads(sch, *loops[-2:])

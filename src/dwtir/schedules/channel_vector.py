@@ -31,16 +31,17 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .loops import bind, compute_at, get_blocks, stage_operands, stage_output, unroll_all, unroll_in_source
+from .loops import bind, compute_at, get_blocks, stage_operands, unroll_all, unroll_in_source
 from .tiles import (
     BLOCK_COUNTS,
     REGISTERS,
     even_split,
     even_tiles,
     inputs_of,
-    loads_of,
+    largest_divisor,
     reach,
     taps,
+    vectors,
     whole_phases,
     windows_of,
 )
@@ -77,13 +78,12 @@ class ChannelVector(Window):
 
     @classmethod
     def tiles(cls, shape: Shape, window: str) -> Iterator[ChannelVector]:
-        """List tiles whose blocks take channels first.
+        """List tiles whose blocks take channels first, for a warp's access is as long as these are contiguous.
 
-        A warp's access is as long as its channels are contiguous. No more than divide them,
-        where that is possible, for otherwise every access has a test of its own.
+        No more than divide them, where that is possible, for otherwise every access has a test of its own.
         """
-        heights = sorted({*even_tiles(shape, 0, (1, 2, 4, 7, 8, 14), window)})
-        widths = sorted({*even_tiles(shape, 1, (1, 2, 3, 4, 5, 7, 8, 14), window)})
+        heights = even_tiles(shape, 0, (1, 2, 4, 7, 8, 14), window)
+        widths = even_tiles(shape, 1, (1, 2, 3, 4, 5, 7, 8, 14), window)
         for rows, cols, vector in product(heights, widths, _vectors(shape)):
             if not cls(rows, cols, vector, 1, 1, 1, window=window).is_promising(shape):
                 continue
@@ -137,16 +137,12 @@ class ChannelVector(Window):
     def _registers(self, shape: Shape) -> int:
         """Count registers for the window's rows in use, the sums, and a kernel row of weights.
 
-        ptxas loads the weights of a "tile" when it comes to their row. A half takes a whole
-        register, for it is converted once and kept as a float.
+        ptxas loads weights when it comes to their row. A half is kept as a float.
         """
         kernel_h, kernel_w = taps(shape)
         rows = kernel_h if self.window == "tile" else self.rows
         window = rows * reach(shape, 1, self.cols) * inputs_of(shape)
-        return self.vector * (window + self.rows * self.cols + kernel_w)
-
-    def values(self, shape: Shape) -> int:
-        return self.vector * loads_of(shape, self.rows, self.cols, "tile") + self.sums
+        return self.vector * (window + kernel_w) + self.sums
 
     def _accesses(self, shape: Shape, width: int) -> tuple[int, int, int]:
         return width, self.vector, self.vector
@@ -174,7 +170,7 @@ class ChannelVector(Window):
     def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)
         weight_local = sch.cache_read(conv, 1, "local")
-        store = stage_output(sch, epilogue)
+        store = sch.cache_write(epilogue, 0, "local")  # CUDA has no vectors of 8 floats to round 8 halves from
 
         # 1. Threads over channel vectors, columns and rows; all the rest are blocks.
         n, oh, ow, c = sch.get_loops(store)
@@ -187,7 +183,7 @@ class ChannelVector(Window):
         # 2. Outputs are rounded one by one and leave as one vector a pixel.
         row = self._place(sch, epilogue, oh, tx)
         unroll_all(sch, sch.get_loops(epilogue)[-3:])
-        stage_operands(sch, epilogue, tx, self._residual_at(sch, shape, tx, row), vector=True)
+        stage_operands(sch, epilogue, tx, self._residual_at(sch, shape, tx, row))
         sch.unroll(oh)
         sch.unroll(ow)
         sch.vectorize(c)
@@ -202,7 +198,8 @@ class ChannelVector(Window):
         sch.set_scope(pad, 0, "local")
         for load in (pad, weight_local):
             compute_at(sch, load, at)
-        vectorize = sch.vectorize if _is_vector(shape) else sch.unroll
+        # The channels that a thread reads of a pixel may be no vector of the device.
+        vectorize = sch.unroll if 16 // shape.itemsize % inputs_of(shape) else sch.vectorize
         *outer, channels = sch.get_loops(pad)[-3:]
         unroll_all(sch, outer)
         vectorize(channels)
@@ -212,33 +209,21 @@ class ChannelVector(Window):
         unroll_in_source(sch, unrolled)
 
 
-def _thread_counts(vectors: int) -> list[int]:
-    """List the threads that share the vectors of a pixel: divisors, where they have some."""
-    most = [max(n for n in range(1, min(vectors, limit) + 1) if vectors % n == 0) for limit in (32, 64, 128, 256)]
-    counts = {n for n in most if n >= min(16, vectors)}
-    return sorted(counts or {even_split(vectors, 32), even_split(vectors, 128)})
+def _thread_counts(count: int) -> list[int]:
+    """List the threads that share so many vectors of a pixel: divisors, where they have some."""
+    most = [largest_divisor(count, limit) for limit in (32, 64, 128, 256)]
+    counts = {n for n in most if n >= min(16, count)}
+    return sorted(counts or {even_split(count, 32), even_split(count, 128)})
 
 
 def _vectors(shape: Shape) -> tuple[int, ...]:
-    """List the vectors a thread may compute: powers of two up to 16 bytes of output.
+    """List the vectors that a thread may compute.
 
-    A vector holds all outputs of its input channels, or outputs of one alone,
-    so that its inputs are a vector too. The data's gradient reads all outputs of
-    a channel: that is the vector, where there are several.
+    It has all outputs of its input channels, or outputs of one alone, so that its inputs are a vector too. The
+    data's gradient reads all outputs of a channel: that is the vector, where there are several.
     """
     multiplier = shape.channel_multiplier
     if shape.operation == "grad_data" and multiplier > 1:
         return (1,)
-    return tuple(
-        lanes
-        for lanes in (1, 2, 4, 8)
-        if lanes * shape.itemsize <= 16
-        and shape.result_channels % lanes == 0
-        and (lanes % multiplier == 0 or multiplier % lanes == 0)
-    )
-
-
-def _is_vector(shape: Shape) -> bool:
-    """Tell whether the channels that a thread reads of a pixel are a vector of the device."""
-    inputs = inputs_of(shape)
-    return inputs in (1, 2, 4, 8) and inputs * shape.itemsize <= 16
+    found = vectors(shape, shape.result_channels)
+    return tuple(lanes for lanes in found if lanes % multiplier == 0 or multiplier % lanes == 0)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ..shape import Shape
 from ..target import Target
-from .tiles import MAX_BLOCKS, MAX_THREADS, REGISTERS, most_blocks, phases, reach, step
+from .tiles import CLOCK, MAX_BLOCKS, MAX_THREADS, REGISTERS, longer, most_blocks, phases, reach, step
 
 LINE, SECTOR = 128, 32
 """Bytes of a line of the L1 cache, and of the sectors that memory is written by."""
@@ -31,7 +31,7 @@ _SCHEDULERS = 4
 # Registers: of every thread, and by sum, row of the tile, input in use at once and loaded value,
 # unless that is converted when it is used; of a loop over kernel rows; and where there is room,
 # for loads under way too, by loaded value and weight.
-_MOST_REGISTERS = 255
+MOST_REGISTERS = 255
 _REGISTERS, _PER_SUM, _PER_ROW, _PER_INPUT, _PER_VALUE = 5.13, 0.142, 1.82, 1.07, 0.141
 _PER_LOOP, _PER_LOADED, _PER_WEIGHT = 4.66, 0.158, 1.83
 # That so many do not do, by how many times they are those needed: an exponent. How much longer
@@ -52,7 +52,6 @@ _PER_LINE = 0.19  # cycles of the L1 cache
 _LAST_ROUND = 0.362  # of a last round that is not full
 _LARGE_BLOCK = 0.0255  # lost for each warp of a block above four
 
-_CLOCK = 1.755e9
 _LAUNCH = 2.5e-6
 # Of all tensors, and of what is moved beside: the halo, and sectors written in parts, by stores
 # of one warp and of several blocks.
@@ -112,7 +111,7 @@ def ranking(works: Iterable[Work], shape: Shape, target: Target) -> list[tuple[i
 def registers_for(threads: int, min_blocks: int) -> int:
     """Return the registers of a thread, if an SM is to have room for so many blocks."""
     warps = -(-threads // 32)
-    return min(_MOST_REGISTERS, REGISTERS // (32 * warps * min_blocks) // 8 * 8)
+    return min(MOST_REGISTERS, REGISTERS // (32 * warps * min_blocks) // 8 * 8)
 
 
 def registers_needed(work: Work) -> float:
@@ -130,13 +129,13 @@ def registers_wanted(work: Work) -> float:
 
 
 def blocks_at_a_time(work: Work, registers: float, units: int) -> int:
-    """Count the blocks that each of so many multiprocessors runs at a time, with so many registers a thread."""
+    """Count the blocks that each multiprocessor runs at a time, with so many registers a thread."""
     return min(_fitting(ceil(work.threads / 32), ceil(registers / 8)), ceil(work.blocks / units))
 
 
 @cache
 def block_counts(threads: int) -> tuple[int, ...]:
-    """List the blocks at a time that are worth trying, from the most registers to the least."""
+    """List the blocks at a time worth trying, from the most registers to the least."""
     whole, most = -(-threads // 32) * 32, most_blocks(threads)
     counts = (REGISTERS // (registers * whole) for registers in (255, 168, 128, 96, 64, 48))
     return tuple(sorted({max(1, min(most, count)) for count in counts}))
@@ -156,7 +155,7 @@ class Model:
         self._shared = results / _SHARED_BANDWIDTH
 
     def best(self, work: Work) -> tuple[float, int]:
-        """Return the least estimate over the blocks at a time, and those blocks."""
+        """Return the least estimate, and the blocks at a time that it is of."""
         counts = block_counts(work.threads)
         return min(zip(self._estimates(work, counts), counts, strict=True))
 
@@ -168,7 +167,7 @@ class Model:
         """Estimate the time of a kernel, for comparison with other strategies' kernels."""
         _, min_blocks = self.best(work)
         busy = _BUSY * _Tile(work, self._units).busy(registers_for(work.threads, min_blocks))
-        return _LAUNCHED + float((busy**_LONGER + self._streamed**_LONGER) ** (1 / _LONGER))
+        return _LAUNCHED + longer(busy, self._streamed, _LONGER)
 
     def _estimates(self, work: Work, counts: Iterable[int]) -> Iterator[float]:
         """Estimate the time of a kernel for each of several numbers of blocks at a time."""
@@ -212,7 +211,7 @@ class _Tile:
         self._warps = ceil(work.threads / 32)
         self._blocks = work.blocks / units
         self._most = max(1, ceil(self._blocks))
-        self._cycle = (1 + _LARGE_BLOCK * max(0, self._warps - 4)) / _CLOCK
+        self._cycle = (1 + _LARGE_BLOCK * max(0, self._warps - 4)) / CLOCK
 
     def busy(self, limit: int) -> float:
         """Estimate a multiprocessor's time for its blocks, of threads of `limit` registers."""
@@ -233,7 +232,7 @@ class _Tile:
 
 @cache
 def _fitting(warps: int, registers: int) -> int:
-    """Count the blocks that a multiprocessor has room for, of so many times eight registers."""
+    """Count the blocks of so many times eight registers that a multiprocessor has room for."""
     threads, registers = 32 * warps, max(24, 8 * registers)
     return max(1, min(MAX_BLOCKS, MAX_THREADS // threads, REGISTERS // (registers * threads)))
 
@@ -242,8 +241,8 @@ def _fitting(warps: int, registers: int) -> int:
 def touched(unit: int, access: float, threads: tuple[tuple[float, float], ...]) -> float:
     """Count the units of memory, lines or sectors, that an access touches, on the average.
 
-    Bytes are those of a unit, and those that one thread has in one piece. `threads` are their
-    number and the bytes from one to the next; then the same of groups of those, and so on.
+    `unit` and `access` are bytes, of a unit and of one thread. `threads` are their number and the
+    bytes from one to the next; then the same of groups of those, and so on.
     """
     # A span that begins at any multiple of `grain` lies in so many units; groups of threads do.
     grain = gcd(unit, *(int(count) * int(apart) for count, apart in threads))

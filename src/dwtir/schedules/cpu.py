@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy
+from .base import Strategy, with_guesses
 from .loops import compute_at, get_blocks, unroll_all
-from .tiles import even_tile, phases, step, with_value
+from .tiles import even_tile, phases, step
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -60,9 +60,9 @@ class Cpu(Strategy):
     def choose(cls, shape: Shape, target: Target) -> Cpu:
         """Fill the registers with sums, in vectors no wider than what they run over.
 
-        A tall tile of one vector shares the input rows of its taps. In NHWC those
-        vectors lie apart, so that neighbours share as well where kernels are large
-        or maps small; and cores share the rows, so that a tile leaves some for each.
+        A tall tile of one vector shares the input rows of its taps. In NHWC neighbours share as
+        well where kernels are large or maps small; and cores share the rows, so that a tile leaves
+        some for each.
         """
         lanes = max(_lanes(shape, target))
         if shape.layout == "NCHW":
@@ -76,12 +76,9 @@ class Cpu(Strategy):
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
-        chosen = cls.choose(shape, target)
-        return {
-            "rows": with_value(chosen.rows, (1, 2, 3, 4, 6, 7, 8)),
-            "cols": with_value(chosen.cols, (1, 2, 3, 4, 6, 7, 8)),
-            "lanes": _lanes(shape, target),
-        }
+        sizes = (1, 2, 3, 4, 6, 7, 8)
+        values = {"rows": sizes, "cols": sizes, "lanes": _lanes(shape, target)}
+        return with_guesses(values, (cls.choose(shape, target),))
 
     def check(self, shape: Shape, target: Target) -> None:
         self._require_in("lanes", _lanes(shape, target))
@@ -139,8 +136,8 @@ class Cpu(Strategy):
 def copy_input(sch: Schedule, pad: SBlockRV, conv: SBlockRV, at: LoopRV, stride: int) -> None:
     """Copy the padded input below a loop.
 
-    With a stride of columns, those that neighbouring outputs read at a tap are put side by side: a
-    vector loads them, not a loop. LLVM makes shuffles of the copy where its columns are unrolled.
+    With a stride, columns that neighbouring outputs read at a tap are put side by side, for a
+    vector to load. LLVM makes shuffles of the copy where its columns are unrolled.
     """
     if stride > 1:
         columns = sch.cache_read(conv, 0, "global")

@@ -26,7 +26,7 @@ from ..target import Target
 from .base import Strategy
 from .cpu import copy_input
 from .loops import get_blocks, unroll_all
-from .tiles import divisors
+from .tiles import divisors, largest_divisor
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -53,7 +53,7 @@ class CpuTapSums(Strategy):
         rows = (registers - 4) // shape.kernel[1]
         # A vector is as many instructions as its size is powers of two.
         lanes = min(_lanes(shape, target), key=lambda n: (n.bit_count() / n, -n))
-        return cls(max(n for n in divisors(shape.kernel[0]) if n <= max(1, rows)), lanes)
+        return cls(largest_divisor(shape.kernel[0], max(1, rows)), lanes)
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -99,7 +99,7 @@ class CpuTapSums(Strategy):
 
 
 def _band(shape: Shape) -> int:
-    """Count the output rows of a band: they divide the height, and not half of their input is copied twice."""
+    """Count the output rows of a band: a divisor, of whose input not half is copied twice."""
     least = max(4, 2 * (shape.kernel[0] - 1) * shape.dilation[0] // shape.stride[0])
     return min(rows for rows in divisors(shape.out_height) if rows >= min(least, shape.out_height))
 

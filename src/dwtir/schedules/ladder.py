@@ -57,11 +57,9 @@ class Ladder(Strategy):
         self._require_in("step", LADDER_STEPS)
         rows = -(-shape.out_height // self.thread_y)
         columns = -(-shape.out_width // self.thread_x)
-        threaded = self.step in ("v3", "v4")
-        grid_y = {"naive": 1, "v1": shape.out_channels, "v2": shape.out_height, "v3": rows, "v4": rows * columns}[
-            self.step
-        ]
-        self._require_launch(target, threads=self.thread_y * self.thread_x if threaded else 1, grid_y=grid_y)
+        threads = self.thread_y * self.thread_x if self.step in ("v3", "v4") else 1
+        grids = {"naive": 1, "v1": shape.out_channels, "v2": shape.out_height, "v3": rows, "v4": rows * columns}
+        self._require_launch(target, threads=threads, grid_y=grids[self.step])
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -14,17 +14,19 @@ _WEIGHT = 0.5
 in a trace, and TVM does not write it as an integer."""
 
 
-class Blocks(NamedTuple):
-    """The three blocks of `compute`, by name."""
-
-    pad: SBlockRV
-    conv: SBlockRV
-    epilogue: SBlockRV
-
-
 def sample(sch: Schedule, values: Sequence[int], decision: int | None = None) -> Any:
     """Draw one of some values as a random variable of the schedule: the one at a place, or any."""
     return sch.sample_categorical(list(values), [_WEIGHT] * len(values), decision)
+
+
+def block_names(sch: Schedule) -> list[str]:
+    """List the names of all blocks."""
+    import tvm_ffi
+    from tvm.s_tir import SBlock
+
+    names: list[str] = []
+    tvm_ffi.structural_walk(sch.mod["main"].body, [(SBlock, lambda block: names.append(block.name_hint))])
+    return names
 
 
 def number(sch: Schedule, drawn: Any) -> int:
@@ -32,41 +34,17 @@ def number(sch: Schedule, drawn: Any) -> int:
     return drawn if isinstance(drawn, int) else int(sch.get(drawn))
 
 
-def get_blocks(sch: Schedule) -> Blocks:
-    """Find the blocks of `compute` in a schedule."""
-    return Blocks(sch.get_sblock("pad"), sch.get_sblock("depthwise_conv2d"), sch.get_sblock("epilogue"))
+def get_blocks(sch: Schedule) -> tuple[SBlockRV, SBlockRV, SBlockRV]:
+    """Find the blocks of `compute` in a schedule: the padding, the convolution and the epilogue."""
+    return sch.get_sblock("pad"), sch.get_sblock("depthwise_conv2d"), sch.get_sblock("epilogue")
 
 
-def share_among_threads(sch: Schedule, block: SBlockRV, outer: int, threads: Mapping[str, Any]) -> list[LoopRV]:
-    """Let all threads of a block copy into shared memory together, neighbours to neighbours.
-
-    The loops of the copy below the first `outer` are fused and dealt out to the thread axes, given
-    from the slowest to the fastest with their extents.
-    """
-    rounds, *axes = sch.split(sch.fuse(*sch.get_loops(block)[outer:]), [None, *threads.values()])
-    for axis, loop in zip(threads, axes, strict=True):
-        sch.bind(loop, axis)
-    return [rounds, *axes]
-
-
-def stage_output(sch: Schedule, epilogue: SBlockRV) -> SBlockRV:
-    """Let the epilogue round into registers, and return the block that stores them.
-
-    The epilogue works on single values and the store on vectors: CUDA has no
-    vectors of 8 floats to round 8 halves from.
-    """
-    return sch.cache_write(epilogue, 0, "local")
-
-
-def stage_operands(
-    sch: Schedule, epilogue: SBlockRV, at: LoopRV, row: LoopRV, *, vector: bool, lanes: Any = None
-) -> None:
+def stage_operands(sch: Schedule, epilogue: SBlockRV, at: LoopRV, row: LoopRV, lanes: Any = None) -> None:
     """Load the tensors of the epilogue into registers, a vector of the innermost axis each.
 
     `at` is the thread's loop, and `row` that, or one in it where the epilogue has its place already:
-    there images are loaded, what there is of each channel before. `vector` says whether the innermost
-    axis of the operands may be loaded as one, `lanes` how many elements of an image's: by default
-    the whole axis.
+    there images are loaded, what there is of each channel before. `lanes` are the elements of an image's
+    vector: by default the whole axis.
     """
     for index in range(1, len(sch.get(epilogue).reads)):
         load = sch.cache_read(epilogue, index, "local")
@@ -77,7 +55,7 @@ def stage_operands(
             vectors, innermost = sch.split(innermost, [None, lanes])
             outer.append(vectors)
         unroll_all(sch, outer)
-        sch.vectorize(innermost) if vector else sch.unroll(innermost)
+        sch.vectorize(innermost)
 
 
 def compute_at(sch: Schedule, block: SBlockRV, loop: LoopRV, scope: str = "") -> None:
@@ -108,8 +86,7 @@ def unroll_all(sch: Schedule, loops: Iterable[LoopRV]) -> None:
 def unroll_in_source(sch: Schedule, loop: LoopRV) -> None:
     """Unroll a loop and all below it by ``#pragma unroll``, for the compiler of the source.
 
-    The generated source stays short, which keeps TVM's own passes fast; it
-    suits code whose unrolling proves nothing new about its conditions.
+    The source stays short, and TVM's passes fast, where unrolling proves nothing new about conditions.
     """
     sch.annotate(loop, "pragma_auto_unroll_max_step", 1 << 20)
     sch.annotate(loop, "pragma_unroll_explicit", 0)

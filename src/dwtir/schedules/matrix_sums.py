@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..shape import Shape
 from ..target import Target
-from .base import varied
+from .base import by_time, varied
 from .part_sums import PartSums
 from .tap_sums import TapSums
 
@@ -56,5 +56,5 @@ class MatrixSums(PartSums):
 @lru_cache(maxsize=1024)
 def _ranked(kind: Any, shape: Shape, target: Target) -> tuple[Any, ...]:
     """List the tiles that fit, the fastest first."""
-    tiles = [tile for tile in dict.fromkeys(kind.tiles(shape, target)) if tile.fits(shape, target)]
-    return tuple(sorted(tiles, key=lambda tile: tile.expected_seconds(shape, target)))
+    tiles = dict.fromkeys(kind.tiles(shape, target))
+    return by_time((tile for tile in tiles if tile.fits(shape, target)), shape, target)

@@ -66,8 +66,7 @@ def part_threads_for(parts: int, shape: Shape, channels: int, target: Target) ->
 def sum_parts(sch: Schedule, shape: Shape, part_threads: Any, channels: Any) -> None:
     """Give a block the taps of `taps_of_block`, and its threads the parts.
 
-    The block of the convolution sums up the parts in its outermost loop; `part_threads` share the
-    parts of a tap, and `channels` are those of a block in NHWC.
+    The convolution sums up the parts in its outermost loop; `channels` are those of a block in NHWC.
     """
     _, total, epilogue = get_blocks(sch)
     parts = sch.get_loops(total)[0]

@@ -32,12 +32,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .loops import bind, compute_at, get_blocks, stage_operands, stage_output, unroll_all, unroll_in_source
+from .loops import bind, compute_at, get_blocks, stage_operands, unroll_all, unroll_in_source
 from .tiles import (
     BLOCK_COUNTS,
     MAX_SIDE,
@@ -46,11 +46,11 @@ from .tiles import (
     even_split,
     even_tiles,
     inputs_of,
-    loads_of,
     phases,
     reach,
     step,
     taps,
+    vectors,
     whole_phases,
     windows_of,
 )
@@ -89,15 +89,12 @@ class RegisterWindow(Window):
 
     @classmethod
     def tiles(cls, shape: Shape, window: str) -> Iterator[RegisterWindow]:
-        """List tiles with vectors as wide as they allow.
-
-        Blocks take whole rows of tiles first, then the rows below them, then channels.
-        """
+        """List tiles with the widest vectors. Blocks take whole rows of tiles first, then rows below, then channels."""
         channels = shape.batch * shape.result_channels
         depths = [n for n in range(64, 0, -1) if channels % n == 0]
-        for rows, cols in product(_heights(shape, window), _widths(shape, window)):
+        for rows, cols in product(even_tiles(shape, 0, (1, 2, 4, 7, 8, 14), window), _widths(shape, window)):
             lanes = _allowed_lanes(shape, cols, window)[-1]
-            store = _allowed_stores(shape, cols)[-1]
+            store = vectors(shape, shape.result_width, cols)[-1]
             if not cls(rows, cols, 1, 1, 1, lanes, store, window=window).is_promising(shape):
                 continue
             across, down = -(-shape.result_width // cols), -(-shape.result_height // rows)
@@ -130,7 +127,7 @@ class RegisterWindow(Window):
             "thread_z": (1, 2, 4, 8, 16),
             "min_blocks": BLOCK_COUNTS,
             "lanes": (1,) if window == "tap" else divisors(shape.row_lanes),
-            "store": _stores(shape),
+            "store": vectors(shape, shape.result_width),
         }
 
     def is_promising(self, shape: Shape) -> bool:
@@ -140,7 +137,7 @@ class RegisterWindow(Window):
     def check(self, shape: Shape, target: Target) -> None:
         super().check(shape, target)
         self._require_in("lanes", _allowed_lanes(shape, self.cols, self.window))
-        self._require_in("store", _allowed_stores(shape, self.cols))
+        self._require_in("store", vectors(shape, shape.result_width, self.cols))
 
     @property
     def sums(self) -> int:
@@ -149,18 +146,13 @@ class RegisterWindow(Window):
     def _registers(self, shape: Shape) -> int:
         """Count the registers that are live at once: the window's rows in use and the sums.
 
-        The unrolled code works its way down the window, so that of a "tile" no more
-        than the rows under one output are needed at a time. The weights
-        are loaded again sooner than anything spills.
+        Of a "tile" those are the rows under one output, for the unrolled code works its way down.
+        Weights are loaded again sooner than anything spills.
         """
         if self.window == "tap":
-            return 2 * self.rows * self.cols
-        rows = min(taps(shape)[0], reach(shape, 0, self.rows))
-        rows = rows if self.window == "tile" else self.rows
-        return rows * reach(shape, 1, self.cols) * inputs_of(shape) + self.rows * self.cols
-
-    def values(self, shape: Shape) -> int:
-        return loads_of(shape, self.rows, self.cols, "tile") + self.sums
+            return 2 * self.sums
+        rows = min(taps(shape)[0], reach(shape, 0, self.rows)) if self.window == "tile" else self.rows
+        return rows * reach(shape, 1, self.cols) * inputs_of(shape) + self.sums
 
     def _accesses(self, shape: Shape, width: int) -> tuple[int, int, int]:
         if self.window == "tap":
@@ -194,7 +186,7 @@ class RegisterWindow(Window):
         *_, columns = sch.get_loops(pad)
         _, lanes = sch.split(columns, [None, self.lanes])
         vectors = sch.blockize(lanes)
-        store = stage_output(sch, epilogue)
+        store = sch.cache_write(epilogue, 0, "local")
 
         # 1. Threads over channels, rows and columns of tiles; all the rest are blocks.
         n, c, oh, ow = sch.get_loops(store)
@@ -207,7 +199,7 @@ class RegisterWindow(Window):
         # 2. The outputs of a row leave as vectors.
         row = self._place(sch, epilogue, oh, tx)
         unroll_all(sch, sch.get_loops(epilogue)[-2:])
-        stage_operands(sch, epilogue, tx, self._residual_at(sch, shape, tx, row), vector=True, lanes=self.store)
+        stage_operands(sch, epilogue, tx, self._residual_at(sch, shape, tx, row), self.store)
         ow, vector = sch.split(ow, [None, self.store])
         sch.unroll(oh)
         sch.unroll(ow)
@@ -227,13 +219,8 @@ class RegisterWindow(Window):
         unroll_in_source(sch, unrolled)
 
 
-def _heights(shape: Shape, window: str) -> list[int]:
-    """List the rows of a tile that are worth trying."""
-    return sorted({*even_tiles(shape, 0, (1, 2, 4, 7, 8, 14), window)})
-
-
 def _widths(shape: Shape, window: str) -> list[int]:
-    """List the columns of a tile that are worth trying, in whole phases."""
+    """List the columns of a tile worth trying, in whole phases."""
     sizes = (whole_phases(shape, 1, n, window) for n in (1, 2, 4, 7, 8, 12, 14, 16))
     least = whole_phases(shape, 1, 1, window)
     return sorted({n for n in sizes if n == least or n <= min(shape.result_width, MAX_SIDE)})
@@ -243,15 +230,4 @@ def _allowed_lanes(shape: Shape, cols: int, window: str) -> tuple[int, ...]:
     """List the vectors whose multiples a tile of `cols` begins at; a single tap's may be none."""
     apart = cols * step(shape, 1) // phases(shape, 1)
     widest = 1 if window == "tap" else shape.row_lanes
-    return tuple(n for n in divisors(widest) if apart % n == 0)
-
-
-def _allowed_stores(shape: Shape, cols: int) -> tuple[int, ...]:
-    """List the vectors that a tile's outputs of a row divide into."""
-    return tuple(n for n in _stores(shape) if cols % n == 0)
-
-
-def _stores(shape: Shape) -> tuple[int, ...]:
-    """List the vectors, up to 16 bytes, that the result's rows divide into."""
-    sizes = (n for n in (1, 2, 4, 8) if n * shape.itemsize <= 16)
-    return tuple(n for n in sizes if shape.result_width % n == 0)
+    return divisors(gcd(apart, widest))

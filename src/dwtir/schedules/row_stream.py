@@ -45,7 +45,7 @@ from ..epilogue import Epilogue
 from ..shape import Shape
 from ..strips import Strip, apart, has_parts, part_sizes
 from ..target import Target
-from .base import Strategy, varied, with_guesses
+from .base import Strategy, by_time, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import LINE, SECTOR, touched
 from .loops import bind
@@ -118,7 +118,7 @@ class RowStream(Strategy):
             super()._is_for(shape, target)
             and shape.stride == (1, 1)
             and (shape.operation == "forward" or shape.channel_multiplier == 1)
-            and shape.kernel[0] * shape.kernel[1] <= _MAX_TAPS
+            and prod(shape.kernel) <= _MAX_TAPS
             and max(shape.padding[0], shape.padding[2]) < shape.kernel[0] * apart(shape)[0]
             and has_parts(shape)
         )
@@ -127,8 +127,8 @@ class RowStream(Strategy):
     def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than a window in registers.
 
-        Of an image no wider than the kernel that is a single tile, without tests and
-        with fewer products, up to a sixth faster than expected. Of halves in NCHW none is.
+        Of an image no wider than the kernel that is a single tile, up to a sixth faster than
+        expected. Of halves in NCHW none is.
         """
         planes = shape.layout == "NCHW"
         if (
@@ -148,7 +148,7 @@ class RowStream(Strategy):
 
     @classmethod
     def tiles(cls, shape: Shape) -> Iterator[RowStream]:
-        """List the tiles worth comparing: whose registers suffice, in whole warps."""
+        """List the tiles worth comparing: those whose registers suffice."""
         least = _least_depth(shape)
         for rows, cols, vector in product(_heights(shape), _widths(shape), _vectors(shape)):
             for x, y in _threads(shape, cols, vector):
@@ -219,7 +219,6 @@ class RowStream(Strategy):
 
     @property
     def _warps(self) -> int:
-        """Warps of a block."""
         return -(-self.thread_x * self.thread_y * self.thread_z // 32)
 
     def _limit(self) -> int:
@@ -227,7 +226,6 @@ class RowStream(Strategy):
         return min(255, 64 // -(-self._warps * self.min_blocks // 4) * 8)
 
     def _registers(self, shape: Shape) -> int:
-        """Count the registers of weights, sums and inputs, and what else a thread has."""
         kernel_h, kernel_w = shape.kernel
         strip = self._strip(shape)
         held = kernel_h * (kernel_w + self.cols) * strip.channels
@@ -237,7 +235,7 @@ class RowStream(Strategy):
         return held + loaded + wide + _OTHERS + (_HANGING if hangs else 0)
 
     def _split(self, shape: Shape) -> tuple[tuple[int, int], ...]:
-        """List what the threads of a block share, and how many do: along z, y and x."""
+        """List what threads share, and how many of a block do: along z, y and x."""
         (height, width), (down, right) = part_sizes(shape), apart(shape)
         segments = -(-height // self.rows) * down, self.thread_z
         strips = -(-width // self.cols) * right
@@ -293,7 +291,7 @@ class RowStream(Strategy):
         return max(expected, self._stored_bytes(shape) / STORE_BANDWIDTH)
 
     def _stored_bytes(self, shape: Shape) -> float:
-        """Count the bytes of sectors that stores write, in NCHW some more than once."""
+        """Count the bytes of the sectors of all stores, in NCHW some more than once."""
         store = self._strip(shape).store_step
         often = min(self.cols, max(store, SECTOR // shape.itemsize)) / store
         return prod(shape.result_shape) * shape.itemsize * (often if shape.layout == "NCHW" else 1)
@@ -324,8 +322,7 @@ _strip = lru_cache(maxsize=1024)(Strip)
 
 @lru_cache(maxsize=256)
 def _ranked(cls: type[RowStream], shape: Shape, target: Target) -> tuple[RowStream, ...]:
-    """Return the tiles that are expected to be fastest, few with the same results of a thread."""
-    tiles = sorted(cls.tiles(shape), key=lambda tile: tile.expected_seconds(shape, target))
+    tiles = by_time(cls.tiles(shape), shape, target)
     if not tiles:
         across = shape.result_width if shape.layout == "NCHW" else shape.result_channels
         return (cls(part_sizes(shape)[0], 1, 1, even_split(across, 64), 1, 1, 1, _least_depth(shape)),)
@@ -363,7 +360,7 @@ def _threads(shape: Shape, cols: int, vector: int) -> Iterator[tuple[int, int]]:
 
 
 def _heights(shape: Shape) -> list[int]:
-    """List the rows of a segment: all of them, and where there are many, halves and quarters."""
+    """List the rows of a segment: all, or of many a half or a quarter."""
     height, _ = part_sizes(shape)
     return sorted({height, *(-(-height // n) for n in (2, 4) if height >= 7 * n)})
 

@@ -24,13 +24,14 @@ room for more than 65535 channels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
-from .base import Strategy
-from .loops import bind_threads, compute_at, get_blocks, share_among_threads
-from .tiles import with_value
+from .base import Strategy, with_guesses
+from .loops import bind_threads, compute_at, get_blocks
+from .tiles import reach
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -85,15 +86,15 @@ class SharedTile(Strategy):
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
-        chosen = cls.choose(shape, target)
-        return {
-            "block_h": with_value(chosen.block_h, (4, 8, 16, 32, 64)),
-            "block_w": with_value(chosen.block_w, (8, 16, 32, 64)),
-            "thread_y": with_value(chosen.thread_y, (1, 2, 4, 8, 16, 32)),
-            "thread_x": with_value(chosen.thread_x, (1, 2, 4, 8, 16, 32)),
+        values = {
+            "block_h": (4, 8, 16, 32, 64),
+            "block_w": (8, 16, 32, 64),
+            "thread_y": (1, 2, 4, 8, 16, 32),
+            "thread_x": (1, 2, 4, 8, 16, 32),
             "vthread_y": (1, 2, 4),
             "vthread_x": (1, 2, 4),
         }
+        return with_guesses(values, (cls.choose(shape, target),))
 
     def check(self, shape: Shape, target: Target) -> None:
         self._require(self.padding in ("staged", "inline"), "padding", self.padding, "'staged' or 'inline'")
@@ -110,17 +111,12 @@ class SharedTile(Strategy):
 
     def _shared_bytes(self, shape: Shape, target: Target) -> int:
         """Bytes of the staged tile and filter; a tile is rounded up to whole threads."""
-        kernel = shape.kernel[0] * shape.kernel[1]
-        extents = []
-        for axis, (block, threads) in enumerate(
-            ((self.block_h, self.vthread_y * self.thread_y), (self.block_w, self.vthread_x * self.thread_x))
-        ):
-            covered = -(-block // threads) * threads
-            reach = (shape.kernel[axis] - 1) * shape.dilation[axis] + 1
-            extents.append((covered - 1) * shape.stride[axis] + reach)
+        rows, cols = self.vthread_y * self.thread_y, self.vthread_x * self.thread_x
         if self.padding == "inline":
-            extents = [shape.height, shape.width]
-        return (extents[0] * extents[1] + kernel) * shape.itemsize * target.widening(shape.dtype)
+            tile = shape.height * shape.width
+        else:
+            tile = reach(shape, 0, -(-self.block_h // rows) * rows) * reach(shape, 1, -(-self.block_w // cols) * cols)
+        return (tile + prod(shape.kernel)) * shape.itemsize * target.widening(shape.dtype)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)
@@ -153,7 +149,7 @@ class SharedTile(Strategy):
             sch.compute_inline(pad)
             stage = sch.cache_read(conv, 0, "shared")
         filters = sch.cache_read(conv, 1, "shared")
-        threads = {"threadIdx.y": self.thread_y, "threadIdx.x": self.thread_x}
         for copy in (stage, filters):
             compute_at(sch, copy, tile)
-            share_among_threads(sch, copy, 2, threads)
+            _, *threads = sch.split(sch.fuse(*sch.get_loops(copy)[2:]), [None, self.thread_y, self.thread_x])
+            bind_threads(sch, *threads)

@@ -14,8 +14,7 @@ from math import gcd
 from typing import NamedTuple
 
 from .cost import SECTOR
-
-_CLOCK = 1.755e9
+from .tiles import CLOCK, longer
 
 _LEAST_WARPS = 2.0
 """Warps of a scheduler that take no longer than fewer: each has to wait for its own results."""
@@ -56,12 +55,8 @@ class _Constants(NamedTuple):
 
 
 _CONSTANTS = {
-    "NHWC": _Constants(
-        *(0.437, 1.09, 0.198, 1.67, 2.59, 0.0642, 1510, 0.00568, 15.5, 468, 1670), *(0.587e-6, 4.62e12, 1.82)
-    ),
-    "NCHW": _Constants(
-        *(0.35, 1.45, 0.198, 1.23, 1.63, 0.0859, 885, 0.00244, 12.7, 353, 2520), *(0.313e-6, 12.2e12, 1.01)
-    ),
+    "NHWC": _Constants(0.437, 1.09, 0.198, 1.67, 2.59, 0.0642, 1510, 0.00568, 15.5, 468, 1670, 0.587e-6, 4.62e12, 1.82),
+    "NCHW": _Constants(0.35, 1.45, 0.198, 1.23, 1.63, 0.0859, 885, 0.00244, 12.7, 353, 2520, 0.313e-6, 12.2e12, 1.01),
 }
 
 
@@ -103,8 +98,8 @@ def seconds(work: Stream, layout: str, moved: float) -> float:
 
     full, rest = divmod(work.blocks, work.min_blocks)
     busy = full * cycles(work.min_blocks) + (cycles(max(1.0, rest)) if rest > 0 else 0.0)
-    busy, memory = (busy + by.fetch * work.depth * row) / _CLOCK, moved / by.bandwidth
-    return by.launch + float((busy**by.longer + memory**by.longer) ** (1 / by.longer))
+    busy, memory = (busy + by.fetch * work.depth * row) / CLOCK, moved / by.bandwidth
+    return by.launch + longer(busy, memory, by.longer)
 
 
 def torn(threads: int, size: int, pixel: int) -> float:

@@ -21,14 +21,12 @@ from numpy.typing import NDArray
 
 from ..shape import Shape
 from ..target import Target
-from .tiles import REGISTERS
+from .cost import LINE, MOST_REGISTERS, SECTOR
+from .tiles import CLOCK, REGISTERS
 
 Numbers: TypeAlias = NDArray[np.float64]
 
 _SCHEDULERS = 4
-_MOST_REGISTERS = 255
-_LINE = 128  # bytes
-_SECTOR = 32  # bytes
 
 # Sums and loaded values of a tile that ptxas finds room for, by the registers that `min_blocks`
 # leaves: where all tiles are whole, and else.
@@ -45,7 +43,7 @@ _WAIT, _ALONE, _PER_LINE, _END_SUM = 648.0, 1.625, 0.57, 14.8
 _ROW_TESTS = 1.0  # more to wait, where rows hang over the last and each is under a test of its own
 _TOGETHER, _WITH_MEMORY = 1.99, 1.81  # exponents: 1 adds times up, a large one takes the longest
 
-_CLOCK, _BANDWIDTH, _HALO_BANDWIDTH = 1.755e9, 4.93e12, 1.73e13  # Hz, bytes/s, bytes/s
+_BANDWIDTH, _HALO_BANDWIDTH = 4.93e12, 1.73e13  # bytes/s
 _PARTIAL = 0.1  # of a line beside its sectors
 _APART = 161.0  # bytes of a turn of a block for which memory takes twice as long
 LAUNCH, _SECOND, _PARTS_BANDWIDTH = 1.48e-6, 1.37e-6, 1.61e12  # s, s of the second kernel, and its bytes/s
@@ -113,12 +111,11 @@ def allocated_bytes(tiles: Any, shape: Shape) -> Any:
 
 
 def is_held(tiles: Any, shape: Shape, exact: Any = None) -> Any:
-    """Tell whether registers hold a tile: its sums, inputs and gradients.
+    """Tell whether registers hold a tile: its sums, inputs and gradients. One sum always fits.
 
-    Where no thread, row, column or channel is beyond the last, which `exact` says where it is
-    known, the loads of a tile are under no common test, and ptxas spreads them over its products:
-    it holds a part of the tile at a time, at least a row of the window, and halves as they are
-    loaded. One sum always fits.
+    Where nothing is beyond the last, which `exact` says where it is known, the loads of a tile are
+    under no common test, and ptxas spreads them over its products: it holds a part of the tile at a
+    time, at least a row of the window, and halves as they are loaded.
     """
     height, width = window(tiles, shape)
     sums = tiles.kernel_rows * tiles.kernel_cols * tiles.vector
@@ -152,7 +149,7 @@ def loaded_registers(tiles: Any, shape: Shape) -> Any:
 
 
 def estimate(tiles: Any, shape: Shape, target: Target) -> Numbers:
-    """Estimate the seconds of both kernels, for comparison with other tiles of the layer.
+    """Estimate the seconds of both kernels.
 
     Blocks at a time are `min_blocks`, for ptxas may take all the registers that those leave.
     """
@@ -185,7 +182,7 @@ def estimate(tiles: Any, shape: Shape, target: Target) -> Numbers:
     alone = (_WAIT + _ALONE * instructions) * (1 + _ROW_TESTS * tested)
     turn = (issue**_TOGETHER + cache**_TOGETHER + alone**_TOGETHER) ** (1 / _TOGETHER)
     end = _END_SUM * sums * np.maximum(1, active * warps / _SCHEDULERS)
-    busy = np.ceil(blocks / fitting) * (np.ceil(turns) * turn + end) / _CLOCK
+    busy = np.ceil(blocks / fitting) * (np.ceil(turns) * turn + end) / CLOCK
 
     together = tiles.threads * tiles.rows * tiles.cols * tiles.channels * tiles.vector * size
     memory = _memory_seconds(tiles, shape) * (1 + _APART / together)
@@ -199,12 +196,9 @@ def parts_seconds(shape: Shape, parts: Any) -> Any:
 
 
 def _register_limit(warps: Any) -> Any:
-    """Return the registers of a thread, if an SM is to have room for so many warps.
-
-    Each of its four schedulers has a quarter of them, and of the warps.
-    """
+    """Return the registers of a thread, if an SM has room for so many warps: each scheduler has a quarter of both."""
     warps = _SCHEDULERS * np.ceil(warps / _SCHEDULERS)
-    return np.minimum(_MOST_REGISTERS, REGISTERS // (32 * warps) // 8 * 8)
+    return np.minimum(MOST_REGISTERS, REGISTERS // (32 * warps) // 8 * 8)
 
 
 def _vectors(tiles: Any, height: Any, width: Any) -> Any:
@@ -219,8 +213,7 @@ def _grads(tiles: Any) -> Any:
 def _lines(tiles: Any, shape: Shape) -> tuple[Any, Any]:
     """Count the lines of the L1 cache that a warp touches in a load, of inputs and of gradients.
 
-    Threads over kernel rows load the same gradients, and rows of the input that one another's
-    tiles begin at.
+    Threads over kernel rows load the same gradients, and in part the same rows of the input.
     """
     met = 1 + (32 - np.gcd(np.asarray(tiles.channels, int), 32)) / tiles.channels
     channels = np.minimum(32, tiles.channels)
@@ -231,9 +224,9 @@ def _lines(tiles: Any, shape: Shape) -> tuple[Any, Any]:
     apart = tiles.rows * shape.stride[0] / (tiles.kernel_rows * shape.dilation[0])
     distinct = np.minimum(rows * kernel_rows, (rows - 1) * apart + kernel_rows)
     if shape.layout == "NHWC":
-        run = np.ceil(channels * tiles.vector * shape.itemsize / _LINE)
+        run = np.ceil(channels * tiles.vector * shape.itemsize / LINE)
         return distinct * across * run, rows * across * run
-    size = shape.itemsize * across / _LINE
+    size = shape.itemsize * across / LINE
     data = np.clip(size * np.maximum(tiles.lanes, tiles.cols * shape.stride[1]), 1, across)
     grads = np.clip(size * np.maximum(tiles.grad_lanes, tiles.cols), 1, across)
     return distinct * data, rows * grads
@@ -250,6 +243,6 @@ def _memory_seconds(tiles: Any, shape: Shape) -> Any:
     read = read * (kernel_h / kernel_rows) * (kernel_w / tiles.kernel_cols)
     if shape.layout == "NHWC":
         run = tiles.channels * tiles.vector * shape.itemsize
-        sectors, lines = (np.ceil(run / size) * size / run for size in (_SECTOR, _LINE))
+        sectors, lines = (np.ceil(run / size) * size / run for size in (SECTOR, LINE))
         read = read * sectors * (1 + _PARTIAL * (lines - 1))
     return shape.least_bytes / _BANDWIDTH + np.maximum(0, read - data - grad) / _HALO_BANDWIDTH

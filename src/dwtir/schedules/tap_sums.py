@@ -21,6 +21,7 @@ gradients of a row are loaded as aligned vectors, as in `register_window`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,11 +29,12 @@ import numpy as np
 
 from ..shape import Shape
 from ..target import Target
+from .base import with_guesses
 from .loops import compute_at, get_blocks, number, unroll_all, unroll_in_source
 from .part_sums import PartSums, sum_parts
-from .tap_cost import Tiles, allocated_bytes, estimate, is_held, window
+from .tap_cost import Tiles, allocated_bytes, estimate, is_held, tiles_of_channel, window
 from .tap_tiles import MAX_KERNEL_THREADS, MAX_TAP_SUMS, grad_lanes_of, lanes_of, ranked, vectors_of
-from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_UNROLLED, divisors, even_split, with_value
+from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_UNROLLED, divisors, even_split
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
@@ -80,34 +82,30 @@ class TapSums(PartSums):
 
     @classmethod
     def choose(cls, shape: Shape, target: Target) -> TapSums:
-        """Choose the tile that the model of `tap_cost` expects the least time of."""
-        for numbers in ranked(shape, target):
-            tile = cls(*numbers)
-            if not tile._is_mixed_up(shape):
-                return tile
-        return cls(1, 1, 1, 1, 1, 1, 1, 1, 1)
+        """Choose the fastest tile, by the model of `tap_cost`."""
+        tiles = (cls(*numbers) for numbers in ranked(shape, target))
+        return next((tile for tile in tiles if not tile._is_mixed_up(shape)), cls(1, 1, 1, 1, 1, 1, 1, 1, 1))
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         chosen = cls.choose(shape, target)
-        heights = [even_split(shape.out_height, most) for most in (1, 2, 4, 8)]
-        widths = [even_split(shape.out_width, most) for most in (1, 2, 4, 8)]
         nhwc = shape.layout == "NHWC"
-        return {
-            "rows": with_value(chosen.rows, heights),
-            "cols": with_value(chosen.cols, widths),
-            "kernel_rows": with_value(chosen.kernel_rows, (1, shape.kernel[0])),
-            "kernel_cols": with_value(chosen.kernel_cols, (1, shape.kernel[1])),
+        values: dict[str, Iterable[int]] = {
+            "rows": [even_split(shape.out_height, most) for most in (1, 2, 4, 8)],
+            "cols": [even_split(shape.out_width, most) for most in (1, 2, 4, 8)],
+            "kernel_rows": (1, shape.kernel[0]),
+            "kernel_cols": (1, shape.kernel[1]),
             "vector": vectors_of(shape),
-            "channels": with_value(chosen.channels, (8, 16, 32, 64) if nhwc else ()),
-            "threads": with_value(chosen.threads, (4, 8, 16, 32, 64, 128)),
-            "parts": with_value(chosen.parts, (1, max(1, chosen.parts // 2), 2 * chosen.parts)),
-            "part_threads": with_value(chosen.part_threads, (1, 2, 4, 8, 16)),
-            "kernel_threads": with_value(chosen.kernel_threads, divisors(shape.kernel[0])),
-            "lanes": (1,) if nhwc else divisors(shape.row_lanes),
-            "grad_lanes": (1,) if nhwc else divisors(16 // shape.itemsize),
-            "min_blocks": with_value(chosen.min_blocks, BLOCK_COUNTS),
+            "channels": (8, 16, 32, 64) if nhwc else (),
+            "threads": (4, 8, 16, 32, 64, 128),
+            "parts": (1, max(1, chosen.parts // 2), 2 * chosen.parts),
+            "part_threads": (1, 2, 4, 8, 16),
+            "kernel_threads": divisors(shape.kernel[0]),
+            "lanes": () if nhwc else divisors(shape.row_lanes),
+            "grad_lanes": () if nhwc else divisors(16 // shape.itemsize),
+            "min_blocks": BLOCK_COUNTS,
         }
+        return with_guesses(values, (chosen,))
 
     def check(self, shape: Shape, target: Target) -> None:
         for name, part, whole in (
@@ -143,7 +141,7 @@ class TapSums(PartSums):
         return float(estimate(Tiles(*map(np.float64, self.parameters.values())), shape, target))
 
     def is_promising(self, shape: Shape) -> bool:
-        """Tell whether registers hold the sums and all inputs, and the code stays short."""
+        """Tell whether registers hold a tile, and the code stays short."""
         short = self._sums * self.rows * self.cols <= MAX_UNROLLED
         return bool(is_held(self, shape)) and (short or self._sums == 1)
 
@@ -152,17 +150,14 @@ class TapSums(PartSums):
         return self.kernel_rows * self.kernel_cols * self.vector
 
     def _tiles(self, shape: Shape) -> int:
-        """Count the tiles of outputs of one channel."""
-        rows, cols = -(-shape.out_height // self.rows), -(-shape.out_width // self.cols)
-        return shape.batch * rows * cols
+        return int(tiles_of_channel(self, shape))
 
     def _is_mixed_up(self, shape: Shape) -> bool:
         """Tell whether TVM may fail to count the columns or the rows of the window.
 
-        Where neither a thread, or turn, nor a tile of taps moves the window farther than the
-        other, it can take the one for the other: along a row if each tile of a row, or of an
-        image, is a thread, and down an image if nothing but threads and turns tells one row
-        from the next.
+        Where a thread or turn moves the window as far as a tile of taps, it can take the one for
+        the other: along a row if each tile of a row, or of an image, is a thread, and down an image
+        if nothing but threads and turns tells one row from the next.
         """
         across = -(-shape.out_width // self.cols)
         of_image = across * -(-shape.out_height // self.rows)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..bands import window_of
 from ..shape import Shape
 from ..target import Target
 from .part_sums import MOST_PART_THREADS, taps_of_block
@@ -22,7 +23,7 @@ from .tap_cost import (
     warps_of,
     window,
 )
-from .tiles import MAX_BLOCKS, MAX_THREADS, SHARED, divisors, even_split, largest_divisor, threads_over
+from .tiles import MAX_BLOCKS, MAX_THREADS, SHARED, divisors, even_split, largest_divisor, threads_over, vectors
 
 MAX_TAP_SUMS = 128
 """Sums of one thread, each a register."""
@@ -47,10 +48,10 @@ _REFINED, _RANKED = 16, 50  # the best tiles that more is tried of, and those th
 
 
 def vectors_of(shape: Shape) -> tuple[int, ...]:
-    """List the vectors of channels: powers of two up to 16 bytes, where they are contiguous."""
+    """List the vectors of channels, where they are contiguous."""
     if shape.layout == "NCHW" or shape.channel_multiplier > 1:
         return (1,)
-    return tuple(lanes for lanes in (1, 2, 4, 8) if lanes * shape.itemsize <= 16 and shape.in_channels % lanes == 0)
+    return vectors(shape, shape.in_channels)
 
 
 def lanes_of(shape: Shape, cols: int, kernel_cols: int) -> tuple[int, ...]:
@@ -61,17 +62,13 @@ def lanes_of(shape: Shape, cols: int, kernel_cols: int) -> tuple[int, ...]:
     if kernel_cols < shape.kernel[1]:
         apart = gcd(apart, kernel_cols * shape.dilation[1])
     # A row of the padded input is more than one vector, or TVM loses the loop over them.
-    width = (shape.out_width - 1) * shape.stride[1]
-    width += (shape.kernel[1] - 1) * shape.dilation[1] + 1
-    width += -shape.padding[1] % shape.row_lanes
+    width = window_of(shape, 1, shape.out_width) + -shape.padding[1] % shape.row_lanes
     return tuple(n for n in divisors(gcd(apart, shape.row_lanes)) if n == 1 or n < width)
 
 
 def grad_lanes_of(shape: Shape, cols: int) -> tuple[int, ...]:
-    """List the vectors, up to 16 bytes, that a tile's outputs of a row divide into."""
-    if shape.layout == "NHWC":
-        return (1,)
-    return divisors(gcd(cols, shape.out_width, 16 // shape.itemsize))
+    """List the vectors that a tile's outputs of a row divide into."""
+    return (1,) if shape.layout == "NHWC" else vectors(shape, cols, shape.out_width)
 
 
 @lru_cache(maxsize=256)
@@ -122,7 +119,7 @@ def _taps(shape: Shape) -> list[tuple[int, int, int]]:
 
 
 def _sides(outputs: int, most: int) -> list[int]:
-    """List sizes of tiles: those that leave nothing over, and those that leave little."""
+    """List sizes of tiles that leave nothing over, or little."""
     even = {even_split(outputs, size) for size in (1, 2, 4, 8, most)}
     return sorted(even.union(n for n in divisors(outputs) if n <= most))
 
@@ -145,7 +142,7 @@ def _in_blocks(
     min_blocks: Sequence[int],
     rounds: Sequence[int],
 ) -> tuple[Tiles, Any]:
-    """Deal the tiles out to blocks and parts; return them, and which tile each one is of."""
+    """Deal the tiles out to blocks and parts; return them, and whose each is."""
     table = _channel_table(tiles, shape, channels)
     shapes = (len(tiles.rows), table.shape[1], len(threads), len(min_blocks), len(rounds))
     origin, which, *others = (index.ravel() for index in np.indices(shapes))
@@ -215,10 +212,10 @@ def _divisors(counts: Numbers, most: Numbers) -> Numbers:
     return best
 
 
-def _channels(vectors: int, most: int) -> int:
+def _channels(count: int, most: int) -> int:
     """Choose the threads over channels; some idle ones where no divisor comes near `most`."""
-    divisor = largest_divisor(vectors, most)
-    return divisor if 4 * divisor > min(most, vectors) else threads_over(vectors, most)
+    divisor = largest_divisor(count, most)
+    return divisor if 4 * divisor > min(most, count) else threads_over(count, most)
 
 
 def _take(tiles: Tiles, index: Any) -> Tiles:

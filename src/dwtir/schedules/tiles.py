@@ -1,8 +1,12 @@
 """Arithmetic that several strategies choose their tiles with."""
 
 from collections.abc import Iterable
+from math import gcd
 
 from ..shape import Shape
+
+CLOCK = 1.755e9
+"""Hz, by which models count cycles."""
 
 MAX_UNROLLED = 4096
 """Multiply-adds of one thread in straight line: a second of compilation, and what the
@@ -56,19 +60,14 @@ def phases(shape: Shape, axis: int) -> int:
 
 
 def windows_of(shape: Shape) -> tuple[str, ...]:
-    """List the windows that the shape can have, from the most reuse to the least code.
-
-    With phases, the rows that a tap meets depend on the tap, and a kernel row alone
-    has no window of one size.
-    """
+    """List the windows that the shape can have, in their order: with phases, a kernel row has none of one size."""
     return ("tile", "tap") if max(phases(shape, 0), phases(shape, 1)) > 1 else WINDOWS
 
 
 def whole_phases(shape: Shape, axis: int, results: int, window: str = "tile") -> int:
-    """Fit the rows (axis 0) or columns (axis 1) of a tile to the phases.
+    """Fit the rows (axis 0) or columns (axis 1) of a tile to the phases, for all tiles to have the same taps.
 
-    A tile is a multiple of them, for then all tiles have the same taps; where each tap
-    has its own window, neighbours would differ in what they load, and it is one.
+    Where each tap has its own window, neighbours would differ in what they load, and it is one.
     """
     count = phases(shape, axis)
     if window == "tap" and count > 1:
@@ -103,13 +102,13 @@ def loads_of(shape: Shape, rows: int, cols: int, window: str) -> int:
 
 
 def unrolled_of(shape: Shape, sums: int, window: str) -> int:
-    """Count the multiply-adds in straight line for a tile of so many sums."""
+    """Count the multiply-adds in straight line for so many sums."""
     height, width = taps(shape)
     return sums * {"tile": height * width, "row": width, "tap": 1}[window]
 
 
 def even_split(count: int, most: int) -> int:
-    """Split `count` into the fewest equal parts of at most `most`; return the size of a part."""
+    """Split `count` into the fewest equal parts of at most `most`; return their size."""
     parts = -(-count // most)
     return -(-count // parts)
 
@@ -120,14 +119,24 @@ def even_tile(shape: Shape, axis: int, most: int, window: str = "tile") -> int:
     return whole_phases(shape, axis, even_split(extent, most), window)
 
 
-def even_tiles(shape: Shape, axis: int, sizes: Iterable[int], window: str = "tile") -> list[int]:
-    """Split evenly into parts of at most each of `sizes`."""
-    return [even_tile(shape, axis, most, window) for most in sizes]
+def even_tiles(shape: Shape, axis: int, sizes: Iterable[int], window: str) -> list[int]:
+    """List the tiles of at most each of `sizes`, in order."""
+    return sorted({even_tile(shape, axis, most, window) for most in sizes})
+
+
+def longer(one: float, other: float, power: float) -> float:
+    """Add two times that overlap: 1 adds them up, a large power takes the longer one."""
+    return float((one**power + other**power) ** (1 / power))
 
 
 def divisors(count: int) -> tuple[int, ...]:
     """List what divides `count`, in order."""
     return tuple(part for part in range(1, count + 1) if count % part == 0)
+
+
+def vectors(shape: Shape, *counts: int) -> tuple[int, ...]:
+    """List the vectors, up to 16 bytes, that divide all counts."""
+    return divisors(gcd(16 // shape.itemsize, *counts))
 
 
 def largest_divisor(count: int, most: int) -> int:
@@ -143,8 +152,3 @@ def threads_over(tiles: int, most: int) -> int:
 
     counts = range(min(tiles, most), 0, -1)
     return next((n for n in counts if 20 * idle(n) <= tiles), min(counts, key=idle))
-
-
-def with_value(value: int, others: Iterable[int]) -> tuple[int, ...]:
-    """Return all the values once, in order."""
-    return tuple(sorted({value, *others}))

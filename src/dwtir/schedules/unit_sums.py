@@ -45,7 +45,7 @@ from .loops import bind_threads, unroll_all
 from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
 from .tap_cost import LAUNCH, parts_seconds
-from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_SUMS, SHARED
+from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SUMS, SHARED
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -65,7 +65,6 @@ _REGISTERS, _PER_GROUP = 34, 6
 # 825 kernels of 20 layers on an H200: the choice is 2.6 % behind the best, for layers left out as well.
 _SECTOR, _RUN, _WAVEFRONT, _PRODUCT = 1.374, 0.437, 0.267, 1.86
 _LATENCY, _STEP, _END, _TAP = 793, 37, 2480, 64.6
-_CLOCK = 1.755e9
 _BANDWIDTH = 4.25e12 / 132  # of an SM there
 # Of each 64 KB of an SM under way beyond the first: blocks of the same pixels drift apart, and L2 fetches twice
 # what it fetched for both (ncu: 171 MB for 154 of 128x96x56x56).
@@ -131,10 +130,8 @@ class UnitSums(MatrixSums):
 
     def check(self, shape: Shape, target: Target) -> None:
         self._require(self.together in _TOGETHER, "together", self.together, f"in {_TOGETHER}")
-        for name, value, factor in (
-            ("channels", self.channels, lcm(LANES, self.together * self.warps)),
-            ("images", self.images, 2),
-        ):
+        for name, factor in (("channels", lcm(LANES, self.together * self.warps)), ("images", 2)):
+            value = getattr(self, name)
             self._require(value % factor == 0, name, value, f"a multiple of {factor}")
         whole = shape.in_channels
         self._require(whole % self.channels == 0, "channels", self.channels, f"a divisor of {whole}")
@@ -175,11 +172,11 @@ class UnitSums(MatrixSums):
         step = ((at_a_time * cache) ** 3 + products**3 + (_LATENCY / self.ahead) ** 3) ** (1 / 3) + _STEP
         step *= 1 + _MUCH * max(0.0, at_a_time * 2 * sizes.slot_halves * self.ahead / 65536 - 1)
         end = _END + _TAP * self.channels * prod(shape.kernel) * sizes.columns / (32 * self.warps)
-        first = ceil(blocks / self.min_blocks) * (sizes.block_steps * step + end) / _CLOCK
+        first = ceil(blocks / self.min_blocks) * (sizes.block_steps * step + end) / CLOCK
         return float(LAUNCH + first + parts_seconds(shape, self.parts))
 
     def sizes(self, shape: Shape) -> Units:
-        return Units(*(shape, self.channels, self.together, self.images), *(self.warps, self.parts, self.ahead))
+        return Units(shape, self.channels, self.together, self.images, self.warps, self.parts, self.ahead)
 
     def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import unit_sums

@@ -49,7 +49,7 @@ from .cost import registers_for
 from .loops import bind, bind_threads
 from .register_window import RegisterWindow
 from .row_stream import RowStream
-from .tiles import BLOCK_COUNTS, divisors, even_split
+from .tiles import BLOCK_COUNTS, CLOCK, divisors, even_split, longer
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -70,11 +70,11 @@ _OTHERS = 20
 _VECTOR = 4
 """Registers of a load at its widest."""
 
-# Time: the clock, a launch, bytes a second of memory and of weights that blocks load again, and
+# Time: a launch, bytes a second of memory and of weights that blocks load again, and
 # warps of an SM that take no longer than fewer. By layout: cycles of an instruction; the exponent
 # as in `split_image`, for only other blocks compute while one loads. Fitted to 903 kernels of 64
 # layers on an H200.
-_CLOCK, _LAUNCH, _BANDWIDTH, _WEIGHT_BANDWIDTH, _LEAST_WARPS = 1.755e9, 1.9e-6, 4.4e12, 25e12, 6.6
+_LAUNCH, _BANDWIDTH, _WEIGHT_BANDWIDTH, _LEAST_WARPS = 1.9e-6, 4.4e12, 25e12, 6.6
 _CYCLES = {"NCHW": 1.25, "NHWC": 1.5}
 _LONGER = {"NCHW": (1.0, 0.105), "NHWC": (1.4, 0.205)}
 _WINDOW_MARGIN, _BANDS_MARGIN = 0.93, 0.75
@@ -115,10 +115,7 @@ class WholeImage(Strategy):
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether it is expected to be faster than windows and streams.
-
-        It is faster than tensor cores, which multiply padding too.
-        """
+        """Tell whether it is expected to be faster than windows and streams: tensor cores multiply padding too."""
         others = paying((RowStream, RegisterWindow, ChannelVector), shape, target)
         other = next(others)
         expected = other.expected_seconds(shape, target)
@@ -191,22 +188,18 @@ class WholeImage(Strategy):
         return self._images(shape).shared_bytes_on(target) if shape.layout == "NCHW" else 0
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        """Estimate the time of the kernel, by the instructions that it issues and its bytes.
-
-        An image that is loaded ahead is worth as much as another block.
-        """
+        """Estimate the time by instructions and bytes: an image that is loaded ahead is worth as much as a block."""
         x, y = self.thread_x, self.thread_y
         blocks = -(-shape.batch * self.bands // (y * self.turns)) * -(-shape.result_channels // x)
         on_each = blocks / target.units
         warps = max(_LEAST_WARPS, ceil(on_each) * -(-x * y // 32))
-        busy = self._instructions(shape) * _CYCLES[shape.layout] * warps / 4 / _CLOCK
+        busy = self._instructions(shape) * _CYCLES[shape.layout] * warps / 4 / CLOCK
         again = (blocks * x - shape.result_channels) * prod(shape.kernel) * shape.itemsize
         memory = shape.least_bytes / _BANDWIDTH + again / _WEIGHT_BANDWIDTH
         memory /= min(1.0, 2 * on_each)  # an SM alone draws about two shares
         one, twice = _LONGER[shape.layout]
         together = min(self.min_blocks, ceil(on_each)) * min(2, self.turns)
-        longer = one + twice * log2(together)
-        return _LAUNCH + float((busy**longer + memory**longer) ** (1 / longer))
+        return _LAUNCH + longer(busy, memory, one + twice * log2(together))
 
     def _instructions(self, shape: Shape) -> float:
         """Count the instructions of a thread."""

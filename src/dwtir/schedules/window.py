@@ -95,11 +95,10 @@ class Footprint(NamedTuple):
 
 
 class Window(Strategy):
-    """A strategy whose tile and `min_blocks` are chosen by the model of `cost`."""
+    """A strategy whose tile is chosen by the model of `cost`."""
 
     most_values: ClassVar[int]
-    """Inputs and sums of a "tile", above which some kernels spill: ptxas does not always work its
-    way down the window."""
+    """Inputs and sums of a "tile", above which some kernels spill: ptxas does not always work its way down."""
 
     rows: int
     cols: int
@@ -108,12 +107,11 @@ class Window(Strategy):
     thread_z: int
     min_blocks: int
     window: str
-    """One of `WINDOWS`: whether registers hold the whole input window, that of one
-    kernel row or of one tap."""
+    """One of `WINDOWS`."""
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
-        """List the tiles that the model expects the least times of, of the two best windows."""
+        """List the fastest tiles of the two best windows, by the model."""
         return cast("tuple[Self, ...]", _ranked(cls, shape, target))
 
     def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> Self:
@@ -130,7 +128,7 @@ class Window(Strategy):
         return replace(self, min_blocks=next(more, count))  # type: ignore[type-var]
 
     def held(self, shape: Shape, target: Target) -> Self:
-        """Hold ptxas, which takes what it may, to the registers that the model counts on, so that blocks have room.
+        """Hold ptxas, which takes what it may, to the registers that the model counts on.
 
         A thread that multiplies each float32 many times needs no more than for that; others have loads under way.
         """
@@ -176,14 +174,12 @@ class Window(Strategy):
     def sums(self) -> int:
         """Results of a thread."""
 
-    @abstractmethod
-    def values(self, shape: Shape) -> int:
-        """Count inputs and sums of a tile."""
-
     def is_promising(self, shape: Shape) -> bool:
+        vector = self.sums // (self.rows * self.cols)
+        values = vector * loads_of(shape, self.rows, self.cols, "tile") + self.sums
         return (
             self.sums <= MAX_SUMS
-            and (self.window != "tile" or self.values(shape) <= self.most_values)
+            and (self.window != "tile" or values <= self.most_values)
             and unrolled_of(shape, self.sums, self.window) <= MAX_UNROLLED
             and loads_of(shape, self.rows, self.cols, self.window) <= MAX_LOADS
             and self._has_registers(shape)
@@ -291,7 +287,7 @@ class Window(Strategy):
         return registers_for(work.threads, self.min_blocks) >= _LEAST_REGISTERS * registers_needed(work)
 
     def _steps(self, shape: Shape) -> tuple[int, int]:
-        """Count the steps of a thread, and the rows of inputs that it loads in each."""
+        """Count a thread's steps, and the rows of inputs of each."""
         kernel_h, kernel_w = taps(shape)
         if self.window == "tile":
             return 1, reach(shape, 0, self.rows)
@@ -309,9 +305,7 @@ class Window(Strategy):
 
 @lru_cache(maxsize=256)
 def _ranked(cls: type[Window], shape: Shape, target: Target) -> tuple[Window, ...]:
-    """Return the tiles that are expected to be fastest, few with the same results of a thread."""
-    tiles = [tile for window in windows_of(shape)[:2] for tile in cls.tiles(shape, window)]
-    tiles = tiles or [cls.least(shape)]
+    tiles = [tile for window in windows_of(shape)[:2] for tile in cls.tiles(shape, window)] or [cls.least(shape)]
     ranked = ranking((tile.work(shape) for tile in tiles), shape, target)
     best = (replace(tiles[number], min_blocks=count) for number, count in ranked)  # type: ignore[type-var]
     return varied((tile.held(shape, target) for tile in best), lambda tile: (tile.rows, tile.cols, tile.window))

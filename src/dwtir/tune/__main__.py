@@ -35,7 +35,7 @@ examples:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Tune the layers that are named; return the process's exit status."""
+    """Tune the layers that are named; return the exit status."""
     options = _parser().parse_args(arguments)
     stop = threading.Event()
     try:
@@ -137,7 +137,7 @@ def _tasks(options: argparse.Namespace) -> list[Task]:
 
 @contextlib.contextmanager
 def _devices(options: argparse.Namespace, note: Callable[[str], object]) -> Iterator[tuple[Target, Fleet]]:
-    """Take the devices that the options name: this process's, some GPUs, or a tracker's."""
+    """Take the devices that the options name."""
     if (options.tracker is None) != (options.key is None):
         raise InvalidTargetError("--tracker and --key go together, got one of them")
     if options.gpus is not None and options.tracker is not None:
@@ -152,15 +152,13 @@ def _devices(options: argparse.Namespace, note: Callable[[str], object]) -> Iter
     else:
         target = present_target(options.target)
         found = target, local_fleet(target, note)
-    try:
+    with contextlib.closing(found[1]):
         yield found
-    finally:
-        found[1].close()
 
 
 @contextlib.contextmanager
 def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """End the session in good order at the first Ctrl-C or SIGTERM, at once at the second."""
+    """End the session at the first Ctrl-C or SIGTERM, at once at the second."""
 
     def handle(number: int, frame: object) -> None:
         if stop.is_set():
@@ -177,7 +175,7 @@ def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logged(path: Path) -> Iterator[logging.FileHandler]:
-    """Append what is logged about tuning to a file, which is made when there is something."""
+    """Append what is logged about tuning to a file, if anything."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, delay=True, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))

@@ -19,7 +19,7 @@ class Channel(ABC):
 
     @abstractmethod
     def call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Send a message and wait for the answer; a `DeviceError` if the worker is dead, or says nothing in time."""
+        """Send a message and wait for the answer; a `DeviceError` if none comes in time."""
 
     @abstractmethod
     def close(self) -> None:
@@ -30,7 +30,7 @@ class PipeChannel(Channel):
     """A worker process of this machine: a line of JSON for each line of JSON."""
 
     def __init__(self) -> None:
-        # A session of its own: Ctrl-C is for us, who then end the worker in good order.
+        # A session of its own: Ctrl-C is for us, who then end the worker.
         command, pipe = [sys.executable, "-m", "dwtir.tune.worker"], subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
         self._buffer = b""

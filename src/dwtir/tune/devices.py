@@ -1,8 +1,7 @@
 """Devices that measure candidates: how a worker is reached, watched, and replaced.
 
-A `Device` starts channels to worker processes, hands them
-candidates and survives their deaths: a candidate that was being measured when a
-worker died twice is given up, all others go to the next worker.
+A candidate that was being measured when a worker died twice is given up; all others
+go to the next worker.
 """
 
 import contextlib
@@ -34,7 +33,7 @@ class _StickyError(DeviceError):
 
 @dataclass
 class Job:
-    """A candidate on its way: trial `number`, and how many workers died over it.
+    """A candidate on its way as trial `number`: `attempts` workers died over it.
 
     One that the search has `proposed` may be refused for the time that its build takes.
     """
@@ -47,7 +46,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """What a worker said of a candidate: its times, or why it has none."""
+    """A candidate's times, or why it has none."""
 
     job: Job
     times: tuple[float, ...] = ()
@@ -69,10 +68,7 @@ class JobQueue(ABC):
 
 
 class Device:
-    """Measures candidates of one task after the other, by one worker at a time.
-
-    It connects to fresh workers, with so many builder threads, and notes each that died.
-    """
+    """Measures candidates of one task after the other, by a worker with so many builder threads."""
 
     def __init__(
         self, name: str, connect: Callable[[], Channel], threads: int, note: Callable[[str], object] = lambda text: None
@@ -86,19 +82,15 @@ class Device:
 
     def take_up(self, task: Task, target: Target) -> None:
         """Let the worker prepare for a layer; a `DwtirError` if its manual kernel fails."""
-        self._task = (task, target)
-        if self._channel is not None:
-            try:
-                self._send_task()
-                return
-            except DeviceError as error:
-                self._died(error)
-        self._restart()
+        self._task = task, target
+        self._prepare()
 
-    def _restart(self) -> None:
+    def _prepare(self) -> None:
+        """Send the task to the worker, or to the next one while there is none or it dies."""
         while True:
             try:
-                self._channel = self._connect()
+                if self._channel is None:
+                    self._channel = self._connect()
                 self._send_task()
                 return
             except DeviceError as error:
@@ -122,7 +114,7 @@ class Device:
         return answer
 
     def _died(self, error: DeviceError) -> None:
-        """Put the worker away; give up when several died with nothing measured between."""
+        """Put the worker away; give up when several died in a row."""
         self.close()
         self._deaths += 1
         self._note(f"{self.name}: {error}")
@@ -130,10 +122,9 @@ class Device:
             raise DeviceLostError(f"{self.name}: {self._deaths} workers failed in a row; the last: {error}") from error
 
     def measure(self, queue: JobQueue, limit: Callable[[], float | None], stop: Callable[[], bool]) -> Iterator[Result]:
-        """Measure candidates as they are built, while others still are.
+        """Measure candidates as they are built; the limit is the best time so far, in seconds.
 
-        If the worker dies, they go back to the queue; if the next ones do too, that is a
-        `DeviceLostError`. The limit is the best time so far, in seconds.
+        If several workers die in a row, that is a `DeviceLostError`.
         """
         waiting: list[Job] = []
         while not stop():
@@ -143,7 +134,7 @@ class Device:
             waiting.extend(new)
             if not waiting:
                 return
-            place = 0  # of the oldest one, which is the likeliest to have ended the builders
+            place = 0  # the oldest one is the likeliest to have ended the builders
             try:
                 self._submit(new)
                 place = self._first_built(len(waiting))
@@ -155,20 +146,18 @@ class Device:
                     del waiting[place]
                     yield Result(job, cause="device error", error=str(error), device=self.name)
                 queue.give_back(waiting)
-                waiting.clear()
                 self._died(error)
-                if not stop():
-                    self._restart()
-                continue
-            self._deaths = 0
-            job, times = waiting.pop(place), tuple(answer.get("times", ()))
-            yield Result(job, times, answer.get("cause", ""), answer.get("error", ""), self.name)
-            if answer.get("stuck"):  # nothing but the worker's end frees the builder
+            else:
+                self._deaths = 0
+                job, times = waiting.pop(place), tuple(answer.get("times", ()))
+                yield Result(job, times, answer.get("cause", ""), answer.get("error", ""), self.name)
+                if not answer.get("stuck"):
+                    continue
                 queue.give_back(waiting)
-                waiting.clear()
-                self.close()
-                if not stop():
-                    self._restart()
+                self.close()  # nothing else frees the builder
+            waiting.clear()
+            if not stop():
+                self._prepare()
         if waiting:
             with contextlib.suppress(DeviceError):  # then the next task gets a fresh worker
                 self._call({"op": "drop"}, _CANDIDATE_SECONDS)
@@ -186,10 +175,10 @@ class Device:
         return place
 
     def final(self, strategies: Sequence[Strategy], rounds: int) -> list[tuple[float, ...]]:
-        """Check some strategies and measure them again, in turns; a wrong one has no times."""
+        """Check strategies and measure them again, in turns; a wrong one has no times."""
         message = {"op": "final", "strategies": [*map(strategy_to_json, strategies)], "rounds": rounds}
         if self._channel is None:
-            self._restart()
+            self._prepare()
         answer = self._call(message, _TASK_SECONDS)
         if answer.get("cause"):
             raise DeviceError(answer["error"])

@@ -25,7 +25,7 @@ _HEAD = ["task", "manual us", "best us", "gain", "% of floor", "trials", "failed
 
 
 class Display(ABC):
-    """Shows a session on a stream, by default standard output; a context manager."""
+    """Shows a session on a stream, by default standard output."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
@@ -64,7 +64,7 @@ class Display(ABC):
 
     @abstractmethod
     def close(self, outcomes: Sequence[Outcome], extra: Mapping[str, str]) -> None:
-        """Show the closing table, and what else there is to know, such as ``{"log": path}``."""
+        """Show the closing table, and more, such as ``{"log": path}``."""
 
     @abstractmethod
     def _begun(self, running: figures.Running) -> None: ...
@@ -130,22 +130,19 @@ class PlainDisplay(Display):
         self._running = None
         task, manual, best, gain, share, trials, failed, seconds, path = figures.row(outcome)
         causes = f": {figures.causes(outcome.failures)}" if outcome.failures else ""
-        self._say(
+        self.note(
             f"{task}: best {best} us, manual {manual} us, gain {gain}, {share} % of floor, "
             f"{trials} trials ({failed} failed{causes}) in {seconds} s"
             f"{', interrupted' if outcome.interrupted else ''}, "
             f"{path} {'written' if outcome.written else 'kept: it is at least as good'}"
         )
         for line in figures.grid(outcome) if outcome.search == "grid" else []:
-            self._say(line)
+            self.note(line)
 
     def fail(self, task: Task, error: Exception) -> None:
         self._running = None
         self._not_tuned.append(str(task))
-        self._say(f"{task}: {type(error).__name__}: {error}")
-
-    def note(self, text: str) -> None:
-        self._say(text)
+        self.note(f"{task}: {type(error).__name__}: {error}")
 
     def close(self, outcomes: Sequence[Outcome], extra: Mapping[str, str]) -> None:
         self._running = None
@@ -159,25 +156,25 @@ class PlainDisplay(Display):
         }
         for name, text in (facts | dict(extra)).items():
             if text:
-                self._say(f"{name}: {text}")
+                self.note(f"{name}: {text}")
 
     def _begun(self, running: figures.Running) -> None:
-        self._say(f"{running.heading}: {running.task}, {running.texts[0]}")
+        self.note(f"{running.heading}: {running.task}, {running.texts[0]}")
 
     def _tried(self, running: figures.Running, trial: Trial, *, improved: bool) -> None:
         if improved:
-            self._say("  " + ", ".join(running.texts))
+            self.note("  " + ", ".join(running.texts))
 
     def _keep_talking(self) -> None:
         while not self._left.wait(self._every):
             if running := self._running:
-                self._say("  " + ", ".join(running.texts))
+                self.note("  " + ", ".join(running.texts))
 
     def _table(self, rows: Sequence[Sequence[str]]) -> None:
         for line in aligned([_HEAD, *rows]):
-            self._say(line)
+            self.note(line)
 
-    def _say(self, text: str) -> None:
+    def note(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
 
@@ -242,9 +239,9 @@ class LiveDisplay(PlainDisplay):
         self._live.refresh()
         self._console.print(table)
         for folder in sorted({str(Path(row[-1]).parent) for row in rows}):
-            self._say(f"records: {folder}")
+            self.note(f"records: {folder}")
 
-    def _say(self, text: str) -> None:
+    def note(self, text: str) -> None:
         self._live.refresh()
         self._console.print(text, soft_wrap=True)
 

@@ -2,10 +2,10 @@
 
 Each strategy that claims the layer is one design, its parameters random variables of
 the trace. MetaSchedule replays some hundred traces for each batch that it proposes,
-so these only draw the parameters and write them on a block; the schedule itself is
-applied to what is going to be measured. A mutation moves one parameter to another of
-its values, and candidates that the strategy refuses are dropped before they are
-built. The cost model is MetaSchedule's XGBoost model, fed with the parameters.
+so these only draw the parameters and write them on a block; the schedule is applied to
+what is measured. A mutation moves one parameter, and candidates that the strategy
+refuses are dropped before they are built. The cost model is MetaSchedule's XGBoost
+model, fed with the parameters.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ _MAX_TRIALS = 2**30  # the session counts
 def _without_intrinsics() -> Iterator[None]:
     """Keep `TuneContext` from parsing all of TVM's tensor intrinsics, which takes 10 s.
 
-    It imports them for schedule rules, of which we use none. Whoever imports
-    them afterwards gets them.
+    They are for schedule rules, of which we use none. Whoever imports them afterwards gets them.
     """
     name = "tvm.s_tir.tensor_intrin"
     if name in sys.modules:
@@ -65,8 +64,8 @@ def _without_intrinsics() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _numpy_seeded(seed: int) -> Iterator[None]:
-    """Make what the model draws from NumPy's global generator repeatable, and leave no trace."""
-    before = np.random.get_state()  # noqa: NPY002  # it is this one that the model uses
+    """Seed NumPy's global generator, from which the model draws, and restore it."""
+    before = np.random.get_state()  # noqa: NPY002
     np.random.seed(seed)  # noqa: NPY002
     try:
         yield
@@ -78,90 +77,87 @@ class _Designs:
     """The strategies of a layer as designs, and what a trace means in them."""
 
     def __init__(self, task: Task, target: Target) -> None:
-        self.task, self.target = task, target
-        self._chosen = [
-            kind.choose(task.shape, target).with_room_for(task.shape, task.epilogue, target)
-            for kind in searched_strategies(task.shape, target)
+        self._task, self._target = task, target
+        self._place = task.shape, target
+        chosen = [
+            kind.choose(*self._place).with_room_for(task.shape, task.epilogue, target)
+            for kind in searched_strategies(*self._place)
         ]
-        self._spaces = [strategy.space(task.shape, target) for strategy in self._chosen]
-        self._places = {strategy.name: i for i, strategy in enumerate(self._chosen)}
-        self.fields = [(i, field) for i, space in enumerate(self._spaces) for field in space]
+        self._designs = {strategy.name: (strategy, strategy.space(*self._place)) for strategy in chosen}
 
     def schedules(self) -> list[Schedule]:
-        """Make the designs, each with the values that its strategy chooses by hand."""
-        return [self.schedule(strategy) for strategy in self._chosen]
+        """Make the designs, with the values that strategies choose by hand."""
+        return [self.schedule(strategy) for strategy, _ in self._designs.values()]
 
     def guesses(self) -> list[Strategy]:
-        """List what strategies take for likely to be fast, the likeliest first."""
-        shape, target, epilogue = self.task.shape, self.target, self.task.epilogue
+        """List what strategies expect to be fast, the fastest first."""
         found = [
-            tile.with_room_for(shape, epilogue, target)
-            for chosen in self._chosen
-            for tile in chosen.guesses(shape, target)
+            tile.with_room_for(self._task.shape, self._task.epilogue, self._target)
+            for chosen, _ in self._designs.values()
+            for tile in chosen.guesses(*self._place)
         ]
-        found.sort(key=lambda tile: tile.expected_seconds(shape, target) or 0.0)
+        found.sort(key=lambda tile: tile.expected_seconds(*self._place) or 0.0)
         return found[:_GUESSES]
 
     def neighbours(self) -> list[Strategy]:
-        """List what differs from the choice by hand in one parameter, and there by one step."""
-        chosen = schedules.choose(self.task.shape, self.target, self.task.epilogue)
+        """List what differs from the choice by hand by one step of one parameter."""
+        chosen = schedules.choose(*self._place, self._task.epilogue)
         own = chosen.parameters
         found = []
-        for field, values in chosen.space(self.task.shape, self.target).items():
+        for field, values in chosen.space(*self._place).items():
             at = values.index(own[field])
             for value in values[max(0, at - 1) : at] + values[at + 1 : at + 2]:
                 found.append(chosen.from_parameters(own | {field: value}))
         return found
 
     def schedule(self, strategy: Strategy) -> Schedule:
-        """Draw a strategy's parameters, decided as in it, and write them on a block."""
-        sch = Schedule(compute.depthwise_conv2d(self.task.shape, self.task.epilogue))
+        """Draw a strategy's parameters, as they are, and write them on a block."""
+        sch = Schedule(compute.depthwise_conv2d(self._task.shape, self._task.epilogue))
         block = sch.get_sblock("depthwise_conv2d")
         sch.annotate(block, "dwtir.strategy", strategy.name)
         own = strategy.parameters
-        for field, values in strategy.space(self.task.shape, self.target).items():
+        for field, values in strategy.space(*self._place).items():
             sch.annotate(block, f"dwtir.{field}", sample(sch, values, values.index(own[field])))
         return sch
 
-    def _design(self, trace: Trace) -> int:
-        """Tell which design a trace is of: its second instruction says so, see `schedule`."""
-        return self._places[str(trace.insts[1].inputs[1])]
+    def _design(self, trace: Trace) -> tuple[Strategy, dict[str, tuple[Any, ...]]]:
+        """Return the design and space of a trace: its second instruction says which, see `schedule`."""
+        return self._designs[str(trace.insts[1].inputs[1])]
 
     def draws(self, trace: Trace) -> list[tuple[Any, tuple[int, ...], int]]:
         """List the random variables of a trace: instruction, values, decision.
 
         The values are the space's, for to read them off the trace takes a call each.
         """
-        space, insts, decisions = self._spaces[self._design(trace)], trace.insts, trace.decisions
+        (_, space), insts, decisions = self._design(trace), trace.insts, trace.decisions
         drawn = ((insts[2 + 2 * i], values) for i, values in enumerate(space.values()))
         return [(inst, values, int(decisions[inst])) for inst, values in drawn]
 
     def read(self, trace: Trace) -> Strategy:
         """Return the strategy and parameters that a trace has drawn."""
-        place = self._design(trace)
-        chosen, space = self._chosen[place], self._spaces[place]
+        chosen, space = self._design(trace)
         drawn = [values[decision] for _, values, decision in self.draws(trace)]
         return chosen.from_parameters(chosen.parameters | dict(zip(space, drawn, strict=True)))
 
     def holds(self, strategy: Strategy) -> bool:
         """Tell whether a strategy lies in one of the designs."""
-        for chosen, space in zip(self._chosen, self._spaces, strict=True):
-            if type(chosen) is type(strategy):
-                own = strategy.parameters
-                return all(own[field] in space.get(field, (value,)) for field, value in chosen.parameters.items())
-        return False
+        if strategy.name not in self._designs:
+            return False
+        chosen, space = self._designs[strategy.name]
+        own = strategy.parameters
+        return all(own[field] in space.get(field, (value,)) for field, value in chosen.parameters.items())
 
     def is_valid(self, trace: Trace) -> bool:
         """Tell whether what a trace has drawn is worth a trial."""
-        return is_worth_a_trial(self.read(trace), self.task.shape, self.target)
+        return is_worth_a_trial(self.read(trace), *self._place)
 
     def features(self, strategy: Strategy) -> list[float]:
-        """Describe a strategy by numbers: which it is, and the logarithm of each parameter."""
-        kinds = [type(chosen) for chosen in self._chosen]
-        own = kinds.index(type(strategy))
-        parameters = strategy.parameters
-        return [float(own == i) for i in range(len(kinds))] + [
-            log2(parameters[field]) if i == own else -1.0 for i, field in self.fields
+        """Describe a strategy by numbers: which it is, and the logarithms of its parameters."""
+        own = strategy.parameters
+        return [float(name == strategy.name) for name in self._designs] + [
+            log2(own[field]) if name == strategy.name else -1.0
+            for name, (_, space) in self._designs.items()
+            for field in space
         ]
 
 
@@ -281,8 +277,7 @@ class EvolutionarySearch(Search):
 
     def propose(self, count: int) -> list[Strategy]:
         if not self._begun:
-            # While the model knows nothing, the strategies have guesses of their own, and what
-            # is close to the choice by hand is another.
+            # While the model knows nothing: the strategies' guesses, and what is close to the choice by hand.
             self._begun = True
             near = self._designs.neighbours()
             self._rng.shuffle(near)

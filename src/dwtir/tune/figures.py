@@ -45,7 +45,7 @@ class Running:
 
     @property
     def speed(self) -> dict[str, float | None]:
-        """The best so far, beside the manual schedule's time, the traffic and the floor."""
+        """The best so far, beside the manual schedule, the traffic and the floor."""
         return _speed(self.task.shape, self.target, _seconds(self.best), _seconds(self.manual))
 
     @property
@@ -67,7 +67,7 @@ class Running:
 
 
 def _speed(shape: Shape, target: Target, best: float | None, manual: float | None) -> dict[str, float | None]:
-    """Set the best time, in seconds, beside the manual schedule's, the traffic and the floor."""
+    """Set the best time, in seconds, beside the manual one, the traffic and the floor."""
     floor = floor_seconds(shape, target)
     return {
         "best_us": microseconds(best),
@@ -85,7 +85,7 @@ def names(task: Task, target: Target | None = None) -> dict[str, Any]:
 
 
 def end_facts(outcome: Outcome) -> dict[str, Any]:
-    """Return all that a script would want to know of a task that ended."""
+    """Return all about a task that ended."""
     record = outcome.record
     speed = _speed(record.shape, record.target, record.median_secs, record.manual_median_secs)
     return {
@@ -137,7 +137,7 @@ def grid(outcome: Outcome) -> list[str]:
 
 
 def mean_gain(outcomes: Sequence[Outcome]) -> float | None:
-    """Return the geometric mean of the gains over the manual schedules."""
+    """Return the geometric mean of gains over manual schedules."""
     gains = [gain for outcome in outcomes if (gain := outcome.record.gain) is not None]
     return geometric_mean(gains) if gains else None
 

@@ -17,7 +17,7 @@ from .outcome import Task
 class Fleet(JobQueue):
     """Some devices of one kind, which are closed with it, and a thread for each.
 
-    With fewer candidates on their way than the window there should be new ones.
+    There should be at least `window` candidates on their way.
     """
 
     def __init__(self, devices: Sequence[Device], window: int) -> None:
@@ -29,11 +29,6 @@ class Fleet(JobQueue):
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of the first device's worker."""
-        return self.devices[0].versions
 
     @contextlib.contextmanager
     def working_on(self, task: Task, target: Target) -> Iterator[None]:

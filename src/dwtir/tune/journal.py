@@ -1,8 +1,8 @@
-"""All trials of a task, one JSON line each, so that a later session goes on where this one was.
+"""All trials of a task, one JSON line each, for later sessions to go on from.
 
-The file lies beside the records, ``<folder>/.trials/<device>/<task>.jsonl``. Like them
-it is input from outside: a line that is torn, foreign or of another version of
-dwtir or TVM is passed over.
+The file lies beside the records, ``<folder>/.trials/<device>/<task>.jsonl``, and is input
+from outside as they are: a line that is torn, foreign or of another version of dwtir or
+TVM is passed over.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class Journal:
         self._made_by = f"dwtir {__version__}, TVM {version('apache-tvm')}"
 
     def append(self, trial: Trial) -> None:
-        """Write a trial at the end; it is on its way to the disk when this returns."""
+        """Write a trial at the end."""
         line = {
             "made_by": self._made_by,
             "number": trial.number,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import DeviceError, ToolchainError
@@ -23,8 +23,6 @@ _POLL_SECONDS = 0.2
 @contextlib.contextmanager
 def local_servers(names: Sequence[str], kind: str) -> Iterator[tuple[tuple[str, int], dict[str, str]]]:
     """Start a tracker on loopback and some servers, and end them with the context.
-
-    The error of a server that does not start has the last lines that it wrote.
 
     Of the kind ``"cuda"``, the names are GPUs as ``CUDA_VISIBLE_DEVICES`` has them. It yields the
     tracker's address, and a secret key for each name.
@@ -45,7 +43,7 @@ def local_servers(names: Sequence[str], kind: str) -> Iterator[tuple[tuple[str, 
             _await(port, servers, Path(logs))
             yield ("127.0.0.1", port), keys
         finally:
-            _end_servers(list(servers.values()))
+            _end_servers(servers.values())
 
 
 @contextlib.contextmanager
@@ -56,7 +54,7 @@ def _local_tracker() -> Iterator[int]:
         raise ToolchainError(f"{error}; pip install dwtir[tune]") from error
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    # The tracker inherits the mask: Ctrl-C is for us, who then end it in good order.
+    # The tracker inherits the mask: Ctrl-C is for us, who then end it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         tracker = Tracker("127.0.0.1", port, port + 1, silent=True)
@@ -93,7 +91,7 @@ def _await(port: int, servers: Mapping[str, subprocess.Popen[bytes]], logs: Path
             time.sleep(_POLL_SECONDS)
 
 
-def _end_servers(servers: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end_servers(servers: Collection[subprocess.Popen[bytes]]) -> None:
     for server in servers:
         server.terminate()
     deadline = time.monotonic() + _END_SECONDS

@@ -14,7 +14,7 @@ from ..target import Target
 
 @dataclass(frozen=True)
 class Task:
-    """One layer to tune, and how often its network runs it."""
+    """A layer to tune, and how often its network runs it."""
 
     shape: Shape
     epilogue: Epilogue = field(default_factory=Epilogue)
@@ -29,12 +29,12 @@ class Trial:
     """One strategy that was tried."""
 
     number: int
-    """Counts from 0, the manual schedule, over all sessions of the task."""
+    """From 0, the manual schedule, over all sessions of the task."""
     strategy: Strategy
     times: tuple[float, ...] = ()
     """Seconds of each measurement; empty if it failed."""
     cause: str = ""
-    """Why it failed, in a few words that are the same for failures of a kind; else empty."""
+    """Why it failed, in words that failures of a kind have in common; else empty."""
     error: str = ""
     """The full text of the failure."""
     device: str = ""
@@ -58,7 +58,7 @@ class Outcome:
     written: bool
     """False if a record that was there already is at least as good."""
     trials: tuple[Trial, ...]
-    """Everything that was tried, in order, those of earlier sessions first."""
+    """All in order, those of earlier sessions first."""
     new_trials: int
     """How many of them are of this session."""
     seconds: float
@@ -75,8 +75,7 @@ class Outcome:
 def floor_seconds(shape: Shape, target: Target, epilogue: Epilogue | None = None) -> float | None:
     """Return the least time the device could take, or None where its rates are not known.
 
-    The greater of the least bytes at the bandwidth of its memory, and the
-    operations at its float32 rate.
+    It is what the least bytes take at the bandwidth, or the operations at the float32 rate.
     """
     if target.bandwidth is None or target.fp32_rate is None:
         return None

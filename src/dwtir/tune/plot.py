@@ -28,11 +28,10 @@ def require_matplotlib() -> None:
 def plot(outcomes: Sequence[Outcome], path: Path) -> None:
     """Draw a panel for each task: the best time so far, the manual schedule's, and the floor.
 
-    Of more than 24 tasks there are those with the largest gain. It is a PNG file, whatever its
-    name ends in; its folder is made.
+    Of more than 24 tasks there are those with the largest gain. The file is a PNG, whatever its
+    name; its folder is made.
     """
     require_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     shown, title = list(outcomes), "best time so far"
@@ -42,7 +41,6 @@ def plot(outcomes: Sequence[Outcome], path: Path) -> None:
     columns = max(1, min(_COLUMNS, len(shown)))
     rows = max(1, -(-len(shown) // columns))
     figure = Figure(figsize=(4.2 * columns, 2.8 * rows + 0.5), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(title, wrap=True)
     for number, outcome in enumerate(shown, 1):
         _draw(figure.add_subplot(rows, columns, number), outcome)

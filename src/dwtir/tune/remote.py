@@ -20,18 +20,14 @@ from .devices import Device
 from .fleet import Fleet
 from .local_servers import local_servers
 from .rpc import Lane, RpcChannel
-from .run import WINDOW, builder_threads
+from .run import WINDOW, builder_threads, require_clock
 from .server import CALL, WARNING, parse_address, require_loopback
 from .stock import StockChannel
 
 
 @dataclass(frozen=True)
 class _Tracker:
-    """A tracker and how its servers are used.
-
-    The target is what a server of TVM's own is taken to have; `wait` seconds
-    may pass until a server is free, `longest` until it answers.
-    """
+    """A tracker and how its servers are used; see `tracker_fleet`."""
 
     address: tuple[str, int]
     allow_remote: bool
@@ -115,7 +111,7 @@ def tracker_fleet(
     wait : float
         Seconds to wait for a tracker, or for a free server.
     longest : float
-        Seconds that a server may take at most for one answer, besides the limits of `Device`.
+        Seconds that an answer may take, besides the limits of `Device`.
 
     Returns
     -------
@@ -145,8 +141,8 @@ def gpus_fleet(
 ) -> Iterator[tuple[Target, Fleet]]:
     """Start a tracker and a server for each GPU of this machine, and end them with the context.
 
-    GPUs are as ``CUDA_VISIBLE_DEVICES`` has them; with kind ``"cpu"`` they are just names, and each
-    server has the CPU. The other parameters are as for `tracker_fleet`.
+    GPUs are as ``CUDA_VISIBLE_DEVICES`` has them; with kind ``"cpu"`` they are names of servers of the
+    CPU. The other parameters are as for `tracker_fleet`.
     """
     if not gpus or len(set(gpus)) < len(gpus) or not all(gpus):
         raise InvalidTargetError(f"GPUs are named once each, such as 0,1, got {','.join(gpus)!r}")
@@ -154,23 +150,17 @@ def gpus_fleet(
         tracker = _Tracker(address, False, target or kind, wait, longest)
         places = [("gpu " * (kind == "cuda") + gpu, key) for gpu, key in keys.items()]
         device, fleet = _fleet(tracker, places, target or kind, note)
-        try:
+        with contextlib.closing(fleet):
             yield device, fleet
-        finally:
-            fleet.close()
 
 
 def _fleet(
     tracker: _Tracker, places: Sequence[tuple[str, str]], target: TargetLike, note: Callable[[str], object]
 ) -> tuple[Target, Fleet]:
-    """Make a device for each name and key, after the first was asked what it is."""
-    channel = tracker.connect(places[0][1])
-    try:
+    """Make a device for each name and key; the first is asked what it is."""
+    with contextlib.closing(tracker.connect(places[0][1])) as channel:
         device = channel.target if isinstance(channel, StockChannel) else _target_there(channel, target, tracker.wait)
-    finally:
-        channel.close()
-    if device.kind == "opencl":
-        raise InvalidTargetError("tuning needs a device with a clock: CUDA or the CPU, got OpenCL")
+    require_clock(device)
     settled = replace(tracker, target=device)
     threads = builder_threads(len(places))
     devices = [Device(name, functools.partial(settled.connect, key), threads, note) for name, key in places]
@@ -178,7 +168,7 @@ def _fleet(
 
 
 def _target_there(channel: Channel, target: TargetLike, seconds: float) -> Target:
-    """Ask a server for its device, which has to be the one that is meant."""
+    """Ask a server for its device, which must be the one that is meant."""
     wanted = None if target in (None, "cpu", "cuda") else resolve(target)
     kind = target if wanted is None else wanted.kind
     answer = channel.call({"op": "device", "kind": kind}, seconds)

@@ -48,7 +48,7 @@ class RpcChannel(Channel):
     """A session with a `dwtir.tune.server`, whose calls run in a lane.
 
     The lane frees what is held: the session, and its function that answers. No answer may take
-    longer than the `longest` seconds, whatever the caller allows.
+    longer than `longest` seconds.
     """
 
     def __init__(self, lane: Lane, held: list[Any], longest: float) -> None:

@@ -1,5 +1,6 @@
 """Tuning layers on the devices that are there: local workers, sessions, one after the other."""
 
+import contextlib
 import io
 import os
 import threading
@@ -47,25 +48,21 @@ def tune(
     Returns
     -------
     Outcome
-        Times on a GPU are cold, as `dwtir.timing` says, and of what a third of the L2 cache
-        holds the mean of cold and warm; on the CPU the data stays in its caches.
+        Times on a GPU are cold, as `dwtir.timing` says, or of what a third of the L2 cache
+        holds the mean of cold and warm; on the CPU they are warm.
 
     Raises
     ------
     DwtirError
-        If an argument is not valid, the device is not usable, or the manual
-        schedule itself fails.
+        If an argument is not valid, the device is not usable, or the manual schedule fails.
     """
     task = Task(Shape.of(shape), Epilogue.of(epilogue))
     device = present_target(target)
     shown = display or PlainDisplay(io.StringIO())
-    fleet = local_fleet(device, shown.note)
     home = None if folder is None else Path(folder)
     stop = threading.Event()
-    try:
+    with contextlib.closing(local_fleet(device, shown.note)) as fleet:
         return tune_task(task, device, fleet, settings or Settings(), folder=home, display=shown, stop=stop)
-    finally:
-        fleet.close()
 
 
 def tune_all(
@@ -78,7 +75,7 @@ def tune_all(
     display: Display,
     stop: threading.Event,
 ) -> tuple[list[Outcome], int]:
-    """Tune layers one after the other; return what was found, and how many could not be tuned."""
+    """Tune layers one after the other; return what was found, and the number of failures."""
     outcomes: list[Outcome] = []
     failed = 0
     for index, task in enumerate(tasks, 1):
@@ -99,16 +96,21 @@ def tune_all(
 
 
 def present_target(target: TargetLike) -> Target:
-    """Resolve a target, which has to be in this machine and to have a clock."""
+    """Resolve a target, which must be in this machine and have a clock."""
     device = resolve(target)
-    if device.kind == "opencl":
-        raise InvalidTargetError("tuning needs a device with a clock: CUDA or the CPU, got OpenCL")
+    require_clock(device)
     if device.kind == "cuda":
         cuda.load_runtime().require()
     present = resolve(device.kind)
     if present.name != device.name:
         raise InvalidTargetError(f"tuning needs {device.name}, and {present.name} is here")
     return device
+
+
+def require_clock(device: Target) -> None:
+    """Refuse what cannot be timed."""
+    if device.kind == "opencl":
+        raise InvalidTargetError("tuning needs a device with a clock: CUDA or the CPU, got OpenCL")
 
 
 def local_fleet(target: Target, note: Callable[[str], object]) -> Fleet:

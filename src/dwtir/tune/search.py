@@ -22,7 +22,7 @@ class Search(ABC):
         self._seen: set[Strategy] = set()
 
     def tell(self, strategy: Strategy, seconds: float | None) -> None:
-        """Learn what a strategy took, or that it failed. It is not proposed again."""
+        """Learn what a strategy took, or None if it failed. It is not proposed again."""
         self._seen.add(strategy)
 
     @abstractmethod
@@ -30,7 +30,7 @@ class Search(ABC):
         """Return up to `count` strategies to measure; none when the space is exhausted."""
 
     def is_new(self, strategy: Strategy) -> bool:
-        """Tell whether a strategy is worth a trial and was not seen before; from now on it was."""
+        """Tell whether a strategy is worth a trial and was not seen before; now it is seen."""
         if strategy in self._seen:
             return False
         self._seen.add(strategy)
@@ -76,7 +76,7 @@ class GridSearch(Search):
     def _all_tiles(self) -> Iterator[Strategy]:
         chosen = SharedTile.choose(self.shape, self.target).parameters
         counts = (1, 2, 4, 8, 16, 32)
-        for thread_y, thread_x in itertools.product(counts, counts):
+        for thread_y, thread_x in itertools.product(counts, repeat=2):
             strategy = SharedTile(**chosen | {"thread_y": thread_y, "thread_x": thread_x})
             if self.is_new(strategy):
                 yield strategy

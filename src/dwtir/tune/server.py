@@ -62,7 +62,7 @@ def require_loopback(what: str, host: str, allow_remote: bool) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until SIGTERM or Ctrl-C; return the process's exit status."""
+    """Serve until SIGTERM or Ctrl-C; return the exit status."""
     options = _parser().parse_args(arguments)
     if options.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = options.gpu
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(options: argparse.Namespace, tracker: tuple[str, int]) -> NoReturn:
-    """Listen, and listen anew whenever a session's death ends TVM's listening thread."""
+    """Listen, and anew whenever a session's death ends TVM's listening thread."""
     try:
         socket.getaddrinfo(*tracker)
     except OSError as error:
@@ -137,9 +137,9 @@ def _listen(options: argparse.Namespace, tracker: tuple[str, int]) -> Any:
 
 
 def _register() -> None:
-    """Give TVM the function that answers, in the session's process, by a worker of its own.
+    """Give TVM the function that answers, in the session's process, by a worker.
 
-    The worker is a new process and no fork of ours, in which CUDA would not start.
+    That is a new process: in a fork of ours CUDA would not start.
     """
     import tvm_ffi
 
@@ -171,7 +171,7 @@ def end_with_parent(number: int) -> None:
 
 
 def _end() -> NoReturn:
-    """End the process although TVM's listening thread would go on."""
+    """End the process in spite of TVM's listening thread."""
     from tvm.support.utils import TempDirectory
 
     for child in multiprocessing.active_children():

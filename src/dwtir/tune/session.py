@@ -1,7 +1,4 @@
-"""Tuning one layer: propose, measure, and write down what is best.
-
-The manual schedule is always measured, so that what is recorded is never slower.
-"""
+"""Tuning one layer: propose, measure, and record what is best, which is never slower than the manual schedule."""
 
 import logging
 import threading
@@ -39,8 +36,7 @@ class Settings:
     trials: int | None = 128
     """Strategies to measure, those of earlier sessions included."""
     budget: float | None = None
-    """Seconds for each layer from its first result on, after which nothing new is begun. The first
-    layer's worker takes some seconds to start before that."""
+    """Seconds for each layer, from its first result on, after which nothing new is begun."""
     patience: int | None = None
     """Trials without a better one, after which nothing new is begun."""
     seed: int = 0
@@ -71,7 +67,7 @@ def tune_task(
     """Search for the fastest strategy of one layer.
 
     The record goes to the folder, by default the first of `database.folders`. Once `stop` is set,
-    the session ends and keeps what it has. The display shows which task this is, of how many.
+    the session ends and keeps what it has. `place` is which task this is, of how many.
     """
     start = time.monotonic()
     session = _Session(task, target, settings, folder or next(database.folders()), display)
@@ -87,7 +83,7 @@ def tune_task(
 
 
 class _Session:
-    """Trials of one task, those of earlier sessions included."""
+    """Trials of a task, with those of earlier sessions."""
 
     def __init__(self, task: Task, target: Target, settings: Settings, folder: Path, display: Display) -> None:
         self.folder = folder
@@ -144,7 +140,7 @@ class _Session:
                 seconds = 0.0
 
     def _first_candidates(self) -> list[Strategy]:
-        """Begin with the manual strategy, which is measured each time, and the recorded one."""
+        """Return the manual strategy, which is measured each time, and the recorded one."""
         first = [self._manual]
         if self.record is not None and self.record.strategy not in self._measured():
             first.append(self.record.strategy)
@@ -165,9 +161,10 @@ class _Session:
 
     def _take(self, result: Result, fleet: Fleet) -> None:
         self._begun = self._begun or time.monotonic()
+        strategy = result.job.strategy
         known = {trial.strategy: trial.number for trial in self._trials}
         # The manual strategy is measured in each session, and is a trial in the first.
-        number, strategy = known.get(result.job.strategy, self.done), result.job.strategy
+        number = known.get(strategy, self.done)
         trial = Trial(number, strategy, result.times, result.cause, result.error, result.device)
         if trial.cause:
             _log.info("%s: %s: %s", self._task, strategy, trial.error)
@@ -188,11 +185,10 @@ class _Session:
         return next(iter(self._ranked()), None)
 
     def _ranked(self) -> list[Trial]:
-        timed = [trial for trial in self._trials if trial.times]
-        return sorted(timed, key=lambda trial: trial.seconds or 0.0)
+        return sorted(self._measured().values(), key=lambda trial: trial.seconds or 0.0)
 
     def conclude(self, fleet: Fleet, stop: threading.Event) -> Record:
-        """Measure the best five and the manual strategy again, in turns; take the best."""
+        """Measure the best and the manual strategy again, in turns; take the best."""
         ranked = self._ranked()
         if not ranked:
             raise DwtirError(f"{self._task}: stopped before anything was measured")
@@ -216,7 +212,7 @@ class _Session:
             manual_median_secs=median(manual) if manual else None,
             trials=self.done,
             seed=self._settings.seed,
-            versions=fleet.versions,
+            versions=fleet.devices[0].versions,
         )
 
     def outcome(self, record: Record, written: bool, seconds: float) -> Outcome:

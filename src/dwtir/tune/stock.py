@@ -1,4 +1,4 @@
-"""Devices behind TVM's own RPC servers: candidates are built here and sent there."""
+"""Devices behind TVM's own RPC servers."""
 
 import functools
 import itertools
@@ -20,7 +20,6 @@ from .testbed import Testbed, device_errors
 from .worker import Worker
 
 _FLUSHED_BYTES = 192 * 2**20
-_BITS = {2: "uint16", 4: "uint32"}
 _OWN_SERVER = "run `python -m dwtir.tune.server` on the device's machine instead"
 
 
@@ -60,8 +59,7 @@ def _target_built_here(target: TargetLike) -> Target:
 class RemoteTestbed(Testbed):
     """Checks and times kernels on the device of a session with TVM's own RPC server.
 
-    On a GPU the caches are flushed before each measurement; on the CPU the data
-    stays in its caches.
+    Before each measurement the caches of a GPU are flushed, and those of a CPU are not.
     """
 
     def __init__(self, task: Task, target: Target, session: Any) -> None:
@@ -74,7 +72,7 @@ class RemoteTestbed(Testbed):
 
     def _prepare(self) -> None:
         shape = self.task.shape
-        self._bits = np.dtype(_BITS[shape.itemsize])
+        self._bits = np.dtype(f"uint{8 * shape.itemsize}")
         self._nans = np.full(shape.result_shape, np.iinfo(self._bits).max, self._bits)
         self._tensors = [self._upload(array.view(self._bits)) for array in self._inputs]
         self._tensors.append(self._upload(self._nans))

@@ -22,7 +22,7 @@ _LIBRARIES = ("timm", "torchvision")
 
 
 def by_use(tasks: Iterable[Task]) -> list[Task]:
-    """Sort by the operations that the network spends in all runs of the layer, most first."""
+    """Sort by the operations in all runs of the layer, most first."""
     return sorted(tasks, key=lambda task: task.count * task.shape.flop, reverse=True)
 
 
@@ -51,8 +51,8 @@ def from_file(path: str | Path, epilogue: EpilogueLike = None) -> list[Task]:
     ----------
     path : path
         A list of at most 1 MiB. An entry is the text form of a shape, or an object with the
-        parameters of `DepthwiseConv2dShape` and perhaps ``layers``, how often the network
-        runs it, and ``epilogue``, a text or a list of steps.
+        parameters of `DepthwiseConv2dShape` and perhaps ``layers``, their number in the
+        network, and ``epilogue``, a text or a list of steps.
     epilogue : epilogue, optional
         For the entries that have none of their own.
 
@@ -93,7 +93,7 @@ def _entry(entry: Any, epilogue: Epilogue) -> Task:
 
 
 def from_suite(name: str, *, batches: Sequence[int], dtypes: Sequence[str], layouts: Sequence[str]) -> list[Task]:
-    """Return the tasks of a part of the suite, in every combination of what is asked for.
+    """Return the tasks of a part of the suite, in every combination asked for.
 
     Parameters
     ----------
@@ -115,14 +115,14 @@ def from_suite(name: str, *, batches: Sequence[int], dtypes: Sequence[str], layo
 def from_network(
     name: str, *, batches: Sequence[int], dtypes: Sequence[str], layouts: Sequence[str], epilogue: EpilogueLike = None
 ) -> list[Task]:
-    """Return the depthwise layers of a network, if any, in every combination asked for.
+    """Return the depthwise layers of a network in every combination asked for.
 
     Parameters
     ----------
     name : str
         A network of the suite, with or without the library in front, else ``timm/NAME``,
-        ``torchvision/NAME`` (an image classifier) or ``NAME`` of an installed library. That
-        model is built without weights and run once on an image of the size it is made for.
+        ``torchvision/NAME`` or ``NAME``, an image classifier of an installed library, which is
+        built without weights and run once on an image of its size.
 
     Raises
     ------
@@ -150,16 +150,16 @@ def from_model(
     layouts: Sequence[str] = ("NCHW",),
     epilogue: EpilogueLike = None,
 ) -> list[Task]:
-    """Return the depthwise layers that a model runs, if any, in every combination asked for.
+    """Return the depthwise layers that a model runs in every combination asked for.
 
     Parameters
     ----------
     model : torch.nn.Module
         Is run once in evaluation mode, without gradients. A layer counts as often as it is
-        run. Those whose padding is not zeros are left out.
+        run; one whose padding is not zeros is left out.
     example_input : torch.Tensor or tuple
-        What the model is called with; a tuple is its positional arguments. The batch and
-        the dtype of the tasks do not depend on it.
+        What the model is called with; a tuple is its positional arguments. Its batch and
+        dtype do not matter.
     """
     steps = Epilogue.of(epilogue)
     torch = sys.modules.get("torch")
@@ -169,10 +169,9 @@ def from_model(
 
 
 def depthwise_parameters(conv: Any, height: int, width: int) -> dict[str, Any] | None:
-    """Read off a ``torch.nn.Conv2d`` what a shape needs besides batch, dtype and layout.
+    """Return the parameters of a ``torch.nn.Conv2d`` on an image, besides batch, dtype and layout.
 
-    The image that it is run on has `height` and `width`. Returns None if the layer is not
-    depthwise, has one channel, or its padding is not zeros.
+    None if the layer is not depthwise, has one channel, or its padding is not zeros.
     """
     if not conv.groups == conv.in_channels > 1 or conv.padding_mode != "zeros":
         return None
@@ -206,7 +205,7 @@ def _tasks(layers: Iterable[dict[str, Any]], forms: Iterable[tuple[int, str, str
 
 
 def _find(name: str) -> tuple[ModuleType, str]:
-    """Return the installed library that has a network, and the network's name there."""
+    """Return the installed library that has a network, and its name there."""
     prefix, _, model_name = name.rpartition("/")
     candidates = _LIBRARIES if not prefix else (prefix,) if prefix in _LIBRARIES else ()
     installed, missing = [], []

@@ -8,13 +8,11 @@ It answers messages, JSON objects with an ``op``, on standard input or from
 ``task``
     Take up a layer: ``shape``, ``epilogue``, ``target``, builder ``threads``.
 ``submit``
-    Begin to build the strategies in ``jobs``; a ``proposed`` one is refused if it is not worth
-    the time.
+    Begin to build the strategies in ``jobs``; a ``proposed`` one is refused if it takes long.
 ``built``
     Wait until one of them is built, or should have been long ago: its ``place`` among them.
 ``time``
-    Time the one at ``place``. With ``limit``, the best time so far: what beats it is
-    checked first.
+    Time the one at ``place``; with ``limit``, the best time so far, check only what beats it.
 ``drop``
     Forget what was submitted.
 ``final``
@@ -74,10 +72,7 @@ _BUILD_SECONDS = 60.0
 
 
 class _Build:
-    """A candidate that is being built by `threads`, or will be: the first to come is the first to begin.
-
-    One that is proposed may be given up.
-    """
+    """A candidate that `threads` build in turn; one that is proposed may be given up."""
 
     def __init__(self, build: Callable[[], Kernel], threads: ThreadPoolExecutor, is_proposed: bool) -> None:
         self._build, self.is_proposed = build, is_proposed
@@ -98,7 +93,7 @@ class _Build:
         self._limit.stop()
 
     def seconds_left(self) -> float | None:
-        """Tell how long the build may still take; None if as long as it likes."""
+        """Tell how long the build may still take; None if there is no limit."""
         if not self.is_proposed:
             return None
         begun = time.monotonic() if self._begun is None else self._begun
@@ -169,9 +164,9 @@ class Worker:
         return self._build(job) if kept is None else kept
 
     def _built(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Wait for the first kernel, whichever it is: one slow build does not keep the others.
+        """Wait for any kernel: a slow build does not keep the others.
 
-        What was not proposed, as the strategy chosen by hand, has its turn before all others.
+        What was not proposed, as the strategy chosen by hand, comes before all others.
         """
         bed = self._bed()
         if not self._building:
@@ -246,7 +241,7 @@ def _versions(target: Target) -> dict[str, str]:
 
 
 def _driver_release() -> str | None:
-    """Ask the driver's management library for the release, such as ``580.159.04``."""
+    """Ask the driver's management library, for such as ``580.159.04``."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
