@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import tvm
@@ -34,17 +35,18 @@ def main(target: str) -> int:
     """Run all kernels; return the exit status."""
     device = resolve(target)
     wrong = 0
-    for size in SIZES:
-        for layout in ("nchw", "nhwc"):
-            for dtype in ("float32", "float16"):
-                for ending in ENDINGS:
-                    text = f"{size}_{dtype}_{layout}{ending}"
-                    shape = dwtir.DepthwiseConv2dShape.parse(text)
-                    for schedule in schedules(shape, device):
-                        right = is_right(shape, schedule, device)
-                        wrong += not right
-                        print(f"{'ok   ' if right else 'WRONG'} {schedule!s:16} {shape}", flush=True)
+    for shape, schedule in cases(device):
+        right = is_right(shape, schedule, device)
+        wrong += not right
+        print(f"{'ok   ' if right else 'WRONG'} {schedule!s:16} {shape}", flush=True)
     return 1 if wrong else 0
+
+
+def cases(device: dwtir.Target) -> Iterator[tuple[dwtir.DepthwiseConv2dShape, str | dwtir.Strategy]]:
+    """List all kernels."""
+    for size, layout, dtype, ending in product(SIZES, ("nchw", "nhwc"), ("float32", "float16"), ENDINGS):
+        shape = dwtir.DepthwiseConv2dShape.parse(f"{size}_{dtype}_{layout}{ending}")
+        yield from ((shape, schedule) for schedule in schedules(shape, device))
 
 
 def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterator[str | dwtir.Strategy]:
@@ -55,9 +57,8 @@ def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterat
         yield whole(**tile | {"turns": 2, "rows": shape.result_height, "bands": 1})
     pairs = dwtir.STRATEGIES["channel_pairs"]
     if pairs.claims(shape, device):
-        tile = pairs.choose(shape, device).parameters | {"rows": 2, "steps": 2, "ahead": 2}
-        steps = -(-(shape.result_height + pairs(**tile).pairs(shape).delay) // 2)  # down the image, by a ring of stages
-        yield pairs(**tile | {"steps": steps, "min_blocks": 1})
+        tile = pairs.choose(shape, device).parameters | {"rows": 2, "ahead": 2, "min_blocks": 1}
+        yield pairs(**tile | {"steps": -(-shape.result_height // 2)})  # down the image, by a ring of stages
     split = dwtir.STRATEGIES["split_image"]
     if shape.layout == "NCHW" and split.claims(shape, device):
         divided = (split(4, 1, bands, 1, parts, pieces) for bands, parts, pieces in ((3, 3, 3), (4, 2, 2), (2, 4, 3)))

@@ -1,14 +1,27 @@
 """Tiles that do not fit a layer are refused, in words that name the field and what it may be."""
 
 import re
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from backends import H200
-from dwtir import InvalidScheduleError, Shape
-from dwtir.schedules import BandedChannels, BandedMatrix, BandedSums, ChannelPairs, TapSums, UnitSums, WholeImage
+from dwtir import Epilogue, InvalidScheduleError, Shape
+from dwtir.schedules import (
+    BandedChannels,
+    BandedMatrix,
+    BandedSums,
+    ChannelPairs,
+    SplitImage,
+    TapSums,
+    UnitSums,
+    WholeImage,
+)
 from dwtir.target import resolve
+
+ROOT = Path(__file__).parents[1]
 
 # A layer, a tile that fits it, and what of either is changed: what is said then.
 REFUSED = {
@@ -108,6 +121,13 @@ REFUSED = {
     ("1x1x40x40_k12_wgrad", TapSums(1, 1, 6, 12, 1, 1, 1, 1, 1)): """
         kernel_rows=12: sums of a thread must be at most 128, got 144
     """,
+    ("2x8x57x57_k3_p1", SplitImage(4, 1, 4, 1, 4, 3)): """
+        thread_y=2: parts and pieces must be 1 but in NCHW, of single images, got (4, 3)
+        layout=NHWC: parts and pieces must be 1 but in NCHW
+        parts=56: parts must be as many as have columns, got 56
+        bands=20: bands must be at most 57, got 60
+        bands=1 parts=1 pieces=57: threads or results of an image must be a vector's elements or more, got 1
+    """,
     ("1x8x6x1_k2x1_d2_nhwc", WholeImage(2, 1, 1, 16)): """
         bands=4: bands must be one of (1,), got 4
     """,
@@ -129,3 +149,11 @@ def test_what_does_not_fit_is_refused(about, tile, line):
 def test_tensor_cores_are_of_newer_devices():
     with pytest.raises(InvalidScheduleError, match="from sm_80 on"):
         BandedMatrix(4, 7, 1).check_use(Shape.parse("2x8x12x12_k7_p3_float16"), resolve("tesla-t4"))
+
+
+def test_what_compute_sanitizer_runs_fits():
+    script = runpy.run_path(str(ROOT / "ci" / "sanitize.py"))
+    tiles = [(shape, tile) for shape, tile in script["cases"](H200) if not isinstance(tile, str)]
+    assert {tile.name for _, tile in tiles} == {"whole_image", "channel_pairs", "split_image"}
+    for shape, tile in tiles:
+        tile.check_use(shape, H200, Epilogue.of(script["EPILOGUE"] if shape.operation == "forward" else None))

@@ -76,8 +76,9 @@ _MANY_TAPS = 100
 """Of a kernel whose weights take so long to load that two images share them."""
 
 # The share of the expected time of others that it may take: of products on tensor cores, and of windows in registers,
-# whose rows take longer than expected where they are no vectors. Of large images those are last, or of many taps.
-_OF_PRODUCTS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS, _OF_LARGE = (0.95, 0.815), 0.93, 1.18, 1.07, (0.9, 0.8)
+# whose rows take longer than expected where they are no vectors. Of large and of wide images those are last, or of many
+# taps.
+_OF_PRODUCTS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS, _OF_LARGE = (0.95, 0.8, 0.83), 0.93, 1.18, 1.07, (0.9, 0.8)
 # Of blocks that are all there at once, and vectors of 4; and of its own time, that whole rows of large images take.
 _OF_ROUND, _OF_WIDE = 0.95, 0.85
 _OF_STRIDED = {"forward": 0.8, "grad_data": 1.2}
@@ -279,7 +280,7 @@ def _margin(shape: Shape, other: Strategy, is_round: bool) -> float:
     """Find the share of the other's expected time, which errs, that it may take, if blocks are all there at once."""
     is_large = not is_small(shape, _WHOLE * _parts(shape))
     if isinstance(other, BandedMatrix):
-        return _OF_PRODUCTS[is_large]
+        return _OF_PRODUCTS[is_large + (is_large and shape.result_width > MAX_SIDE)]
     if not isinstance(other, RegisterWindow):
         return _OF_CHANNELS if shape.layout == "NHWC" else 1.0
     if is_large and other.lanes > 1:
