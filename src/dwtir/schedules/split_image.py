@@ -46,7 +46,7 @@ from ..shape import Shape
 from ..target import Target
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
-from .base import Strategy, paying, varied, with_guesses
+from .base import Strategy, by_time, paying, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
 from .loops import bind_threads
@@ -132,7 +132,7 @@ class SplitImage(Strategy):
         """
         if shape.layout == "NHWC" and (shape.itemsize == 2 or shape.stride != (1, 1)):
             return False
-        if prod(shape.kernel) > _FEW_TAPS and not is_small(shape, _WHOLE * _parts(shape)):
+        if prod(shape.kernel) > _FEW_TAPS and _is_large(shape):
             return False
         others = BandedPlanes, BandedMatrix, RowStream, RegisterWindow, ChannelVector
         own, other = cls.choose(shape, target), next(paying(others, shape, target))
@@ -155,7 +155,7 @@ class SplitImage(Strategy):
         whole = (cls(x, y, bands) for x, y, bands in product(_channels(shape, target), _batches(shape), _bands(shape)))
         found = [*cls._passing(whole, shape, target)]
         yield from found
-        if shape.layout == "NCHW" and not (found and is_small(shape, _WHOLE * _parts(shape))):
+        if shape.layout == "NCHW" and (not found or _is_large(shape)):
             pieces = (cls(x, 1, bands, 1, *rest) for x, (bands, *rest) in product(_FEW, divisions(shape)))
             yield from cls._passing(pieces, shape, target)
 
@@ -184,11 +184,10 @@ class SplitImage(Strategy):
         return self._registers(shape) <= registers_for(self._threads, self.min_blocks)
 
     def check(self, shape: Shape, target: Target) -> None:
-        pieces, is_plain = self._pieces(shape), self.parts == self.pieces == 1
-        sums = pieces.rows * pieces.cols
+        pieces, sums = self._pieces(shape), self._sums(shape)
         self._require_most("bands", self.bands * self.pieces, _most_bands(shape))
         self._require(
-            is_plain or (shape.layout == "NCHW" and self.thread_y == 1),
+            self._is_plain or (shape.layout == "NCHW" and self.thread_y == 1),
             "parts and pieces",
             (self.parts, self.pieces),
             "1 but in NCHW, of single images",
@@ -212,7 +211,7 @@ class SplitImage(Strategy):
         """Estimate the time of the kernel, by the instructions that it issues and its bytes."""
         at_a_time = max(self.min_blocks, self._at_a_time(shape))
         seconds = expected_seconds(self._pieces(shape), at_a_time, target.units)
-        is_wide = self.parts == self.pieces == 1 and shape.stride == (1, 1) and not is_small(shape, _WHOLE)
+        is_wide = self._is_plain and shape.stride == (1, 1) and _is_large(shape)
         return seconds * _OF_WIDE if is_wide else seconds
 
     @property
@@ -224,7 +223,7 @@ class SplitImage(Strategy):
         taps, others = pieces.held, _OTHERS
         if _is_strided(shape):
             taps, others = -(-taps // shape.stride[1]), _OTHERS_STRIDED
-        return pieces.rows * pieces.cols + pieces.window + taps + others
+        return self._sums(shape) + pieces.window + taps + others
 
     def _at_a_time(self, shape: Shape) -> int:
         """Count the blocks that an SM has room for."""
@@ -235,10 +234,22 @@ class SplitImage(Strategy):
         return min(max(fitting, default=1), SHARED // taken)
 
     def _passes(self, shape: Shape, target: Target) -> bool:
+        most = max(_BEST_SUMS, _least_sums(shape)) if self._is_plain else MAX_SUMS
+        return (
+            self.is_promising(shape) and self._threads > 32 and self._sums(shape) <= most and self.fits(shape, target)
+        )
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a block has images, and a thread rows, whole."""
+        return self.parts == self.pieces == 1
+
+    def _sums(self, shape: Shape) -> int:
         pieces = self._pieces(shape)
-        sums = pieces.rows * pieces.cols
-        most = max(_BEST_SUMS, _least_sums(shape)) if self.parts == self.pieces == 1 else MAX_SUMS
-        return self.is_promising(shape) and self._threads > 32 and sums <= most and self.fits(shape, target)
+        return pieces.rows * pieces.cols
+
+    def _has_room(self, shape: Shape, target: Target) -> bool:
+        return self._pieces(shape).shared_bytes_on(target) <= target.shared_bytes_per_block
 
     def _pieces(self, shape: Shape) -> Pieces:
         images = Images(shape, self.thread_x, self.thread_y, shape.result_height)
@@ -258,8 +269,7 @@ class SplitImage(Strategy):
 
 @lru_cache(maxsize=256)
 def _ranked(shape: Shape, target: Target) -> tuple[SplitImage, ...]:
-    tiles = list(SplitImage.tiles(shape, target))
-    tiles.sort(key=lambda tile: tile.expected_seconds(shape, target))
+    tiles = by_time(SplitImage.tiles(shape, target), shape, target)
     small = sorted(_small_tiles(shape), key=lambda tile: not tile.fits(shape, target))
     return varied(tiles, lambda tile: (tile.thread_x, tile.thread_y)) or tuple(small[:1])
 
@@ -278,7 +288,7 @@ def _small_tiles(shape: Shape) -> tuple[SplitImage, ...]:
 
 def _margin(shape: Shape, other: Strategy, is_round: bool) -> float:
     """Find the share of the other's expected time, which errs, that it may take, if blocks are all there at once."""
-    is_large = not is_small(shape, _WHOLE * _parts(shape))
+    is_large = _is_large(shape)
     if isinstance(other, BandedMatrix):
         return _OF_PRODUCTS[is_large + (is_large and shape.result_width > MAX_SIDE)]
     if not isinstance(other, RegisterWindow):
@@ -290,6 +300,11 @@ def _margin(shape: Shape, other: Strategy, is_round: bool) -> float:
     if other.lanes == 1:
         return _OF_SINGLES
     return _OF_ROUND if is_round and other.lanes >= 4 else _OF_VECTORS
+
+
+def _is_large(shape: Shape) -> bool:
+    """Tell whether pieces of its images are worth while."""
+    return not is_small(shape, _WHOLE * _parts(shape))
 
 
 def _is_strided(shape: Shape) -> bool:
@@ -307,7 +322,7 @@ def _channels(shape: Shape, target: Target) -> tuple[int, ...]:
     counts = (2, 4, 8, 16, 32)
     if shape.layout == "NCHW":
         return counts
-    roomy = tuple(n for n in counts if SplitImage(n, 1, _most_bands(shape)).fits(shape, target))
+    roomy = tuple(n for n in counts if SplitImage(n, 1, 1)._has_room(shape, target))
     return tuple(n for n in roomy if n * shape.itemsize >= 32) or roomy[-1:]
 
 
