@@ -8,20 +8,21 @@ from functools import partial
 import pytest
 
 import dwtir
+from backends import H200
 from dwtir import Epilogue, InvalidShapeError, Shape
 from dwtir.bench import Row, bench_layer, layers
 from dwtir.bench.__main__ import main
 from dwtir.bench.report import row_cells, summary, text
 from dwtir.bench.results import Results
 from dwtir.kernel import Timing
-from dwtir.target import KNOWN_GPUS, resolve
+from dwtir.target import resolve
+from dwtir.tune.tasks import ONE_FORM
 from kernels import LAYER, layer
 from processes import command, run
 
 parametrize = pytest.mark.parametrize
 
 CPU = ["--target", "cpu", "--baselines", "none"]
-H200 = KNOWN_GPUS["nvidia-h200"]
 
 
 def timing(microseconds, spread=0.0):
@@ -71,7 +72,7 @@ def test_doubtful_rows_are_marked():
     assert "1 rows were measured while others used the CPU; they are marked !" in summary([loud])
 
 
-named = partial(layers.named, batches=[1], dtypes=["float32"], layouts=["NCHW"])
+named = partial(layers.named, forms=ONE_FORM)
 
 
 def test_words_name_layers():

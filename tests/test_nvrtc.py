@@ -7,17 +7,16 @@ import pytest
 import tvm_ffi
 
 import dwtir
+from backends import H200
 from dwtir import Epilogue, Shape, cuda_functions, nvrtc
 from dwtir.build import compile_kernel
 from dwtir.errors import CompileError, InvalidTargetError
 from dwtir.nvrtc import KernelResources, compile_cubin
 from dwtir.schedules import ChannelVector, RegisterWindow
 from dwtir.search_limits import Limit, SlowCompileError, SpillError, for_search
-from dwtir.target import resolve
 from processes import SITE, run_python, site_with
 
 parametrize = pytest.mark.parametrize
-H200 = resolve("nvidia-h200")
 DTYPES = "float32", "float16", "bfloat16"
 dtypes = parametrize("dtype", DTYPES)
 
@@ -120,7 +119,7 @@ def spilling():
 def test_a_search_takes_no_kernel_that_was_compiled_anew(spilling, monkeypatch):
     ways = []
     compile_once = nvrtc._compile
-    monkeypatch.setattr(nvrtc, "_compile", lambda *given: ways.append(given[1]) or compile_once(*given))
+    monkeypatch.setattr(nvrtc, "_compile", lambda *given: ways.append(given[0]) or compile_once(*given))
     (built,) = compile_cubin(spilling, "sm_90", SPILLING.min_blocks).kernels
     assert built.spill_store_bytes == 0
     tried = len(ways)

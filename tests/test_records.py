@@ -1,9 +1,10 @@
-"""Tuning records: read and written, damaged and hostile, by many processes at once."""
+"""Tuning records: read and written, damaged and hostile, by many processes at once; and which are built."""
 
 import json
 import multiprocessing
 import os
 import random
+import re
 import time
 import warnings
 from dataclasses import replace
@@ -17,17 +18,40 @@ from tvm.s_tir import Schedule
 
 import dwtir
 from backends import H200
-from dwtir import STRATEGIES, Epilogue, RecordError, Shape, Target, compute, database, files, traces
+from dwtir import (
+    STRATEGIES,
+    Epilogue,
+    NotTunedError,
+    NotTunedWarning,
+    RecordError,
+    Shape,
+    Target,
+    compute,
+    database,
+    files,
+    traces,
+)
 from dwtir.build import schedule_for
 from dwtir.records import MAX_BYTES, Record, read_strategy
 from dwtir.schedules import Cpu, Ladder, SplitImage
-from kernels import CPU, SHAPE, TILE
+from kernels import CPU, EPILOGUE, SHAPE, TILE, check
 from processes import run
 from record_corpus import corpus
 
 
 def cpu_record(seconds=1e-06, **about):
     return Record.measured(TILE, SHAPE, CPU, [seconds, seconds * 2], **about)
+
+
+def record(tile=TILE, shape=SHAPE, target=CPU, **about):
+    return Record.measured(tile, shape, target, [1e-6], **about)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The first of the databases, which is empty."""
+    monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
+    return tmp_path
 
 
 @pytest.fixture
@@ -96,9 +120,9 @@ def test_brackets_in_strings_are_no_depth():
 
 def test_tiles_outside_the_space_are_recorded(tmp_path):
     for tile in (Ladder("v3", 16, 16), Ladder("v4", 5, 7)):
-        record = Record.measured(tile, SHAPE, H200, [1e-6])
-        record.write(tmp_path, force=True)
-        assert Record.read(record.path_in(tmp_path)).strategy == tile
+        found = record(tile, target=H200)
+        found.write(tmp_path, force=True)
+        assert Record.read(found.path_in(tmp_path)).strategy == tile
 
 
 def test_the_better_record_is_kept(tmp_path, path):
@@ -253,9 +277,8 @@ def test_versions_are_said_once(tmp_path, path):
             Record.read(path)
 
 
-def test_another_architectures_record_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
-    Record.measured(Ladder(), SHAPE, H200, [1e-6]).write(tmp_path)
+def test_another_architectures_record_is_not_used(folder):
+    record(Ladder(), target=H200).write(folder)
     other = replace(H200, arch="sm_80")
     assert database.find(SHAPE, H200) is not None
     with pytest.warns(database.RecordWarning, match="arch must be 'sm_80', got 'sm_90'"):
@@ -284,3 +307,92 @@ def test_the_shipped_records_are_good():
         record = Record.read(path)
         assert record.trials >= 32
         assert record.gain >= 1
+
+
+# Kernels by records: which one is used, and what is said of one that is not
+
+MANUAL, OTHER = Cpu.choose(SHAPE, CPU), Cpu(1, 1, 1)
+OTHERS = replace(CPU, name="cpu-of-others")
+
+
+def tuned(shape=SHAPE, **about):
+    return dwtir.build(shape, "tuned", target="cpu", **about)
+
+
+def test_without_a_record_there_is_one_warning(folder):
+    with pytest.warns(NotTunedWarning) as caught:
+        kernel = tuned()
+    (warning,) = caught
+    assert all(text in str(warning.message) for text in (f"python -m dwtir.tune {SHAPE}", CPU.name))
+    assert warning.filename == __file__
+    assert kernel.strategy == MANUAL
+    assert (kernel.provenance["chosen"], kernel.provenance["schedule"]) == ("manual", "tuned")
+    with pytest.raises(NotTunedError, match=f"python -m dwtir.tune {SHAPE}") as error:
+        tuned(on_miss="error")
+    assert isinstance(error.value, LookupError)
+
+
+def test_a_record_is_used(folder):
+    record().write(folder)
+    kernel = tuned(epilogue=EPILOGUE, on_miss="error")
+    assert kernel.strategy == TILE != MANUAL
+    assert kernel.provenance["chosen"] == "tuned"
+    assert kernel.provenance["record"] == str(record().path_in(folder))
+    check(kernel)
+    record(OTHER, epilogue=EPILOGUE).write(folder)
+    assert tuned(epilogue=EPILOGUE).strategy == OTHER
+    assert tuned(epilogue="bias").strategy == TILE
+    with pytest.raises(NotTunedError, match=rf"{SHAPE} --epilogue bias\+residual$"):
+        tuned(epilogue="bias+residual", on_miss="error")
+    record(OTHER, epilogue=Epilogue.of("bias+residual")).write(folder)
+    assert tuned(epilogue="bias+residual").strategy == OTHER
+    with pytest.raises(NotTunedError):
+        tuned(replace(SHAPE, width=12), on_miss="error")
+
+
+def test_a_gradient_takes_the_record_of_the_convolution_that_it_is(folder):
+    def gradient(form):
+        shape = Shape.parse(f"1x8x12x12_k3_{form}")
+        record(shape=shape).write(folder)
+        return tuned(replace(shape, operation="grad_data"), on_miss="error")
+
+    kernel = gradient("p1")
+    assert kernel.strategy == TILE
+    check(kernel)
+    for form in ("p0", "p0x0x2x2", "s2_p1"):
+        with pytest.raises(NotTunedError):
+            gradient(form)
+
+
+def test_records_are_looked_for_in_order(folder, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(folder / "data"))
+    record(OTHER).write(folder / "data" / "dwtir" / "tune_db")
+    assert tuned().strategy == OTHER
+    record().write(folder)
+    assert tuned().strategy == TILE
+    *_, shipped = database.folders()
+    assert shipped == database.shipped_folder()
+
+
+# Above are many more that `Record.read` refuses.
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (json.dumps(record(target=OTHERS).as_json()), "device must be 'cpu-.*', got 'cpu-of-others'"),
+        ("{'schema': 1}", "not readable as JSON"),
+    ],
+)
+def test_a_hostile_record_is_not_used(content, message, folder):
+    path = record().path_in(folder)
+    path.parent.mkdir()
+    path.write_text(content)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kernel = tuned()
+        tuned()
+    kinds = [database.RecordWarning, NotTunedWarning, NotTunedWarning]
+    assert [warning.category for warning in caught] == kinds, "once a file"
+    assert str(path) in str(caught[0].message)
+    assert re.search(message, str(caught[0].message))
+    assert kernel.strategy == MANUAL
+    assert kernel.provenance["chosen"] == "manual"

@@ -1,10 +1,15 @@
 """The tuner on the CPU, as its users run it: real kernels, real records, real processes."""
 
+import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from itertools import product
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,17 +20,18 @@ import dwtir
 from backends import H200
 from dwtir import Shape
 from dwtir.build import compile_kernel
-from dwtir.records import Record
+from dwtir.records import Record, strategy_to_json
 from dwtir.schedules import Cpu, SharedTile
 from dwtir.tune import Settings, Task, Trial, testbed, tune, worker
+from dwtir.tune.__main__ import main
 from dwtir.tune.devices import Channel, Device, Job, Result
 from dwtir.tune.fleet import Fleet
 from dwtir.tune.journal import Journal
 from dwtir.tune.search import SEARCHES, GridSearch, open_search
 from dwtir.tune.session import tune_task
-from dwtir.tune.wire import strategy_to_json
 from dwtir.tune.worker import Worker
 from kernels import CPU, LAYER
+from processes import run
 from watcher import Watcher
 
 
@@ -304,6 +310,65 @@ def test_the_journal_passes_over_damage(tmp_path):
 def test_wrong_arguments_are_named(tmp_path, settings, target, message):
     with pytest.raises(dwtir.DwtirError, match=message):
         tune(LAYER, target=target, settings=Settings(**settings), folder=tmp_path)
+
+
+# The command
+
+
+COMMAND = ("-m", "dwtir.tune", "--target", "cpu")
+
+
+def test_the_command(tmp_path, capsys):
+    layers = tmp_path / "layers.json"
+    other = {"batch": 1, "in_channels": 4, "height": 8, "width": 8, "kernel": 3}
+    layers.write_text(json.dumps([LAYER, other]))
+    options = ["--db", tmp_path, "--trials", 4, "--epilogue", "bias", "--file", layers]
+    events = [json.loads(line) for line in run(*COMMAND, *options, "--json").stdout.splitlines()]
+    ends = [event for event in events if event["event"] == "end"]
+    assert [end["trials"] for end in ends] == [4, 4]
+    for end in ends:
+        assert Record.read(Path(end["path"])).trials == 4
+        assert 0 < end["median_us"] <= end["manual_us"]
+    assert sum(event["event"] == "trial" for event in events) == 8
+
+    assert main([*COMMAND[2:], *map(str, options)]) == 0
+    assert capsys.readouterr().out.count("manual") > 2, "the records, and nothing measured again"
+
+
+@parametrize(
+    ("arguments", "message"),
+    [
+        (["1x2x3"], "InvalidShapeError"),
+        ([], "nothing to tune"),
+        (["--network", "no-such-network"], "no-such-network"),
+        ([LAYER, "--search", "grid"], "the grid search is the article's"),
+    ],
+)
+def test_the_command_names_what_is_wrong(tmp_path, arguments, message, capsys):
+    assert main([*COMMAND[2:], "--db", str(tmp_path), *arguments]) == 1
+    assert message in "".join(capsys.readouterr())
+
+
+@parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_keep_the_measured(tmp_path, number):
+    options = ("--db", tmp_path, "--trials", "100000", "--search", "random", "--json")
+    command, pipe = [sys.executable, *COMMAND, *options, LAYER], subprocess.PIPE
+    child = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+    seen = 0
+    for line in child.stdout:
+        seen += json.loads(line)["event"] == "trial"
+        if seen == 3:
+            workers = psutil.Process(child.pid).children()
+            child.send_signal(number)
+            break
+    rest, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    assert "Traceback" not in errors
+    (end,) = [event for line in rest.splitlines() if (event := json.loads(line))["event"] == "end"]
+    assert end["interrupted"] is True
+    assert end["trials"] >= 3
+    assert Record.read(Path(end["path"])).trials == end["trials"]
+    assert psutil.wait_procs(workers, 10)[1] == [], "a worker outlived the session"
 
 
 @pytest.mark.gpu

@@ -186,7 +186,7 @@ def test_local_servers_come_and_go(tmp_path):
 def test_local_servers_end_with_us():
     """Even if nothing of ours runs any more that could end them."""
     script = (
-        "import time; from dwtir.tune.local_servers import local_servers\n"
+        "import time; from dwtir.tune.remote import local_servers\n"
         "with local_servers(['a', 'b'], 'cpu'): print('up', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:

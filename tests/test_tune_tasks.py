@@ -13,11 +13,11 @@ from dwtir import Epilogue, InvalidEpilogueError, InvalidShapeError, Shape, suit
 from dwtir.errors import RecordError, ToolchainError
 from dwtir.tune import tasks
 from dwtir.tune.outcome import Task
+from dwtir.tune.tasks import ONE_FORM, Forms
 
 shape = Shape.parse
 parametrize = pytest.mark.parametrize
-PLAIN = {"batches": (1,), "dtypes": ("float32",), "layouts": ("NCHW",)}
-HALF = {"batches": (2,), "dtypes": ("float16",), "layouts": ("NHWC",)}
+HALF = Forms((2,), ("float16",), ("NHWC",))
 RELU, BIAS_RELU = Epilogue(("relu",)), Epilogue(("bias", "relu"))
 
 
@@ -47,29 +47,29 @@ def test_gradients_have_no_epilogue():
 def test_the_seeds_keep_their_batch():
     rows = [row for row, _, _ in suite.seed_rows()]
     for dtype, layouts in (("float32", ("NCHW",)), ("float16", ("NCHW", "NHWC"))):
-        found = tasks.from_suite("seeds", batches=(64,), dtypes=(dtype,), layouts=layouts)
+        found = tasks.from_suite("seeds", Forms((64,), (dtype,), layouts))
         expected = [replace(row, dtype=dtype, layout=layout) for layout in layouts for row in rows]
         assert [task.shape for task in found] == expected
 
 
 def test_the_whole_suite():
     batches, layouts = (1, 8), ("NCHW", "NHWC")
-    found = tasks.from_suite("all", batches=batches, dtypes=("bfloat16",), layouts=layouts)
+    found = tasks.from_suite("all", Forms(batches, ("bfloat16",), layouts))
     assert len({task.shape for task in found}) == len(found)
     runs = sum(layer.count for name in suite.networks() for layer in suite.network(name))
     for form in product(batches, layouts):
         assert sum(t.count for t in found if (t.shape.batch, t.shape.layout) == form) == runs
     assert {task.shape.dtype for task in found} == {"bfloat16"}
     with pytest.raises(InvalidShapeError, match="no part 'seed'; allowed are seeds, all"):
-        tasks.from_suite("seed", **PLAIN)
+        tasks.from_suite("seed", ONE_FORM)
 
 
 def counted(layers):
     return [(layer.shape, layer.count) for layer in layers]
 
 
-def network(name, **changes):
-    return tasks.from_network(name, **PLAIN | changes)
+def network(name, batches=(1,), epilogue=None):
+    return tasks.from_network(name, Forms(batches), epilogue)
 
 
 def test_the_suite_needs_no_library():
@@ -127,7 +127,7 @@ def test_other_layers_are_left_out(changes):
 @pytest.mark.gpu  # not for the GPU itself: torch and timm are where the GPU is
 @parametrize("network", ["convnext_tiny", "mobilenetv2_100", "tf_efficientnet_b0"])
 def test_networks_of_timm(network):
-    found = tasks.from_network(f"timm/{network}", **HALF)
+    found = tasks.from_network(f"timm/{network}", HALF)
     assert found
     assert {(t.shape.batch, t.shape.dtype, t.shape.layout) for t in found} == {(2, "float16", "NHWC")}
     for name in (name for name in suite.networks() if name.endswith(f"/{network}")):
@@ -157,7 +157,7 @@ def test_a_model_is_traced_by_running_it():
     with torch.device("meta"):
         model, image = Block(), torch.zeros(1, 3, 20, 31)
     model.norm.eval()
-    found = tasks.from_model(model, (image, 2), **HALF | {"batches": (1, 4)}, epilogue="relu")
+    found = tasks.from_model(model, (image, 2), HALF._replace(batches=(1, 4)), "relu")
     assert found == [
         Task(shape(f"{batch}x{text}_float16_nhwc"), RELU, count)
         for batch in (1, 4)

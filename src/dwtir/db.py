@@ -1,15 +1,15 @@
 """``python -m dwtir.db``: look at tuning records, verify them, and exchange them with TVM."""
 
-import argparse
 import json
 import sys
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from . import database
 from .errors import DwtirError, RecordError
 from .records import Record
-from .tables import aligned
+from .tables import aligned, number
 from .target import resolve
 
 
@@ -23,14 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m dwtir.db", description="Look after the tuning records of dwtir.")
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="python -m dwtir.db", description="Look after the tuning records of dwtir.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    common = argparse.ArgumentParser(add_help=False)
+    common = ArgumentParser(add_help=False)
     usage = "the database; by default all that are looked in: $DWTIR_TUNE_DB, the user's, and the shipped one"
     common.add_argument("--db", type=Path, metavar="DIR", help=usage)
 
-    def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Callable[..., argparse.Action]:
+    def add(name: str, run: Callable[[Namespace], int], text: str) -> Callable[..., Action]:
         command = commands.add_parser(name, parents=[common], help=text)
         command.set_defaults(run=run)
         return command.add_argument
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _folders(options: argparse.Namespace) -> list[Path]:
+def _folders(options: Namespace) -> list[Path]:
     folder: Path | None = options.db
     if folder is None:
         return list(database.folders())
@@ -67,7 +67,7 @@ def _folders(options: argparse.Namespace) -> list[Path]:
     return [folder]
 
 
-def _read_all(options: argparse.Namespace) -> Iterator[tuple[Path, Record | RecordError]]:
+def _read_all(options: Namespace) -> Iterator[tuple[Path, Record | RecordError]]:
     """Yield every file, with its record or its error."""
     for folder in _folders(options):
         for path in database.record_paths(folder):
@@ -77,7 +77,7 @@ def _read_all(options: argparse.Namespace) -> Iterator[tuple[Path, Record | Reco
                 yield path, error
 
 
-def _good(options: argparse.Namespace) -> Iterator[tuple[Path, Record]]:
+def _good(options: Namespace) -> Iterator[tuple[Path, Record]]:
     """Yield the good records, and print the errors of the others."""
     for path, record in _read_all(options):
         if isinstance(record, Record):
@@ -86,7 +86,7 @@ def _good(options: argparse.Namespace) -> Iterator[tuple[Path, Record]]:
             print(f"not used: {record}", file=sys.stderr)
 
 
-def _list(options: argparse.Namespace) -> int:
+def _list(options: Namespace) -> int:
     found = list(_good(options))
     if options.json:
         rows = [record.as_json() | {"path": str(path)} for path, record in found]
@@ -94,18 +94,16 @@ def _list(options: argparse.Namespace) -> int:
             del row["trace"]
         print(json.dumps(rows, indent=2))
         return 0
-    table = [("device", "shape", "epilogue", "strategy", "best us", "manual us", "gain", "path")]
+    table: list[tuple[str, ...]] = [("device", "shape", "epilogue", "strategy", "best us", "manual us", "gain", "path")]
     for path, record in found:
-        manual, gain = record.manual_median_secs, record.gain
         what = record.device, str(record.shape), str(record.epilogue), record.strategy.name
-        before = "-" if manual is None else f"{manual * 1e6:.2f}"
-        share = "-" if gain is None else f"{gain:.2f}x"
-        table.append((*what, f"{record.median_secs * 1e6:.2f}", before, share, str(path)))
+        times = (number(seconds, scale=1e6) for seconds in (record.median_secs, record.manual_median_secs))
+        table.append((*what, *times, number(record.gain, "x"), str(path)))
     print("\n".join(aligned(table)))
     return 0
 
 
-def _show(options: argparse.Namespace) -> int:
+def _show(options: Namespace) -> int:
     file = Path(options.record)
     if file.is_file():
         found = [(file, Record.read(file.resolve()))]
@@ -121,7 +119,7 @@ def _show(options: argparse.Namespace) -> int:
         instructions, decisions = values["trace"] if len(values["trace"]) == 2 else ([], [])
         summary = f"{len(instructions)} instructions, decisions {decisions}"
         values["trace"] = json.dumps(record.trace) if options.trace else summary
-        values["gain"] = "-" if record.gain is None else f"{record.gain:.3f}"
+        values["gain"] = number(record.gain, digits=3)
         print(path)
         for name, value in values.items():
             if isinstance(value, dict):
@@ -130,7 +128,7 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _verify(options: argparse.Namespace) -> int:
+def _verify(options: Namespace) -> int:
     from .verify import verify_record
 
     good = bad = 0
@@ -148,7 +146,7 @@ def _verify(options: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
-def _export(options: argparse.Namespace) -> int:
+def _export(options: Namespace) -> int:
     from .exchange import export_records
 
     wanted: dict[str, Record] = {}
@@ -160,7 +158,7 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
-def _import(options: argparse.Namespace) -> int:
+def _import(options: Namespace) -> int:
     from .exchange import import_records
 
     into = options.db or next(database.folders())
@@ -173,7 +171,7 @@ def _import(options: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _prune(options: argparse.Namespace) -> int:
+def _prune(options: Namespace) -> int:
     invalid = [record for record in _read_all(options) if isinstance(record[1], RecordError)]
     for path, error in invalid:
         print(f"{'removed' if options.yes else 'would be removed'}: {error}")

@@ -9,6 +9,7 @@ import ctypes
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from .cuda import INSTALL_CUDA, find_toolkit
@@ -114,8 +115,7 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
         not worth the time.
     """
     search = current.get()
-    nvrtc = _bindings()
-    _check_arch(nvrtc, arch)
+    _check_arch(arch)
     include = find_toolkit().include
     options = [
         f"--gpu-architecture={arch}",
@@ -128,7 +128,7 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     if nvrtc_version() >= _FIRST_WITH_CACHE:
         options.append("--no-cache")
     source = with_functions(source)
-    cubin = _compile(nvrtc, _with_min_blocks(source, min_blocks), arch, options)
+    cubin = _compile(_with_min_blocks(source, min_blocks), arch, options)
     if search and min_blocks is not None and _spills(cubin) > _SPILL[True]:
         raise search.spills(min_blocks, _spills(cubin))
 
@@ -140,7 +140,7 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     for fewer in _fewer(min_blocks):
         if not _spills(last):
             break
-        last = _compile(nvrtc, _with_min_blocks(source, fewer), arch, options)
+        last = _compile(_with_min_blocks(source, fewer), arch, options)
         cubin = max(cubin, last, key=worth)
     return cubin
 
@@ -183,24 +183,17 @@ def _spills(cubin: Cubin) -> int:
     return sum(kernel.spill_store_bytes for kernel in cubin.kernels)
 
 
-def _compile(nvrtc: Any, source: str, arch: str, options: list[str]) -> Cubin:
-    program = _call(
-        nvrtc,
-        "nvrtcCreateProgram",
-        source.encode(),
-        b"dwtir.cu",
-        len(_HEADERS),
-        [text.encode() for text in _HEADERS.values()],
-        [name.encode() for name in _HEADERS],
-    )
+def _compile(source: str, arch: str, options: list[str]) -> Cubin:
+    nvrtc = _bindings()
+    headers = [[text.encode() for text in part] for part in (_HEADERS.values(), _HEADERS)]
+    program = _call("nvrtcCreateProgram", source.encode(), b"dwtir.cu", len(_HEADERS), *headers)
     try:
-        arguments = [option.encode() for option in options]
         search = current.get()
         with stopped(nvrtc, program, search):
-            result = _compile_program(nvrtc, program, arguments)
+            result = _compile_program(program, [option.encode() for option in options])
         if search and result.name == "NVRTC_ERROR_CANCELLED":
             raise search.takes_too_long()
-        log = _buffer(nvrtc, "nvrtcGetProgramLog", program).rstrip(b"\0 \n").decode()
+        log = _buffer("nvrtcGetProgramLog", program).rstrip(b"\0 \n").decode()
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             if find_toolkit().include is None and "could not open source file" in log:
                 raise ToolchainError(f"the CUDA headers are missing. To get them: {INSTALL_CUDA}\n{log}")
@@ -208,29 +201,30 @@ def _compile(nvrtc: Any, source: str, arch: str, options: list[str]) -> Cubin:
                 # Not the source's fault: a missing libnvrtc-builtins, for one.
                 raise ToolchainError(f"NVRTC failed with {result.name}. To repair it: {INSTALL_CUDA}\n{log}")
             raise CompileError(f"NVRTC rejected the generated code for {arch}:\n{log}")
-        code = _buffer(nvrtc, "nvrtcGetCUBIN", program)
+        code = _buffer("nvrtcGetCUBIN", program)
     finally:
-        _call(nvrtc, "nvrtcDestroyProgram", program)
+        _call("nvrtcDestroyProgram", program)
     kernels = _resources(log)
     if not kernels:
         raise CompileError(f"NVRTC reported no kernel for {arch}; its log is {log!r}")
     return Cubin(code, arch, kernels, log)
 
 
-def _compile_program(nvrtc: Any, program: Any, arguments: list[bytes]) -> Any:
+def _compile_program(program: Any, arguments: list[bytes]) -> Any:
     """Call ``nvrtcCompileProgram`` by ctypes: bindings of 2025 keep the GIL all the while."""
     major, _ = nvrtc_version()
     function = ctypes.CDLL(f"libnvrtc.so.{major}").nvrtcCompileProgram  # loaded by the bindings
     options = (ctypes.c_char_p * len(arguments))(*arguments)
-    return nvrtc.nvrtcResult(function(ctypes.c_void_p(int(program)), len(arguments), options))
+    return _bindings().nvrtcResult(function(ctypes.c_void_p(int(program)), len(arguments), options))
 
 
 def nvrtc_version() -> tuple[int, int]:
     """Return the version of the installed NVRTC; raises `ToolchainError` when it is missing."""
-    major, minor = _call(_bindings(), "nvrtcVersion")
+    major, minor = _call("nvrtcVersion")
     return major, minor
 
 
+@cache
 def _bindings() -> Any:
     try:
         from cuda.bindings import nvrtc
@@ -243,28 +237,29 @@ def _bindings() -> Any:
     return nvrtc
 
 
-def _check_arch(nvrtc: Any, arch: str) -> None:
+def _check_arch(arch: str) -> None:
     match = re.fullmatch(r"sm_(\d+)[af]?", arch)
     if match is None:
         raise InvalidTargetError(f"arch must look like sm_90, got {arch!r}")
-    known = _call(nvrtc, "nvrtcGetSupportedArchs")
+    known = _call("nvrtcGetSupportedArchs")
     if int(match[1]) not in known:
         major, minor = nvrtc_version()
         names = ", ".join(f"sm_{number}" for number in known)
         raise InvalidTargetError(f"NVRTC {major}.{minor} does not know the architecture {arch}; it knows {names}")
 
 
-def _call(nvrtc: Any, function: str, *arguments: object) -> Any:
+def _call(function: str, *arguments: object) -> Any:
     """Call an NVRTC function that fails only for lack of memory or a bug of ours."""
+    nvrtc = _bindings()
     result, *values = getattr(nvrtc, function)(*arguments)
     if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise ToolchainError(f"{function} failed: {result.name}")
     return values[0] if len(values) == 1 else values
 
 
-def _buffer(nvrtc: Any, function: str, program: object) -> bytes:
-    content = bytearray(_call(nvrtc, f"{function}Size", program))
-    _call(nvrtc, function, program, content)
+def _buffer(function: str, program: object) -> bytes:
+    content = bytearray(_call(f"{function}Size", program))
+    _call(function, program, content)
     return bytes(content)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import files, packing, target_json, traces, versions
 from ._version import __version__
@@ -25,9 +25,6 @@ from .shape import Shape
 from .target import Target
 from .target_json import integer, text
 from .traces import brief
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 SCHEMA = 2
 MAX_BYTES = 8 * 1024
@@ -76,12 +73,12 @@ class Record:
         target: Target,
         run_secs: Sequence[float],
         *,
-        epilogue: Epilogue | None = None,
+        epilogue: Epilogue = NO_STEPS,
         manual_median_secs: float | None = None,
         trials: int = 1,
         seed: int | None = None,
         versions: Mapping[str, str] | None = None,
-    ) -> Self:
+    ) -> Record:
         """Make the record of a measurement of this process.
 
         Parameters
@@ -92,19 +89,18 @@ class Record:
         versions : mapping, optional
             What to add to the versions of TVM and dwtir.
         """
-        steps = epilogue or NO_STEPS
         strategy.check_use(shape, target)
         times = sorted(_rounded(seconds) for seconds in run_secs)
         if len(times) > 3:
             fifth = (len(times) - 1) // 5
             times = [times[fifth], times[(len(times) - 1) // 2], times[-1 - fifth]]
         found = cls(
-            *(shape, target, strategy, steps, tuple(times)),
+            *(shape, target, strategy, epilogue, tuple(times)),
             None if manual_median_secs is None else _rounded(manual_median_secs),
             trials=trials,
             seed=seed,
             versions=_own_versions() | dict(versions or {}),
-            trace=json.loads(traces.expected_trace(strategy, shape, steps)),
+            trace=json.loads(traces.expected_trace(strategy, shape, epilogue)),
         )
         found._check()
         return found
@@ -148,8 +144,7 @@ class Record:
             "epilogue": str(self.epilogue),
             "device": self.device,
             "target": target_json.written(self.target),
-            "strategy": self.strategy.name,
-            "parameters": self.parameters,
+            **strategy_to_json(self.strategy),
             "run_secs": list(self.run_secs),
             **{name: getattr(self, name) for name in _SAME},
         }
@@ -160,7 +155,7 @@ class Record:
         return folder / self.device / file_name(self.shape, self.epilogue)
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path) -> Record:
         """Read a record, and check all that it says; a `RecordError` names the file."""
         try:
             values = files.read_json(path, MAX_BYTES)
@@ -181,7 +176,7 @@ class Record:
         return found
 
     @classmethod
-    def from_json(cls, record: object) -> Self:
+    def from_json(cls, record: object) -> Record:
         """Make a record of JSON values, which may be anybody's; errors say what is allowed."""
         if not isinstance(record, dict):
             raise RecordError(f"a record is a JSON object, got {brief(record)}")
@@ -273,6 +268,16 @@ def read_strategy(kind: object, parameters: object) -> Strategy:
     if not isinstance(parameters, dict):
         raise RecordError(f"parameters must be an object, got {brief(parameters)}")
     return STRATEGIES[kind].from_parameters(parameters)
+
+
+def strategy_to_json(strategy: Strategy) -> dict[str, Any]:
+    """Write a strategy as JSON values."""
+    return {"strategy": strategy.name, "parameters": strategy.parameters}
+
+
+def strategy_from_json(values: Mapping[str, Any]) -> Strategy:
+    """Read a strategy, whoever wrote it."""
+    return read_strategy(values.get("strategy"), values.get("parameters"))
 
 
 def file_name(shape: Shape, epilogue: Epilogue) -> str:

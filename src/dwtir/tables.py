@@ -1,4 +1,4 @@
-"""Tables in a terminal."""
+"""Tables in a terminal, and their numbers."""
 
 from collections.abc import Sequence
 
@@ -15,6 +15,11 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for line in cells
     ]
+
+
+def number(value: float | None, unit: str = "", *, digits: int = 2, scale: float = 1) -> str:
+    """Write a number that may not be known."""
+    return "-" if value is None else f"{value * scale:.{digits}f}{unit}"
 
 
 def is_numbers(column: Sequence[str]) -> bool:

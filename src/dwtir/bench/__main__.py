@@ -9,11 +9,12 @@ from pathlib import Path
 from ..errors import ArgumentError, DwtirError
 from ..shape import DTYPES, LAYOUTS, OPERATIONS
 from ..target import resolve
+from ..tune.tasks import Forms
 from . import layers, readme
-from .options import add_measuring
 from .plots import check_path, plot
 from .report import markdown, text
 from .results import Results, write_csv
+from .rounds import add_measuring
 from .row import Row
 from .session import Session, Settings
 
@@ -59,22 +60,22 @@ def _measure(arguments: Sequence[str]) -> int:
             raise ArgumentError(f"--{name} must be >= {least}, got {getattr(options, name)}")
     if options.resume and options.json is None:
         raise ArgumentError("--resume needs --json with the file to go on with, got none")
-    forms = {"batches": options.batch, "dtypes": options.dtype, "layouts": options.layout}
-    wanted = layers.named(options.what, **forms, operations=options.operation, epilogue=options.epilogue)
-    results = _run(options, wanted)
-    print("\n".join(text(results)))
-    _write(results, options)
-    return 0
-
-
-def _run(options: argparse.Namespace, wanted: Sequence[layers.Layer]) -> Results:
+    forms = Forms(options.batch, options.dtype, options.layout)
+    wanted = layers.named(options.what, forms, operations=options.operation, epilogue=options.epilogue)
     how = {name: getattr(options, name) for name in ("schedule", "rounds", "again", "patience")}
     settings = Settings(**how, cold=not options.warm, baselines=options.baselines == "torch")
     session = Session(resolve(options.target), settings, _command(options), options.json)
     if options.resume:
         session.resume()
     session.measure(wanted)
-    return replace(session.results(), cases=session.measure_articles() if options.what == ["seeds"] else {})
+    results = replace(session.results(), cases=session.measure_articles() if options.what == ["seeds"] else {})
+    print("\n".join(text(results)))
+    _write_rows(results.rows, options.csv)
+    if options.json is not None:
+        results.write(options.json)
+    if options.plot is not None:
+        print("\n".join(plot(results, options.plot)), file=sys.stderr)
+    return 0
 
 
 def _command(options: argparse.Namespace) -> str:
@@ -88,14 +89,6 @@ def _command(options: argparse.Namespace) -> str:
     parts += [f"--schedule {options.schedule} --baselines {options.baselines}"]
     parts += ["--warm"] if options.warm else []
     return " ".join([*parts, f"--rounds {options.rounds}"])
-
-
-def _write(results: Results, options: argparse.Namespace) -> None:
-    _write_rows(results.rows, options.csv)
-    if options.json is not None:
-        results.write(options.json)
-    if options.plot is not None:
-        print("\n".join(plot(results, options.plot)), file=sys.stderr)
 
 
 def _write_rows(rows: Sequence[Row], path: Path | None) -> None:

@@ -9,11 +9,10 @@ import numpy as np
 
 from ..build import build
 from ..epilogue import Epilogue
-from ..reference import numpy_dtype
+from ..reference import Array, numpy_dtype
 from ..shape import LAYOUTS, Shape
-from .gradients import gradient
+from .machine import keep_memory
 from .problem import Problem, aligned, import_torch
-from .processor import keep_memory
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Contender:
     """Of its tensors."""
     call: Callable[[int], object]
     """Computes a set of the problem, on torch's current stream."""
-    result: Callable[[], np.ndarray[Any, Any]]
+    result: Callable[[], Array]
     """Returns the output for the first set, in the problem's layout."""
 
 
@@ -34,26 +33,32 @@ def ours(problem: Problem, schedule: str, *, name: str = "dwtir", on_miss: str =
     """Build our kernel; `schedule` and `on_miss` are as for `dwtir.build`."""
     shape = problem.shape
     kernel = build(shape, schedule, epilogue=problem.epilogue, target=problem.target, on_miss=on_miss)
+    sets: list[list[Any]]
+    outs: list[Any]
     if problem.target.kind == "cpu":
-        sets = [[_copy(array) for array in problem.arrays] for _ in range(problem.sets)]
+        sets = [list(map(_copy, problem.arrays)) for _ in range(problem.sets)]
         outs = [aligned(shape.result_shape, np.dtype(numpy_dtype(shape.dtype))) for _ in sets]
         outs[0].view(f"uint{8 * shape.itemsize}").fill(2 ** (8 * shape.itemsize) - 1)
-        return Contender(name, shape.layout, lambda number: kernel(*sets[number], out=outs[number]), lambda: outs[0])
-    torch = import_torch()
-    tensors = [
-        [_memory(name, tensor, shape) for name, tensor in zip(problem.names, found, strict=True)]
-        for found in problem.tensors(shape.layout)
-    ]
-    dtype = getattr(torch, shape.dtype)
-    results = [torch.full(shape.result_shape, float("nan"), dtype=dtype, device="cuda") for _ in tensors]
+    else:
+        torch = import_torch()
+        sets = [
+            [_memory(name, tensor, shape) for name, tensor in zip(problem.names, found, strict=True)]
+            for found in problem.tensors(shape.layout)
+        ]
+        dtype = getattr(torch, shape.dtype)
+        outs = [torch.full(shape.result_shape, float("nan"), dtype=dtype, device="cuda") for _ in sets]
 
     def call(number: int) -> object:
-        return kernel(*tensors[number], out=results[number])
+        return kernel(*sets[number], out=outs[number])
 
-    return Contender(name, shape.layout, call, lambda: np.asarray(results[0].float().cpu().numpy()))
+    return Contender(name, shape.layout, call, lambda: _read(outs[0]))
 
 
-def _copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _read(out: Any) -> Array:
+    return out if isinstance(out, np.ndarray) else np.asarray(out.float().cpu().numpy())
+
+
+def _copy(array: Array) -> Array:
     copy = aligned(array.shape, array.dtype)
     copy[...] = array
     return copy
@@ -94,7 +99,7 @@ def _torch(torch: Any, problem: Problem, layout: str, name: str, *, cudnn: bool,
     if shape.operation == "forward":
         function = _function(torch, shape, problem.epilogue)
     else:
-        function, sets = gradient(torch, shape, layout, sets)
+        function, sets = _gradient(torch, shape, layout, sets)
     if compiled:
         function = torch.compile(function, fullgraph=True)
     # Each set keeps its output, so that its memory is its own as ours is.
@@ -104,8 +109,8 @@ def _torch(torch: Any, problem: Problem, layout: str, name: str, *, cudnn: bool,
         with convolutions(torch, cudnn=cudnn), torch.inference_mode():
             outs[number] = function(*sets[number])
 
-    def result() -> np.ndarray[Any, Any]:
-        array = np.asarray(outs[0].float().cpu().numpy())
+    def result() -> Array:
+        array = _read(outs[0])
         axes = (0, 2, 3, 1)
         if shape.operation == "grad_weight":
             array, axes = array.reshape(shape.in_channels, shape.channel_multiplier, *shape.kernel), (2, 3, 0, 1)
@@ -149,3 +154,51 @@ def _function(torch: Any, shape: Shape, epilogue: Epilogue) -> Callable[..., Any
         return out
 
     return compute
+
+
+def _gradient(
+    torch: Any, shape: Shape, layout: str, sets: list[list[Any]]
+) -> tuple[Callable[..., Any], list[list[Any]]]:
+    """Write a gradient by the operator that PyTorch's autograd calls, with the tensors to call it with.
+
+    The sets, given and returned, are the inputs in torch's sense, in the order of
+    ``shape.input_shapes``. Where torch's convolution does not have the padding, the weight's
+    gradient is given padded data, as autograd keeps them; of the data's the padding is cut off.
+    """
+    pad = torch.nn.functional.pad
+    form = torch.channels_last if layout == "NHWC" else torch.contiguous_format
+    top, left, bottom, right = shape.padding
+    symmetric = (top, left) == (bottom, right)
+    of_data = shape.operation == "grad_data"
+
+    def backward(grad_out: Any, data: Any, weight: Any) -> Any:
+        geometry = shape.stride, (top, left) if symmetric else (0, 0), shape.dilation
+        rest = False, (0, 0), shape.in_channels, (of_data, not of_data, False)
+        grads = torch.ops.aten.convolution_backward(grad_out, data, weight, None, *geometry, *rest)
+        return grads[0] if of_data else grads[1]
+
+    def unread(*size: int) -> Any:
+        """Stand for the tensor whose gradient is wanted: its size and memory format matter."""
+        like = sets[0][0]
+        return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=form)
+
+    if of_data:
+        rows, columns = shape.height, shape.width
+        if not symmetric:
+            rows, columns = rows + top + bottom, columns + left + right
+        data = unread(shape.batch, shape.in_channels, rows, columns)
+
+        def to_data(grad_out: Any, weight: Any) -> Any:
+            grad = backward(grad_out, data, weight)
+            return grad if symmetric else pad(grad, (-left, -right, -top, -bottom))
+
+        return to_data, sets
+    weight = unread(shape.out_channels, 1, *shape.kernel)
+
+    def to_weight(data: Any, grad_out: Any) -> Any:
+        return backward(grad_out, data, weight)
+
+    if not symmetric:
+        around = (left, right, top, bottom)
+        sets = [[pad(data, around).contiguous(memory_format=form), grad_out] for data, grad_out in sets]
+    return to_weight, sets

@@ -17,8 +17,7 @@ from .inference import infer
 from .machine import Clocks, about
 from .network_row import NetworkRow
 from .networks import Network, find
-from .options import add_measuring
-from .rounds import check_target
+from .rounds import add_measuring, check_target
 from .row import WIDE
 from .training import PRECISIONS, train
 
@@ -43,26 +42,27 @@ def main(arguments: Sequence[str]) -> int:
     rows: list[NetworkRow] = []
     for row in _rows(networks, target, options):
         clocks.sample()
+        facts |= clocks.about()
         rows.append(row)
         print(aligned(network_row.cells([row]))[-1], file=sys.stderr, flush=True)
         if options.json is not None:
-            _write(options.json, {**facts, **clocks.about()}, rows)
-    print("\n".join(_text({**facts, **clocks.about()}, rows)))
+            found = {"format": _FORMAT, "about": facts, "rows": list(map(network_row.fields, rows))}
+            options.json.write_text(f"{json.dumps(found, indent=1)}\n", encoding="utf-8")
+    print("\n".join(_text(facts, rows)))
     return 0
 
 
 def _rows(networks: Sequence[Network], target: Target, options: argparse.Namespace) -> Iterator[NetworkRow]:
-    common: dict[str, Any] = {"rounds": options.rounds, "patience": options.patience}
+    common: dict[str, Any] = {name: getattr(options, name) for name in ("rounds", "patience")}
+    common["compiled"] = not options.eager
     for network, batch, layout in product(networks, options.batch, options.layout):
         common |= {"batch": batch, "layout": layout}
         if options.train:
             for precision in PRECISIONS:
-                form = {"precision": precision, "steps": options.steps}
-                yield train(network, target, compiled=not options.eager, **form, **common)
-            continue
-        for dtype in options.dtype:
-            form = {"dtype": dtype, "when": options.when, "compiled": not options.eager}
-            yield infer(network, target, **form, **common)
+                yield train(network, target, precision=precision, steps=options.steps, **common)
+        else:
+            for dtype in options.dtype:
+                yield infer(network, target, dtype=dtype, when=options.when, **common)
 
 
 def _text(facts: dict[str, str], rows: Sequence[NetworkRow]) -> list[str]:
@@ -76,11 +76,6 @@ def _text(facts: dict[str, str], rows: Sequence[NetworkRow]) -> list[str]:
         f"~: spread (p20 to p80) above {100 * WIDE:.0f} %; !: others used the CPU",
     ]
     return lines + [f"{row.network}: {note}" for row in rows for note in row.notes]
-
-
-def _write(path: Path, facts: dict[str, str], rows: Sequence[NetworkRow]) -> None:
-    found = {"format": _FORMAT, "about": facts, "rows": list(map(network_row.fields, rows))}
-    path.write_text(f"{json.dumps(found, indent=1)}\n", encoding="utf-8")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,8 +2,10 @@
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,14 @@ from ..errors import ArgumentError, CompileError
 from ..kernel import Timing
 from ..nn import convert
 from ..nn.chain import is_depthwise
+from ..nn.measure import seconds
+from ..reference import Array
 from ..target import Target
 from .contenders import Contender, convolutions
 from .network_row import NetworkRow
 from .networks import Network, seeded
 from .rounds import in_short, in_turns
-from .share import depthwise_share
-from .timers import LaunchTimer, Timer, open_timer
+from .timers import Timer, open_timer
 
 FORMATS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 """The layouts of images, as torch names them."""
@@ -29,6 +32,9 @@ _ERROR = {"float32": 1e-4, "float16": 2.0**-6, "bfloat16": 2.0**-4}
 """Of the largest output; twice the error of eager PyTorch in the type is allowed in any case."""
 _COMPILE = {"freezing": True}
 """Weights are constants to the compiler, which folds and packs them. An option of torch.compile would do nothing."""
+_DEPTHWISE, _ALL = "depthwise convolutions", "all layers"
+_PROFILED_CALLS = 5
+_GPU_SECONDS = 20e-3
 
 
 def infer(
@@ -94,7 +100,7 @@ def infer(
     return NetworkRow(
         *(network.name, "inference", batch, dtype, layout, timings, len(report.replaced)),
         sum(map(is_depthwise, model.modules())),
-        share=depthwise_share(model, eager.once),
+        share=_depthwise_share(model, eager.once),
         notes=tuple(notes),
         load=load,
     )
@@ -116,7 +122,7 @@ class _Run:
         """Run it, by its graph where it has one."""
         (self.once if self._graph is None else self._graph.replay)()
 
-    def result(self) -> np.ndarray[Any, Any]:
+    def result(self) -> Array:
         """Run it, and return the output in float32."""
         self.call(0)
         if not isinstance(self._out, torch.Tensor):
@@ -141,14 +147,12 @@ def captured(run: Callable[[], None], pool: Any = None) -> Any:
     return graph
 
 
-@cache
-def _stream() -> Any:
-    """Make the stream of all captures: only on one do they share memory."""
-    return torch.cuda.Stream()
+_stream = cache(torch.cuda.Stream)
+"""Returns the stream of all captures: only on one do they share memory."""
 
 
 def _checked(
-    name: str, runs: Sequence[_Run], expected: np.ndarray[Any, Any], allowed: float, *, graphs: bool
+    name: str, runs: Sequence[_Run], expected: Array, allowed: float, *, graphs: bool
 ) -> tuple[list[_Run], list[str]]:
     """Run each way, by a graph if wanted; return those that are right, and notes on the others.
 
@@ -181,7 +185,7 @@ def _checked(
     return right, notes
 
 
-def _error(output: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+def _error(output: Array, expected: Array) -> float:
     """Return the largest error, as a part of the largest output; NaN where one is."""
     return float(np.abs(output - expected).max() / np.abs(expected).max())
 
@@ -191,7 +195,65 @@ def timed(
 ) -> tuple[dict[str, Timing], float]:
     """Time contenders that have run, in turns; return also what others used of CPUs."""
     if target.kind == "cuda":
-        timer: Timer = LaunchTimer(contenders)
+        timer: Timer = _LaunchTimer(contenders)
     else:
         timer = open_timer(target, contenders, 1, patience)
     return in_turns(timer, contenders, rounds), timer.load
+
+
+def _depthwise_share(model: Any, call: Callable[[], object]) -> float:
+    """Profile calls of a model that has run before: the part of the time in depthwise convolutions.
+
+    It is from 0 to 1, of the CPU's time, or of that in kernels on a GPU.
+    """
+    cuda = next(model.parameters()).is_cuda
+    kinds = torch.profiler.ProfilerActivity
+    activities = [kinds.CPU, kinds.CUDA] if cuda else [kinds.CPU]
+    ranges: list[Any] = []
+
+    def enter(*_: Any) -> None:
+        ranges.append(torch.profiler.record_function(_DEPTHWISE))
+        ranges[-1].__enter__()
+
+    def leave(*_: Any) -> None:
+        ranges.pop().__exit__(None, None, None)
+
+    with ExitStack() as hooks:
+        for conv in filter(is_depthwise, model.modules()):
+            hooks.enter_context(conv.register_forward_pre_hook(enter))
+            hooks.enter_context(conv.register_forward_hook(leave))
+        with torch.profiler.profile(activities=activities) as profile:
+            for _ in range(_PROFILED_CALLS):
+                with torch.profiler.record_function(_ALL):
+                    call()
+            if cuda:
+                torch.cuda.synchronize()
+    host = torch.autograd.DeviceType.CPU  # a GPU's events repeat the names
+    spent = {
+        name: sum(
+            event.device_time_total if cuda else event.cpu_time_total
+            for event in profile.events()
+            if event.name == name and event.device_type == host
+        )
+        for name in (_DEPTHWISE, _ALL)
+    }
+    return float(spent[_DEPTHWISE] / spent[_ALL])
+
+
+class _LaunchTimer(Timer):
+    """Times calls on a GPU as Python launches them, without waiting.
+
+    The contenders have run, and have one set each.
+    """
+
+    def __init__(self, contenders: Sequence[Contender]) -> None:
+        self._counts = {}
+        for contender in contenders:
+            self._timed(contender, 1)
+            self._counts[contender.name] = ceil(_GPU_SECONDS / self._timed(contender, 1))
+
+    def seconds(self, contender: Contender) -> float:
+        return self._timed(contender, self._counts[contender.name])
+
+    def _timed(self, contender: Contender, count: int) -> float:
+        return seconds(partial(contender.call, 0), count, torch.device("cuda"))

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 from .. import suite
 from ..epilogue import Epilogue
 from ..errors import InvalidShapeError
 from ..tune import Task, tasks
+from ..tune.tasks import Forms
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,7 @@ class Layer:
 
 
 def named(
-    words: Sequence[str],
-    *,
-    batches: Sequence[int],
-    dtypes: Sequence[str],
-    layouts: Sequence[str],
-    operations: Sequence[str] = ("forward",),
-    epilogue: str | None = None,
+    words: Sequence[str], forms: Forms, *, operations: Sequence[str] = ("forward",), epilogue: str | None = None
 ) -> list[Layer]:
     """Find layers, each once.
 
@@ -35,7 +29,6 @@ def named(
     convolution and its gradients, of networks only.
     """
     kind, *names = words
-    forms: dict[str, Any] = {"batches": batches, "dtypes": dtypes, "layouts": layouts}
     if kind in ("suite", "seeds") and names:
         raise InvalidShapeError(f"{kind} stands alone, got {' '.join(names)} after it")
     if kind == "network" and not names:
@@ -46,12 +39,12 @@ def named(
             f"got {', '.join(operations)} for {kind}"
         )
     if kind == "seeds":
-        return [Layer(replace(task, epilogue=Epilogue.of(epilogue))) for task in tasks.from_suite("seeds", **forms)]
+        return [Layer(replace(task, epilogue=Epilogue.of(epilogue))) for task in tasks.from_suite("seeds", forms)]
     if kind not in ("suite", "network"):
         return [_checked(Layer(task)) for task in tasks.from_shapes(words, epilogue)]
     found: dict[str, Layer] = {}
     for name in suite.networks() if kind == "suite" else names:
-        for operation, task in product(operations, tasks.from_network(name, **forms, epilogue=epilogue)):
+        for operation, task in product(operations, tasks.from_network(name, forms, epilogue)):
             task = replace(task, shape=replace(task.shape, operation=operation))
             found[str(task)] = _checked(Layer(task, (*found.get(str(task), Layer(task)).networks, name)))
     return list(found.values())

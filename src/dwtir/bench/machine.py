@@ -1,14 +1,17 @@
-"""What was measured on: device, versions, clocks, and the rates that bound all times."""
+"""What was measured on: device, versions, clocks, the rates that bound all times, and a shared CPU."""
 
+import ctypes
 import os
 import platform
 import re
 import shutil
 import subprocess
+import time
 import timeit
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -18,8 +21,15 @@ from .._version import __version__
 from ..target import KNOWN_GPUS, Target
 from ..threads import physical_cores
 from .problem import import_torch
-from .processor import keep_memory
 
+LOUD = 0.2
+"""CPUs kept busy by others, above which times are disturbed. Linux counts in ticks of 10 ms."""
+
+_STAT = Path("/proc/stat")
+_IDLE = (3, 4)  # idle and iowait, among the fields of a line of /proc/stat
+_SUMMED = 8  # user to steal; those of guests, after them, are counted as user already
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_INT_MAX = 2**31 - 1
 _CLOCKS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "clocks.max.mem")
 _SMI_SECONDS = 30
 _COPY_BYTES, _GPU_COPY_BYTES = 2**26, 2**30
@@ -130,8 +140,9 @@ def with_rates(target: Target) -> Target:
         return replace(target, bandwidth=_gpu_copy_rate())
     if target.kind != "cpu":
         return target
-    cores = physical_cores()
-    return replace(target, bandwidth=_copy_rate(cores), fp32_rate=_product_rate())
+    matrix = np.ones((_MATRIX, _MATRIX), np.float32)
+    product_rate = 2 * _MATRIX**3 / _fastest(lambda: matrix @ matrix)
+    return replace(target, bandwidth=_copy_rate(physical_cores()), fp32_rate=product_rate)
 
 
 def limits(target: Target) -> str:
@@ -173,10 +184,40 @@ def _copy_rate(threads: int) -> float:
         return 2 * threads * _COPY_BYTES / _fastest(copy_all)
 
 
-def _product_rate() -> float:
-    matrix = np.ones((_MATRIX, _MATRIX), np.float32)
-    return 2 * _MATRIX**3 / _fastest(lambda: matrix @ matrix)
-
-
 def _fastest(call: Callable[[], object]) -> float:
     return min(timeit.repeat(call, number=1, repeat=_REPEATS))
+
+
+class OtherLoad:
+    """What others use of the CPUs from now on: other processes, and a host of the machine."""
+
+    def __init__(self) -> None:
+        self._busy, self._own, self._start = _busy(), time.process_time(), time.monotonic()
+
+    def seconds(self) -> tuple[float, float]:
+        """Return the seconds of CPU that others have used since, and the seconds since."""
+        others = (_busy() - self._busy) - (time.process_time() - self._own)
+        return max(0.0, others), time.monotonic() - self._start
+
+
+def _busy() -> float:
+    """Return the seconds that all CPUs have been busy, as Linux counts them."""
+    fields = _STAT.read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+    ticks = [int(field) for field in fields[:_SUMMED]]
+    idle = sum(ticks[index] for index in _IDLE)
+    return (sum(ticks) - idle) / float(os.sysconf("SC_CLK_TCK"))
+
+
+@cache
+def keep_memory() -> str:
+    """Let malloc keep what is freed, and say whether it does.
+
+    PyTorch allocates its output on every call. glibc gives memory of that size back to the
+    system and takes it anew, which under a hypervisor takes ten times the convolution.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return "gives back what is freed, for it has no mallopt"
+    if not (mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _INT_MAX)):
+        return "gives back what is freed, for mallopt refused"
+    return "keeps what is freed"

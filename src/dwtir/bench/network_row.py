@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..kernel import Timing
-from .processor import LOUD
-from .report import times
+from ..tables import number
+from .machine import LOUD
 from .results import microseconds
 from .row import is_wide
 
@@ -77,16 +77,15 @@ def _cells(row: NetworkRow) -> tuple[str, ...]:
     return (
         *(row.network, row.run, str(row.batch), row.dtype, row.layout),
         *(_milliseconds(row, way) for way in WAYS),
-        times(row.ratio),
-        "-" if row.share is None else f"{100 * row.share:.0f}",
+        number(row.ratio, "x"),
+        number(row.share, digits=0, scale=100),
         f"{row.replaced} of {row.layers}",
         *("-" if most is None else f"{most:.1e}" for most in map(row.loss_difference, ("dwtir", NUDGED))),
     )
 
 
 def _milliseconds(row: NetworkRow, way: str) -> str:
-    timing = row.timings.get(way)
-    if timing is None:
+    if (timing := row.timings.get(way)) is None:
         return "-"
     mark = "!" if row.load > LOUD else "~" if is_wide(timing) else ""
     return f"{timing.median * 1e3:.3f}{mark}"
@@ -94,12 +93,10 @@ def _milliseconds(row: NetworkRow, way: str) -> str:
 
 def fields(row: NetworkRow) -> dict[str, Any]:
     """Describe a row for JSON, with the `microseconds` of each way."""
-    found: dict[str, Any] = {
-        name: getattr(row, name)
-        for name in ("network", "run", "batch", "dtype", "layout", "replaced", "layers", "share", "ratio", "notes")
+    names = ("network", "run", "batch", "dtype", "layout", "replaced", "layers", "share", "ratio", "notes")
+    return {name: getattr(row, name) for name in names} | {
+        "loss_difference": row.loss_difference(),
+        "load": round(row.load, 2),
+        "losses": {way: list(losses) for way, losses in row.losses.items()},
+        "us": {way: microseconds(timing) for way, timing in row.timings.items()},
     }
-    found["loss_difference"] = row.loss_difference()
-    found["load"] = round(row.load, 2)
-    found["losses"] = {way: list(losses) for way, losses in row.losses.items()}
-    found["us"] = {way: microseconds(timing) for way, timing in row.timings.items()}
-    return found

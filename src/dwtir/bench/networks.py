@@ -13,10 +13,9 @@ import torch
 from .. import suite
 from ..errors import ArgumentError, InvalidShapeError, ToolchainError
 from ..nn.chain import is_depthwise, require_module
-from ..tune.tasks import build_model, has_model
+from ..tune.tasks import LIBRARIES, build_model, has_model
 from .rounds import in_short
 
-_LIBRARIES = ("timm", "torchvision")
 _IMAGES = 4
 
 
@@ -66,10 +65,10 @@ def find(name: str) -> Network:
     """
     known = {full.rpartition("/")[2]: full for full in suite.networks()}
     library, _, short = known.get(name, name).rpartition("/")
-    if library not in ("", *_LIBRARIES):
+    if library not in ("", *LIBRARIES):
         raise InvalidShapeError(f"a network is timm/NAME, torchvision/NAME or NAME of one of them, got {name!r}")
     missing = {}
-    candidates = (library,) if library else _LIBRARIES
+    candidates = (library,) if library else LIBRARIES
     for candidate in candidates:
         try:
             module = import_module(candidate)

@@ -9,7 +9,7 @@ import numpy as np
 from .. import timing
 from ..epilogue import Epilogue
 from ..errors import ToolchainError
-from ..reference import numpy_dtype
+from ..reference import Array, numpy_dtype
 from ..shape import Shape
 from ..target import Target
 
@@ -27,7 +27,7 @@ def import_torch(what: str = "a benchmark on a GPU") -> Any:
     return torch
 
 
-def aligned(extent: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def aligned(extent: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return an array in memory that is aligned as PyTorch's is; NumPy aligns to 16 bytes."""
     count = prod(extent) * dtype.itemsize
     memory = np.empty(count + _ALIGNMENT, np.uint8)
@@ -47,19 +47,20 @@ class Problem:
         rng = np.random.default_rng(0)
         extents = shape.input_shapes | epilogue.operands(shape)
         self.names = list(extents)
-        self.arrays = [self._normal(rng, extent) for extent in extents.values()]
+        self.arrays = [
+            np.resize(rng.standard_normal(min(prod(extent), 2**20), np.float32), extent).astype(
+                numpy_dtype(shape.dtype)
+            )
+            for extent in extents.values()
+        ]
         set_bytes = sum(a.nbytes for a in self.arrays) + prod(shape.result_shape) * shape.itemsize
-        self.sets = self._rotation(set_bytes) if cold else 1
+        if not cold:
+            self.sets = 1
+        elif target.kind == "cuda":
+            self.sets = timing.rotation(set_bytes)
+        else:
+            self.sets = min(max(2, ceil(_CACHE_SIZES * _last_cache() / set_bytes)), _MAX_SETS)
         self._tensors: dict[str, list[list[Any]]] = {}
-
-    def _normal(self, rng: np.random.Generator, extent: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        values = rng.standard_normal(min(prod(extent), 2**20), np.float32)
-        return np.resize(values, extent).astype(numpy_dtype(self.shape.dtype))
-
-    def _rotation(self, set_bytes: int) -> int:
-        if self.target.kind == "cuda":
-            return timing.rotation(set_bytes)
-        return min(max(2, ceil(_CACHE_SIZES * _last_cache() / set_bytes)), _MAX_SETS)
 
     def tensors(self, layout: str) -> list[list[Any]]:
         """Return the sets as torch tensors of a layout: NCHW, or NHWC with channels last.
@@ -82,7 +83,7 @@ class Problem:
             ]
         return self._tensors[layout]
 
-    def _as_nchw(self, name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _as_nchw(self, name: str, array: Array) -> Array:
         shape = self.shape
         nhwc = shape.layout == "NHWC"
         if name == "weight":

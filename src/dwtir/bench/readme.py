@@ -8,7 +8,7 @@ from statistics import geometric_mean
 
 from ..errors import RecordError
 from .plots import panels, plot
-from .report import piped, times
+from .report import piped
 from .results import Results
 from .row import Row
 
@@ -116,4 +116,4 @@ def _figures(rows: Sequence[Row], same: bool) -> tuple[str, str, str]:
         return "-", "-", "-"
     worst, row = min(found, key=lambda pair: pair[0])
     mean = geometric_mean(ratio for ratio, _ in found)
-    return times(mean), str(sum(r < 1 for r, _ in found)), f"{times(worst)}: {row.short} {row.shape.dtype}"
+    return f"{mean:.2f}x", str(sum(r < 1 for r, _ in found)), f"{worst:.2f}x: {row.short} {row.shape.dtype}"

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from statistics import geometric_mean
 
-from ..tables import aligned, is_numbers
-from .articles import TABLES
+from ..tables import aligned, is_numbers, number
+from .articles import TABLES, table_cells
 from .results import Results
 from .row import WIDE, Row
-from .seeds import table_cells
 
 _HEAD = ("layer", "dwtir us", "% floor", "same layout us", "same", "any us", "any", "by")
 _ON_PAGE = (0, 1, 2, 4, 6, 7)
@@ -71,9 +70,9 @@ def _cells(row: Row) -> tuple[str, ...]:
         _time(row, ("dwtir", row.own)),
         "-" if row.floor is None else f"{100 * row.floor / row.own:.0f}",
         _time(row, row.best(row.shape.layout)),
-        times(row.ratio(row.shape.layout)),
+        number(row.ratio(row.shape.layout), "x"),
         _time(row, best),
-        times(row.ratio()),
+        number(row.ratio(), "x"),
         best[0] if best else "-",
     )
 
@@ -121,8 +120,3 @@ def summary(rows: Sequence[Row]) -> list[str]:
     if len(reasons) > _MAX_REASONS:
         lines.append(f"left out: {len(reasons) - _MAX_REASONS} more; --json has all")
     return lines
-
-
-def times(ratio: float | None) -> str:
-    """Write a ratio that may not be known."""
-    return "-" if ratio is None else f"{ratio:.2f}x"

@@ -16,9 +16,8 @@ from ..files import read_json
 from ..kernel import Timing
 from ..shape import Shape
 from ..target import Target
-from .articles import PUBLISHED_US, Case
+from .articles import PUBLISHED_US, Case, Found
 from .row import Row
-from .seeds import Found
 
 _FORMAT = 2
 _USUAL: dict[str, Any] = {"epilogue": [], "cold": True, "networks": [], "load": 0.0, "left_out": []}

@@ -1,5 +1,6 @@
 """Checks contenders, and times them in turns, so that a drifting clock hits all alike."""
 
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from math import prod, sqrt
 
@@ -26,7 +27,7 @@ def bench_layer(
     shape: Shape,
     target: Target,
     *,
-    epilogue: Epilogue | None = None,
+    epilogue: Epilogue = NO_STEPS,
     schedule: str = "manual",
     cold: bool = True,
     baselines: bool = True,
@@ -58,10 +59,10 @@ def bench_layer(
         If torch is needed and not installed.
     """
     check_target(target)
-    problem = Problem(shape, epilogue or NO_STEPS, target, cold)
+    problem = Problem(shape, epilogue, target, cold)
     right, wrong = checked(problem, [ours(problem, schedule)], peers(problem) if baselines else ())
     timer = open_timer(target, right, problem.sets, patience)
-    return Row(shape, problem.epilogue, target, cold, in_turns(timer, right, rounds), tuple(wrong), load=timer.load)
+    return Row(shape, epilogue, target, cold, in_turns(timer, right, rounds), tuple(wrong), load=timer.load)
 
 
 def check_target(target: Target) -> None:
@@ -125,3 +126,11 @@ def in_turns(timer: Timer, contenders: Sequence[Contender], rounds: int) -> dict
         for contender in contenders:
             times[contender.name].append(timer.seconds(contender))
     return {name: Timing.of(measured) for name, measured in times.items()}
+
+
+def add_measuring(parser: ArgumentParser, each: str) -> None:
+    """Add the options of how often and where to measure `each`, a layer or a network."""
+    add, usage = parser.add_argument, f"for others to leave the CPU, a {each} (default 0)"
+    add("--rounds", type=int, default=7, help="measurements of each (default 7)")
+    add("--patience", type=float, default=0, metavar="SECONDS", help=usage)
+    add("--target", help="cuda or cpu; the GPU if there is one")

@@ -8,7 +8,7 @@ from ..kernel import Timing
 from ..shape import LAYOUTS, OPERATIONS, Shape
 from ..target import Target
 from ..tune.outcome import floor_seconds
-from .processor import LOUD
+from .machine import LOUD
 
 WIDE = 0.1
 """Spread, p20 to p80 over the median, above which a time is flagged."""

@@ -10,14 +10,13 @@ from .. import cuda
 from ..errors import RecordError
 from ..tables import aligned
 from ..target import Target
-from .articles import Case
+from .articles import Case, Found, measure
 from .layers import Layer
 from .machine import Clocks, about, limits, with_rates
 from .report import row_cells
 from .results import Results
 from .rounds import bench_layer
 from .row import Row
-from .seeds import Found, measure
 
 _SAME = ("device", "CPU", "GPU", "cores", "dwtir", "apache-tvm", "torch", "command")
 """What must be alike for rows to stand in one table."""

@@ -9,11 +9,10 @@ from math import ceil
 from ..target import Target
 from ..timing import GraphTimer
 from .contenders import Contender
+from .machine import LOUD, OtherLoad
 from .problem import import_torch
-from .processor import LOUD, OtherLoad
 
 _CPU_SECONDS = 5e-3
-_GPU_SECONDS = 20e-3
 _SETTLE_SECONDS = 0.15
 _WAIT_SECONDS = 0.3
 
@@ -101,36 +100,8 @@ class _CudaTimer(Timer):
         return seconds
 
 
-class LaunchTimer(Timer):
-    """Times calls on a GPU as Python launches them, without waiting.
-
-    The contenders have run, and have one set each.
-    """
-
-    def __init__(self, contenders: Sequence[Contender]) -> None:
-        self._torch = import_torch()
-        self._calls = {}
-        for contender in contenders:
-            self._elapsed(contender, 1)
-            self._calls[contender.name] = ceil(_GPU_SECONDS / self._elapsed(contender, 1))
-
-    def seconds(self, contender: Contender) -> float:
-        calls = self._calls[contender.name]
-        return self._elapsed(contender, calls) / calls
-
-    def _elapsed(self, contender: Contender, calls: int) -> float:
-        self._torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            contender.call(0)
-        self._torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-
-@cache
-def _graph_timer() -> GraphTimer:
-    """Return this process's: PyTorch caches memory for each stream apart."""
-    return GraphTimer()
+_graph_timer = cache(GraphTimer)
+"""Returns this process's: PyTorch caches memory for each stream apart."""
 
 
 def _follow(call: Callable[[int], object]) -> Callable[[int], None]:

@@ -12,6 +12,7 @@ import torch
 from ..errors import ArgumentError, CompileError
 from ..nn import replace
 from ..nn.chain import is_depthwise
+from ..reference import Array
 from ..target import Target
 from .contenders import Contender, convolutions
 from .inference import FORMATS, captured, timed
@@ -183,7 +184,7 @@ class _Trainer:
                     momentum.zero_()
         return self._graph.pool()
 
-    def result(self) -> np.ndarray[Any, Any]:
+    def result(self) -> Array:
         return np.asarray(self._loss.cpu().numpy())
 
     def curve(self, steps: int) -> list[float]:

@@ -8,11 +8,9 @@ except ImportError as error:
     raise ToolchainError("dwtir.nn needs torch: pip install 'dwtir[torch]'") from error
 
 from . import functional
-from .convert import convert, restore
+from .convert import ConvertedLayer, Report, convert, replace, restore
 from .converted import OriginalPathWarning
 from .module import DepthwiseConv2d
-from .replace import replace
-from .report import ConvertedLayer, Report
 
 __all__ = [
     "ConvertedLayer",

@@ -28,8 +28,7 @@ def is_depthwise(module: Any) -> bool:
 
 def is_patched(module: Any) -> bool:
     """Tell whether a module has a forward of its own, or hooks."""
-    kinds = ("_forward", "_forward_pre", "_backward", "_backward_pre")
-    hooks = (getattr(module, f"{kind}_hooks") for kind in kinds)
+    hooks = (getattr(module, f"_{kind}_hooks") for kind in ("forward", "forward_pre", "backward", "backward_pre"))
     return "forward" in module.__dict__ or any(hooks)
 
 

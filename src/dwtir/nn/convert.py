@@ -1,17 +1,59 @@
-"""Takes a network's depthwise layers, with what follows them, to dwtir's kernels, and back."""
+"""Takes a network's depthwise layers to dwtir's kernels and back, or for training to `DepthwiseConv2d`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from ..errors import ArgumentError, InvalidScheduleError, InvalidShapeError
+from ..tables import aligned, number
 from .chain import Chain, is_depthwise, is_patched, require_module, steps_of, why_not
 from .converted import ConvertedForward, FoldedForward, form_of
 from .measure import medians
+from .module import DepthwiseConv2d
 from .observe import Image, Run, observe
-from .report import ConvertedLayer, Report
+
+_HEAD: tuple[str, ...] = ("layer", "shape", "before us", "after us", "")
+
+
+@dataclass(frozen=True)
+class ConvertedLayer:
+    """A depthwise layer on an image of one shape, and what became of it."""
+
+    name: str
+    """The convolution's name in the model."""
+    shape: str
+    """Text form of its `dwtir.DepthwiseConv2dShape`; "" if it never ran or has none."""
+    replaced: bool
+    """Whether calls of this shape run dwtir's kernel."""
+    note: str
+    """Why not; or the modules that are part of the kernel."""
+    before: float | None = None
+    after: float | None = None
+    """Median seconds of the original modules and of the kernel, where they were measured."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `convert` did: ``print(report)`` is a table."""
+
+    layers: Sequence[ConvertedLayer]
+
+    @property
+    def replaced(self) -> list[str]:
+        """The names of the layers that run dwtir's kernels for at least one shape."""
+        return list(dict.fromkeys(layer.name for layer in self.layers if layer.replaced))
+
+    def __str__(self) -> str:
+        rows = [_HEAD]
+        for layer in self.layers:
+            times = (number(seconds, digits=1, scale=1e6) for seconds in (layer.before, layer.after))
+            replaced = f"replaced, with {layer.note}" if layer.note else "replaced"
+            rows.append((layer.name, layer.shape or "-", *times, replaced if layer.replaced else f"left: {layer.note}"))
+        total = f"{len(self.replaced)} of {len({layer.name for layer in self.layers})} replaced"
+        return "\n".join([*aligned(rows), total])
 
 
 def convert(
@@ -148,3 +190,52 @@ def _decide(
                 return ConvertedLayer(forward.name, shape, False, "slower", before, after)
         forward.forms.add(form_of(example))
     return ConvertedLayer(forward.name, shape, True, note, before, after)
+
+
+def replace(model: torch.nn.Module) -> int:
+    """Let the depthwise convolutions of a network be `DepthwiseConv2d`, with their gradients.
+
+    Parameters stay the same objects, which an optimizer may have already. Subclasses of
+    ``torch.nn.Conv2d``, and those with hooks or a ``forward`` of their own, are left. For
+    channels-last images, ``model.to(memory_format=torch.channels_last)`` then lays out the weights.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Is changed: the modules inside of it, not itself.
+
+    Returns
+    -------
+    int
+        How many were replaced.
+
+    Raises
+    ------
+    ArgumentError
+        If the model is no module.
+
+    Examples
+    --------
+    >>> import torch, dwtir.nn
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, groups=8), torch.nn.ReLU())
+    >>> dwtir.nn.replace(model)
+    1
+    """
+    require_module(model)
+    replaced: dict[Any, DepthwiseConv2d] = {}
+    for parent in list(model.modules()):
+        for name, conv in parent.named_children():
+            if type(conv) is torch.nn.Conv2d and is_depthwise(conv) and not is_patched(conv):
+                if conv not in replaced:
+                    replaced[conv] = _like(conv)
+                setattr(parent, name, replaced[conv])
+    return len(replaced)
+
+
+def _like(conv: Any) -> DepthwiseConv2d:
+    names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode")
+    same = {name: getattr(conv, name) for name in names}
+    made = DepthwiseConv2d(**same, bias=conv.bias is not None, device="meta")
+    made.weight, made.bias = conv.weight, conv.bias
+    made.train(conv.training)
+    return made

@@ -1,7 +1,9 @@
 """The forward of a layer that `convert` replaced: when it may run the kernel, and with what."""
 
+from __future__ import annotations
+
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +12,6 @@ from ..errors import ArgumentError
 from ..shape import Shape
 from . import eager
 from .chain import Chain
-from .derived import Derived
 from .functional import autocast
 from .kernels import shape_of
 from .tensors import DEVICES, Tensor, memory_format, pack
@@ -47,7 +48,7 @@ class ConvertedForward:
         self.forms: set[tuple[Any, ...]] = set()
         """What it is converted for; see `form_of`."""
         self._warned = False
-        self._derived = Derived()
+        self._derived = _Derived()
         self._known: dict[eager.Key, Callable[..., Tensor]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,3 +126,41 @@ class ConvertedForward:
             return chain.operands(dtype)
         key = ("operands", dtype, chain.conv.weight.device)
         return self._derived.get(key, chain.sources, lambda: chain.operands(dtype))
+
+
+class _Derived:
+    """Keeps what is computed from tensors, and computes it anew when one of them changed.
+
+    Changes are seen by a tensor's version, which counts writes, and its address. New values
+    are written where the old ones were, so that a CUDA graph captured with them never reads
+    freed memory. Copies and pickles of this object are empty.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, tuple[Any, list[Tensor]]] = {}
+
+    def __reduce__(self) -> tuple[type[_Derived], tuple[()]]:
+        return _Derived, ()
+
+    def get(self, key: Hashable, sources: Sequence[Tensor], make: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Return what `make` computes from the sources: new tensors, the same sizes for a key.
+
+        Nothing is kept where versions do not exist or tell nothing: of tensors of inference
+        mode, and while a program is traced or a CUDA graph is captured.
+        """
+        if torch.compiler.is_compiling() or any(source.is_inference() for source in sources):
+            return make()
+        stamp = [(source.data_ptr(), source._version) for source in sources]
+        found = self._found.get(key)
+        if found is not None and found[0] == stamp:
+            return found[1]
+        if sources[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return make()
+        with torch.inference_mode(False), torch.no_grad():
+            made = make()
+            if found is not None:
+                made = [old.copy_(new) for old, new in zip(found[1], made, strict=True)]
+        if made[0].is_cuda:
+            torch.cuda.current_stream(made[0].device).synchronize()  # others may use them at once
+        self._found[key] = stamp, made
+        return made

@@ -11,19 +11,19 @@ from typing import Any
 import torch
 
 from .. import database, entry
-from .. import shape as shapes
 from ..arguments import ALIGNMENT
 from ..build import build
 from ..epilogue import Epilogue
 from ..errors import ArgumentError
 from ..kernel import Kernel
-from ..shape import DepthwiseConv2dShape
+from ..shape import DTYPES as NAMES
+from ..shape import Shape
 from ..target import Target, resolve
 from .tensors import Tensor, arranged, empty_image, memory_format, output_size, packed_weight
 
 _empty_like = torch.empty_like
 
-DTYPES = {getattr(torch, name): name for name in shapes.DTYPES}
+DTYPES = {getattr(torch, name): name for name in NAMES}
 """The types that there are kernels for, and dwtir's names of them."""
 
 
@@ -85,12 +85,12 @@ def shape_of(
     form: torch.memory_format,
     *geometry: Sequence[int],
     operation: str = "forward",
-) -> DepthwiseConv2dShape:
+) -> Shape:
     """Describe a convolution by the sizes of its image and weight, or raise what is wrong."""
     check(image_size, weight_size, dtype)
     batch, channels, height, width = image_size
     stride, padding, dilation = geometry
-    return DepthwiseConv2dShape(
+    return Shape(
         batch=batch,
         in_channels=channels,
         height=height,
@@ -127,9 +127,12 @@ def prepared(
 
 @cache
 def _prepared(device: torch.device, epilogue: str, operation: str, *found: Any) -> Callable[..., Tensor]:
-    kernel = _built(shape_of(*found, operation=operation), Epilogue.of(epilogue), _target(device))
+    target = resolve("cpu" if device.type == "cpu" else f"cuda:{device.index}")
+    kernel = _built(shape_of(*found, operation=operation), Epilogue.of(epilogue), target)
     launch, sizes = kernel.launcher(), entry.in_torch(kernel.shape)
-    like = _without_memory(sizes["out"], kernel, device)
+    # Results are made of what has no memory, faster than of sizes and strides.
+    like = torch.empty_strided(*sizes["out"], dtype=getattr(torch, kernel.shape.dtype), device=device)
+    like.untyped_storage().resize_(0)
     packed = sizes["weight"][1] if kernel.shape.layout == "NHWC" and operation != "grad_weight" else None
 
     def compute(image: Tensor, other: Tensor, *operands: Tensor) -> Tensor:
@@ -149,13 +152,6 @@ def _prepared(device: torch.device, epilogue: str, operation: str, *found: Any) 
     return compute
 
 
-def _without_memory(sizes: tuple[entry.Sizes, entry.Sizes], kernel: Kernel, device: torch.device) -> Tensor:
-    """Return what `_empty_like` makes results of, faster than of sizes and strides."""
-    like = torch.empty_strided(*sizes, dtype=getattr(torch, kernel.shape.dtype), device=device)
-    like.untyped_storage().resize_(0)
-    return like
-
-
 def _explain(kernel: Kernel, image: Tensor, other: Tensor, *operands: Tensor) -> None:
     """Raise an `ArgumentError` if tensors are none for a kernel."""
     if kernel.shape.layout == "NHWC":
@@ -168,12 +164,7 @@ def _explain(kernel: Kernel, image: Tensor, other: Tensor, *operands: Tensor) ->
 
 
 @cache
-def _built(shape: DepthwiseConv2dShape, epilogue: Epilogue, target: Target) -> Kernel:
+def _built(shape: Shape, epilogue: Epilogue, target: Target) -> Kernel:
     """Build by a tuning record, else by hand; GPUs of a kind share it."""
     tuned = database.find(shape, target, epilogue) is not None
     return build(shape, "tuned" if tuned else "manual", epilogue=epilogue, target=target)
-
-
-@cache
-def _target(device: torch.device) -> Target:
-    return resolve("cpu" if device.type == "cpu" else f"cuda:{device.index}")

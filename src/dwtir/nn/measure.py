@@ -4,8 +4,11 @@ import time
 from collections.abc import Callable, Sequence
 from math import ceil
 from statistics import median
+from typing import TypeAlias
 
 import torch
+
+_Call: TypeAlias = Callable[[], object]
 
 _ROUNDS = 5
 _SECONDS = 5e-3
@@ -14,7 +17,7 @@ _MOST_CALLS = 1000
 _GRAPH_CALLS = 10
 
 
-def medians(calls: Sequence[Callable[[], object]], device: torch.device, *, graphs: bool = False) -> list[float]:
+def medians(calls: Sequence[_Call], device: torch.device, *, graphs: bool = False) -> list[float]:
     """Return the median seconds of a call for each of several functions.
 
     On a GPU calls follow each other without waiting, so a call takes what the slower of the
@@ -34,11 +37,11 @@ def medians(calls: Sequence[Callable[[], object]], device: torch.device, *, grap
                     settled = time.perf_counter() + _SETTLE_SECONDS
                     while time.perf_counter() < settled:
                         call()
-                measured.append(_seconds(call, count, device) / calls_at_once)
+                measured.append(seconds(call, count, device) / calls_at_once)
     return [median(measured) for measured in times]
 
 
-def _captured(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+def _captured(call: _Call, device: torch.device) -> _Call:
     """Capture calls in a CUDA graph, and return what replays it."""
     with torch.cuda.device(device):
         stream = torch.cuda.Stream()
@@ -51,18 +54,19 @@ def _captured(call: Callable[[], object], device: torch.device) -> Callable[[], 
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(_GRAPH_CALLS):
                 call()
-    replay: Callable[[], object] = graph.replay
+    replay: _Call = graph.replay
     return replay
 
 
-def _count(call: Callable[[], object], device: torch.device) -> int:
+def _count(call: _Call, device: torch.device) -> int:
     """Return how many calls fill a measurement, after some that build kernels."""
     for _ in range(3):
         call()
-    return min(ceil(_SECONDS / _seconds(call, 3, device)), _MOST_CALLS)
+    return min(ceil(_SECONDS / seconds(call, 3, device)), _MOST_CALLS)
 
 
-def _seconds(call: Callable[[], object], count: int, device: torch.device) -> float:
+def seconds(call: _Call, count: int, device: torch.device) -> float:
+    """Return the seconds of each of so many calls, from an idle device to an idle one."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..errors import ArgumentError
 from .functional import IntPair, PaddingArgument, depthwise_conv2d, sides
 from .tensors import Tensor, memory_format, pack
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class DepthwiseConv2d(torch.nn.Conv2d):
@@ -64,7 +61,7 @@ class DepthwiseConv2d(torch.nn.Conv2d):
         if own is not None:
             self.padding = own
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DepthwiseConv2d:
         """Convert the parameters; a memory format lays out the weight for such images.
 
         To torch the weight, of one channel, lies either way. What is asked for shows in what

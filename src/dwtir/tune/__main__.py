@@ -121,12 +121,11 @@ def _list_of(kind: Callable[[str], object], allowed: Sequence[object] | None) ->
 
 
 def _tasks(options: argparse.Namespace) -> list[Task]:
-    """Collect the layers that the options name."""
-    forms = {"batches": options.batch, "dtypes": options.dtype, "layouts": options.layout}
+    forms = layers.Forms(options.batch, options.dtype, options.layout)
     found = layers.from_shapes(options.shapes, options.epilogue)
-    networks = layers.from_suite(options.suite, **forms) if options.suite else []
+    networks = layers.from_suite(options.suite, forms) if options.suite else []
     for name in options.network:
-        networks += layers.by_use(layers.from_network(name, **forms, epilogue=options.epilogue))
+        networks += layers.by_use(layers.from_network(name, forms, options.epilogue))
     found += layers.for_operations(networks, options.operation)
     for path in options.file:
         found += layers.from_file(path, options.epilogue)
@@ -137,7 +136,6 @@ def _tasks(options: argparse.Namespace) -> list[Task]:
 
 @contextlib.contextmanager
 def _devices(options: argparse.Namespace, note: Callable[[str], object]) -> Iterator[tuple[Target, Fleet]]:
-    """Take the devices that the options name."""
     if (options.tracker is None) != (options.key is None):
         raise InvalidTargetError("--tracker and --key go together, got one of them")
     if options.gpus is not None and options.tracker is not None:

@@ -6,16 +6,15 @@ go to the next worker.
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from ..errors import DeviceError, DwtirError
+from ..records import strategy_to_json
 from ..schedules import Strategy
 from ..target import Target
-from .channels import Channel
+from .channels import Answer, Channel, Message
 from .outcome import Task
-from .wire import strategy_to_json
 
 _TASK_SECONDS = 300.0
 _CANDIDATE_SECONDS = 120.0
@@ -105,7 +104,7 @@ class Device:
             raise DwtirError(f"{task} on {self.name}: {answer['error']}")
         self.versions = answer["versions"]
 
-    def _call(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    def _call(self, message: Message, seconds: float) -> Answer:
         if self._channel is None:
             raise DeviceError("no worker")
         answer = self._channel.call(message, seconds)
@@ -136,7 +135,9 @@ class Device:
                 return
             place = 0  # the oldest one is the likeliest to have ended the builders
             try:
-                self._submit(new)
+                if new:
+                    jobs = [strategy_to_json(job.strategy) | {"proposed": job.proposed} for job in new]
+                    self._call({"op": "submit", "jobs": jobs}, _CANDIDATE_SECONDS)
                 place = self._first_built(len(waiting))
                 answer = self._call({"op": "time", "place": place, "limit": limit()}, _CANDIDATE_SECONDS)
             except DeviceError as error:
@@ -162,13 +163,7 @@ class Device:
             with contextlib.suppress(DeviceError):  # then the next task gets a fresh worker
                 self._call({"op": "drop"}, _CANDIDATE_SECONDS)
 
-    def _submit(self, jobs: Sequence[Job]) -> None:
-        if jobs:
-            described = [strategy_to_json(job.strategy) | {"proposed": job.proposed} for job in jobs]
-            self._call({"op": "submit", "jobs": described}, _CANDIDATE_SECONDS)
-
     def _first_built(self, count: int) -> int:
-        """Wait until one of the candidates is built; return its place."""
         place = self._call({"op": "built"}, _CANDIDATE_SECONDS).get("place")
         if type(place) is not int or not 0 <= place < count:
             raise DeviceError(f"the worker answered with the place {place!r} of {count}")

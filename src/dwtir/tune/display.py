@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..tables import aligned
+from ..tables import aligned, number
 from ..target import Target
 from . import figures
+from .figures import Running
 from .outcome import Outcome, Task, Trial
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from typing_extensions import Self
 
 _HEAD = ["task", "manual us", "best us", "gain", "% of floor", "trials", "failed", "seconds", "record"]
 
@@ -29,9 +29,9 @@ class Display(ABC):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
-        self._running: figures.Running | None = None
+        self._running: Running | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Display:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -42,7 +42,7 @@ class Display(ABC):
 
         Of all `trials` that are wanted, None being no limit, earlier sessions did `done`.
         """
-        self._running = figures.Running(task, index, count, target, trials, done)
+        self._running = Running(task, index, count, target, trials, done)
         self._begun(self._running)
 
     def trial(self, trial: Trial, best: Trial | None, manual: Trial | None) -> None:
@@ -67,10 +67,10 @@ class Display(ABC):
         """Show the closing table, and more, such as ``{"log": path}``."""
 
     @abstractmethod
-    def _begun(self, running: figures.Running) -> None: ...
+    def _begun(self, running: Running) -> None: ...
 
     @abstractmethod
-    def _tried(self, running: figures.Running, trial: Trial, *, improved: bool) -> None: ...
+    def _tried(self, running: Running, trial: Trial, *, improved: bool) -> None: ...
 
 
 class JsonDisplay(Display):
@@ -88,11 +88,11 @@ class JsonDisplay(Display):
     def close(self, outcomes: Sequence[Outcome], extra: Mapping[str, str]) -> None:
         self._write("close", extra, tasks=len(outcomes), gain=figures.mean_gain(outcomes))
 
-    def _begun(self, running: figures.Running) -> None:
+    def _begun(self, running: Running) -> None:
         facts = figures.names(running.task, running.target) | {"index": running.index, "count": running.count}
         self._write("begin", facts, trials=running.wanted, done=running.done)
 
-    def _tried(self, running: figures.Running, trial: Trial, *, improved: bool) -> None:
+    def _tried(self, running: Running, trial: Trial, *, improved: bool) -> None:
         self._write(
             "trial",
             figures.names(running.task, running.target) | running.speed,
@@ -118,7 +118,7 @@ class PlainDisplay(Display):
         self._left = threading.Event()
         self._not_tuned: list[str] = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> PlainDisplay:
         threading.Thread(target=self._keep_talking, daemon=True).start()
         return self
 
@@ -150,7 +150,7 @@ class PlainDisplay(Display):
             self._table([figures.row(outcome) for outcome in outcomes])
         gain = figures.mean_gain(outcomes)
         facts = {
-            "gain, geometric mean": "" if gain is None else figures.number(gain, "x"),
+            "gain, geometric mean": "" if gain is None else number(gain, "x"),
             "failed trials": figures.causes(sum((found.failures for found in outcomes), Counter[str]())),
             "not tuned": ", ".join(self._not_tuned),
         }
@@ -158,17 +158,20 @@ class PlainDisplay(Display):
             if text:
                 self.note(f"{name}: {text}")
 
-    def _begun(self, running: figures.Running) -> None:
+    def _begun(self, running: Running) -> None:
         self.note(f"{running.heading}: {running.task}, {running.texts[0]}")
 
-    def _tried(self, running: figures.Running, trial: Trial, *, improved: bool) -> None:
+    def _tried(self, running: Running, trial: Trial, *, improved: bool) -> None:
         if improved:
-            self.note("  " + ", ".join(running.texts))
+            self._talk(running)
 
     def _keep_talking(self) -> None:
         while not self._left.wait(self._every):
             if running := self._running:
-                self.note("  " + ", ".join(running.texts))
+                self._talk(running)
+
+    def _talk(self, running: Running) -> None:
+        self.note("  " + ", ".join(running.texts))
 
     def _table(self, rows: Sequence[Sequence[str]]) -> None:
         for line in aligned([_HEAD, *rows]):
@@ -192,7 +195,7 @@ class LiveDisplay(PlainDisplay):
             console=self._console, get_renderable=self._panel, transient=True, redirect_stderr=sys.stderr.isatty()
         )
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> LiveDisplay:
         self._live.start()
         return self
 
@@ -200,10 +203,10 @@ class LiveDisplay(PlainDisplay):
         self._live.stop()
         super().__exit__(*error)
 
-    def _begun(self, running: figures.Running) -> None:
+    def _begun(self, running: Running) -> None:
         """Leave it to the panel, which draws itself anew several times a second."""
 
-    def _tried(self, running: figures.Running, trial: Trial, *, improved: bool) -> None:
+    def _tried(self, running: Running, trial: Trial, *, improved: bool) -> None:
         """Leave it to the panel."""
 
     def _panel(self) -> RenderableType:

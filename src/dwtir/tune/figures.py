@@ -9,6 +9,7 @@ from typing import Any
 
 from ..schedules import SharedTile
 from ..shape import Shape
+from ..tables import number
 from ..target import Target
 from .outcome import Outcome, Task, Trial, floor_seconds
 
@@ -52,10 +53,9 @@ class Running:
     def texts(self) -> list[str]:
         """Trials; the last time, the best, and what it is worth; failures, time and rate."""
         speed, elapsed = self.speed, time.monotonic() - self.started
-        now = number(microseconds(_seconds(self.last)))
         return [
             f"{self.done}{'' if self.wanted is None else f'/{self.wanted}'} trials",
-            "now failed" if self.last and self.last.cause else f"now {now} us",
+            "now failed" if self.last and self.last.cause else f"now {number(_seconds(self.last), scale=1e6)} us",
             f"best {number(speed['best_us'])} us",
             f"{number(speed['gb_per_s'], digits=0)} GB/s",
             f"{number(speed['floor_share'], digits=0, scale=100)} % of floor",
@@ -131,7 +131,7 @@ def grid(outcome: Outcome) -> list[str]:
     across = sorted({x for _, x in times})
     lines = ["num_thread_y \\ x" + "".join(f"{x:10}" for x in across)]
     for y in sorted({y for y, _ in times}):
-        cells = (number(microseconds(times.get((y, x)))) for x in across)
+        cells = (number(times.get((y, x)), scale=1e6) for x in across)
         lines.append(f"{y:16}" + "".join(f"{cell:>10}" for cell in cells))
     return lines
 
@@ -154,8 +154,3 @@ def _seconds(trial: Trial | None) -> float | None:
 def microseconds(seconds: float | None) -> float | None:
     """Turn seconds into microseconds."""
     return None if seconds is None else seconds * 1e6
-
-
-def number(value: float | None, unit: str = "", *, digits: int = 2, scale: int = 1) -> str:
-    """Write a number that may not be known."""
-    return "-" if value is None else f"{value * scale:.{digits}f}{unit}"

@@ -15,10 +15,9 @@ from typing import Any
 from .. import files
 from .._version import __version__
 from ..errors import DwtirError
-from ..records import file_name
+from ..records import file_name, strategy_from_json, strategy_to_json
 from ..target import Target
 from .outcome import Task, Trial
-from .wire import strategy_from_json, strategy_to_json
 
 _MAX_BYTES = 64 * 2**20
 _MAX_ERROR = 2000

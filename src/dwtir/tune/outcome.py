@@ -1,7 +1,7 @@
 """What a tuning session reports: its tasks, each trial, and what came of it."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -17,7 +17,7 @@ class Task:
     """A layer to tune, and how often its network runs it."""
 
     shape: Shape
-    epilogue: Epilogue = field(default_factory=Epilogue)
+    epilogue: Epilogue = NO_STEPS
     count: int = 1
 
     def __str__(self) -> str:
@@ -72,12 +72,12 @@ class Outcome:
         return Counter(trial.cause for trial in self.trials if trial.cause)
 
 
-def floor_seconds(shape: Shape, target: Target, epilogue: Epilogue | None = None) -> float | None:
+def floor_seconds(shape: Shape, target: Target, epilogue: Epilogue = NO_STEPS) -> float | None:
     """Return the least time the device could take, or None where its rates are not known.
 
     It is what the least bytes take at the bandwidth, or the operations at the float32 rate.
     """
     if target.bandwidth is None or target.fp32_rate is None:
         return None
-    moved = shape.least_bytes + (epilogue or NO_STEPS).least_bytes(shape)
+    moved = shape.least_bytes + epilogue.least_bytes(shape)
     return max(moved / target.bandwidth, shape.flop / target.fp32_rate)

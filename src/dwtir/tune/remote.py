@@ -7,22 +7,32 @@ server that does not answer.
 import contextlib
 import functools
 import math
+import os
+import secrets
+import signal
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from ..errors import DeviceError, DwtirError, InvalidTargetError
+from ..errors import DeviceError, DwtirError, InvalidTargetError, ToolchainError
 from ..target import Target, TargetLike, resolve
-from .channels import Channel
+from .channels import Channel, Lane, RpcChannel
 from .devices import Device
 from .fleet import Fleet
-from .local_servers import local_servers
-from .rpc import Lane, RpcChannel
 from .run import WINDOW, builder_threads, require_clock
-from .server import CALL, WARNING, parse_address, require_loopback
+from .server import CALL, WARNING, end_with_parent, parse_address, require_loopback
 from .stock import StockChannel
+
+_START_SECONDS = 120.0
+_END_SECONDS = 5.0
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -32,10 +42,10 @@ class _Tracker:
     address: tuple[str, int]
     allow_remote: bool
     target: TargetLike
-    wait: float
-    longest: float
+    wait: float = 20.0
+    longest: float = math.inf
 
-    def ask(self, *message: Any) -> Any:
+    def ask(self, operation: str, *details: Any) -> Any:
         """Send a message of TVM's protocol and wait for the answer."""
         from tvm.rpc import base
 
@@ -46,26 +56,22 @@ class _Tracker:
                 (magic,) = struct.unpack("<i", base.recvall(connection, 4))
                 if magic != base.RPC_TRACKER_MAGIC:
                     raise DeviceError(f"{where} is something else")
-                base.sendjson(connection, message)
+                base.sendjson(connection, (getattr(base.TrackerCode, operation), *details))
                 return base.recvjson(connection)[1]
         except TimeoutError:
-            missing = f"no free server of key {message[1]!r}" if message[1:] else "no answer"
+            missing = f"no free server of key {details[0]!r}" if details else "no answer"
             raise DeviceError(f"{where}: {missing} in {self.wait:g} s") from None
         except (OSError, ValueError) as error:
             raise DeviceError(f"{where}: {error}") from error
 
     def keys(self) -> list[str]:
         """List the keys of the servers that are there, busy ones included."""
-        from tvm.rpc.base import TrackerCode
-
-        servers = self.ask(TrackerCode.SUMMARY)["server_info"]
+        servers = self.ask("SUMMARY")["server_info"]
         return sorted(str(server["key"]).removeprefix("server:") for server in servers)
 
     def connect(self, key: str) -> RpcChannel:
         """Open a session with the next server of a key that is free."""
-        from tvm.rpc.base import TrackerCode
-
-        host, port, matchkey = self.ask(TrackerCode.REQUEST, key, "", 1)
+        host, port, matchkey = self.ask("REQUEST", key, "", 1)
         require_loopback("a server's address", host, self.allow_remote)
         lane = Lane()
         held: list[Any] = []
@@ -136,8 +142,6 @@ def gpus_fleet(
     note: Callable[[str], object] = lambda text: None,
     *,
     kind: str = "cuda",
-    wait: float = 20.0,
-    longest: float = math.inf,
 ) -> Iterator[tuple[Target, Fleet]]:
     """Start a tracker and a server for each GPU of this machine, and end them with the context.
 
@@ -147,7 +151,7 @@ def gpus_fleet(
     if not gpus or len(set(gpus)) < len(gpus) or not all(gpus):
         raise InvalidTargetError(f"GPUs are named once each, such as 0,1, got {','.join(gpus)!r}")
     with local_servers(gpus, kind) as (address, keys):
-        tracker = _Tracker(address, False, target or kind, wait, longest)
+        tracker = _Tracker(address, False, target or kind)
         places = [("gpu " * (kind == "cuda") + gpu, key) for gpu, key in keys.items()]
         device, fleet = _fleet(tracker, places, target or kind, note)
         with contextlib.closing(fleet):
@@ -178,3 +182,86 @@ def _target_there(channel: Channel, target: TargetLike, seconds: float) -> Targe
     if wanted is not None and wanted.name != found.name:
         raise InvalidTargetError(f"tuning needs {wanted.name}, and the server has {found.name}")
     return found
+
+
+@contextlib.contextmanager
+def local_servers(names: Sequence[str], kind: str) -> Iterator[tuple[tuple[str, int], dict[str, str]]]:
+    """Start a tracker on loopback and some servers, and end them with the context.
+
+    Of the kind ``"cuda"``, the names are GPUs as ``CUDA_VISIBLE_DEVICES`` has them. It yields the
+    tracker's address, and a secret key for each name.
+    """
+    secret = secrets.token_hex(16)
+    keys = {name: f"{secret}-{name}" for name in names}
+    servers: dict[str, subprocess.Popen[bytes]] = {}
+    with _local_tracker() as port, tempfile.TemporaryDirectory() as logs:
+        try:
+            for name, key in keys.items():
+                command = [sys.executable, "-m", "dwtir.tune.server", "--key", key]
+                command += ["--tracker", f"127.0.0.1:{port}", "--with-parent"]
+                command += ["--gpu", name] if kind == "cuda" else []
+                with Path(logs, key).open("wb") as log:
+                    servers[key] = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                    )
+            _await(port, servers, Path(logs))
+            yield ("127.0.0.1", port), keys
+        finally:
+            _end_servers(servers.values())
+
+
+@contextlib.contextmanager
+def _local_tracker() -> Iterator[int]:
+    try:
+        from tvm.rpc.tracker import Tracker
+    except ImportError as error:
+        raise ToolchainError(f"{error}; pip install dwtir[tune]") from error
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # The tracker inherits the mask: Ctrl-C is for us, who then end it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        tracker = Tracker("127.0.0.1", port, port + 1, silent=True)
+        tracker.proc.send(end_with_parent, [int(signal.SIGKILL)])
+        tracker.proc.recv()
+    except (OSError, ValueError) as error:
+        raise DeviceError(f"the tracker did not start: {error}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        yield tracker.port
+    finally:
+        tracker.terminate()
+
+
+def _await(port: int, servers: Mapping[str, subprocess.Popen[bytes]], logs: Path) -> None:
+    """Wait until the tracker has all servers."""
+    from tvm.rpc import connect_tracker
+
+    deadline = time.monotonic() + _START_SECONDS
+    with contextlib.closing(connect_tracker("127.0.0.1", port)) as tracker:
+        while True:
+            there = {str(info["key"]) for info in tracker.summary()["server_info"]}
+            missing = [key for key in servers if f"server:{key}" not in there]
+            if not missing:
+                return
+            for key in missing:
+                name = key.partition("-")[2]
+                code, late = servers[key].poll(), time.monotonic() > deadline
+                if code is not None or late:
+                    words = "\n".join((logs / key).read_text(errors="replace").splitlines()[-10:])
+                    how = f"ended with status {code}" if code is not None else "did not start in time"
+                    raise DeviceError(f"the server of {name} {how}:\n{words}")
+            time.sleep(_POLL_SECONDS)
+
+
+def _end_servers(servers: Collection[subprocess.Popen[bytes]]) -> None:
+    for server in servers:
+        server.terminate()
+    deadline = time.monotonic() + _END_SECONDS
+    for server in servers:
+        try:
+            server.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()

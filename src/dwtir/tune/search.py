@@ -3,7 +3,6 @@
 import itertools
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 
 from ..errors import InvalidScheduleError
 from ..schedules import STRATEGIES, Ladder, SharedTile, Strategy
@@ -71,15 +70,9 @@ class GridSearch(Search):
             raise InvalidScheduleError(
                 f"the grid search is the article's, for NCHW on a GPU, got {task} on {target.name}"
             )
-        self._tiles = self._all_tiles()
-
-    def _all_tiles(self) -> Iterator[Strategy]:
-        chosen = SharedTile.choose(self.shape, self.target).parameters
-        counts = (1, 2, 4, 8, 16, 32)
-        for thread_y, thread_x in itertools.product(counts, repeat=2):
-            strategy = SharedTile(**chosen | {"thread_y": thread_y, "thread_x": thread_x})
-            if self.is_new(strategy):
-                yield strategy
+        chosen = SharedTile.choose(task.shape, target).parameters
+        grid = itertools.product((1, 2, 4, 8, 16, 32), repeat=2)
+        self._tiles = filter(self.is_new, (SharedTile(**chosen | {"thread_y": y, "thread_x": x}) for y, x in grid))
 
     def propose(self, count: int) -> list[Strategy]:
         return list(itertools.islice(self._tiles, count))

@@ -129,7 +129,9 @@ class _Session:
             if exhausted and not fleet.outstanding:
                 return
             if not exhausted and fleet.outstanding < fleet.window:
-                wanted = self._wanted(fleet)
+                wanted, trials = fleet.window, self._settings.trials
+                if trials is not None:
+                    wanted = max(0, min(wanted, trials - self.done - fleet.outstanding))
                 proposals = self._search.propose(wanted)
                 exhausted = wanted > 0 and not proposals
                 self._submit(fleet, proposals, proposed=True)
@@ -150,10 +152,6 @@ class _Session:
 
     def _measured(self) -> dict[Strategy, Trial]:
         return {trial.strategy: trial for trial in self._trials if trial.times}
-
-    def _wanted(self, fleet: Fleet) -> int:
-        trials, window = self._settings.trials, fleet.window
-        return window if trials is None else max(0, min(window, trials - self.done - fleet.outstanding))
 
     def _submit(self, fleet: Fleet, strategies: Iterable[Strategy], *, proposed: bool = False) -> None:
         number = self.done + fleet.outstanding

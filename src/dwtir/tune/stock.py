@@ -3,7 +3,7 @@
 import functools
 import itertools
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from ..errors import DeviceError, InvalidTargetError, ToolchainError
 from ..kernel import Kernel
 from ..reference import numpy_dtype
 from ..target import Target, TargetLike, resolve
+from .channels import Lane, Message, RpcChannel
 from .outcome import Task
-from .rpc import Lane, RpcChannel
 from .testbed import Testbed, device_errors
 from .worker import Worker
 
@@ -31,7 +31,7 @@ class StockChannel(RpcChannel):
         super().__init__(lane, held, longest)
         held[1] = Worker(functools.partial(RemoteTestbed, session=held[0]))
 
-    def _answer(self, message: Mapping[str, Any], seconds: float) -> Any:
+    def _answer(self, message: Message, seconds: float) -> Any:
         answer = self._held[1].handle(message)
         if answer.get("fatal"):
             raise DeviceError(answer["error"])

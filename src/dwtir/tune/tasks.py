@@ -8,7 +8,7 @@ from importlib import import_module
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import suite
 from ..epilogue import NO_STEPS, Epilogue, EpilogueLike
@@ -18,7 +18,19 @@ from ..shape import Shape
 from .outcome import Task
 
 _MAX_FILE_BYTES = 1 << 20
-_LIBRARIES = ("timm", "torchvision")
+LIBRARIES = ("timm", "torchvision")
+"""Where networks are from that the suite does not have."""
+
+
+class Forms(NamedTuple):
+    """What layers of networks are wanted in: every combination of these."""
+
+    batches: Sequence[int] = (1,)
+    dtypes: Sequence[str] = ("float32",)
+    layouts: Sequence[str] = ("NCHW",)
+
+
+ONE_FORM = Forms()
 
 
 def by_use(tasks: Iterable[Task]) -> list[Task]:
@@ -92,8 +104,8 @@ def _entry(entry: Any, epilogue: Epilogue) -> Task:
     return Task(Shape.of(parameters), Epilogue.of(steps), count)
 
 
-def from_suite(name: str, *, batches: Sequence[int], dtypes: Sequence[str], layouts: Sequence[str]) -> list[Task]:
-    """Return the tasks of a part of the suite, in every combination asked for.
+def from_suite(name: str, forms: Forms) -> list[Task]:
+    """Return the tasks of a part of the suite.
 
     Parameters
     ----------
@@ -103,19 +115,16 @@ def from_suite(name: str, *, batches: Sequence[int], dtypes: Sequence[str], layo
     if name == "seeds":
         return _distinct(
             Task(replace(row, dtype=dtype, layout=layout))
-            for dtype, layout in product(dtypes, layouts)
+            for dtype, layout in product(forms.dtypes, forms.layouts)
             for row, _, _ in suite.seed_rows()
         )
     if name == "all":
-        forms: dict[str, Any] = {"batches": batches, "dtypes": dtypes, "layouts": layouts}
-        return _distinct(task for network in suite.networks() for task in from_network(network, **forms))
+        return _distinct(task for network in suite.networks() for task in from_network(network, forms))
     raise InvalidShapeError(f"the suite has no part {name!r}; allowed are seeds, all")
 
 
-def from_network(
-    name: str, *, batches: Sequence[int], dtypes: Sequence[str], layouts: Sequence[str], epilogue: EpilogueLike = None
-) -> list[Task]:
-    """Return the depthwise layers of a network in every combination asked for.
+def from_network(name: str, forms: Forms, epilogue: EpilogueLike = None) -> list[Task]:
+    """Return the depthwise layers of a network.
 
     Parameters
     ----------
@@ -135,22 +144,14 @@ def from_network(
     if any(name in (full, full.rpartition("/")[2]) for full in suite.networks()):
         return _distinct(
             Task(layer.shape, steps, layer.count)
-            for batch, dtype, layout in product(batches, dtypes, layouts)
+            for batch, dtype, layout in product(*forms)
             for layer in suite.network(name, batch=batch, dtype=dtype, layout=layout)
         )
-    return _tasks(_trace_by_name(*_find(name)), product(batches, dtypes, layouts), steps)
+    return _tasks(_trace_by_name(*_find(name)), forms, steps)
 
 
-def from_model(
-    model: Any,
-    example_input: Any,
-    *,
-    batches: Sequence[int] = (1,),
-    dtypes: Sequence[str] = ("float32",),
-    layouts: Sequence[str] = ("NCHW",),
-    epilogue: EpilogueLike = None,
-) -> list[Task]:
-    """Return the depthwise layers that a model runs in every combination asked for.
+def from_model(model: Any, example_input: Any, forms: Forms = ONE_FORM, epilogue: EpilogueLike = None) -> list[Task]:
+    """Return the depthwise layers that a model runs.
 
     Parameters
     ----------
@@ -165,7 +166,7 @@ def from_model(
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    return _tasks(_trace(model, example_input), product(batches, dtypes, layouts), steps)
+    return _tasks(_trace(model, example_input), forms, steps)
 
 
 def depthwise_parameters(conv: Any, height: int, width: int) -> dict[str, Any] | None:
@@ -196,10 +197,10 @@ def _distinct(tasks: Iterable[Task]) -> list[Task]:
     return [Task(shape, epilogue, count) for (shape, epilogue), count in counts.items()]
 
 
-def _tasks(layers: Iterable[dict[str, Any]], forms: Iterable[tuple[int, str, str]], epilogue: Epilogue) -> list[Task]:
+def _tasks(layers: Iterable[dict[str, Any]], forms: Forms, epilogue: Epilogue) -> list[Task]:
     return _distinct(
         Task(Shape(**layer, batch=batch, dtype=dtype, layout=layout), epilogue)
-        for batch, dtype, layout in forms
+        for batch, dtype, layout in product(*forms)
         for layer in layers
     )
 
@@ -207,7 +208,7 @@ def _tasks(layers: Iterable[dict[str, Any]], forms: Iterable[tuple[int, str, str
 def _find(name: str) -> tuple[ModuleType, str]:
     """Return the installed library that has a network, and its name there."""
     prefix, _, model_name = name.rpartition("/")
-    candidates = _LIBRARIES if not prefix else (prefix,) if prefix in _LIBRARIES else ()
+    candidates = LIBRARIES if not prefix else (prefix,) if prefix in LIBRARIES else ()
     installed, missing = [], []
     for candidate in candidates:
         try:

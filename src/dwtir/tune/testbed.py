@@ -11,12 +11,10 @@ from .. import schedules, spotcheck
 from ..build import compile_kernel
 from ..errors import CompileError, DeviceError, DwtirError
 from ..kernel import Kernel
-from ..reference import numpy_dtype
+from ..reference import Array, numpy_dtype
 from ..target import Target
 from ..timing import L2_SIZES, GraphTimer, rotation
 from .outcome import Task
-
-_Array = np.ndarray[Any, Any]
 
 _RESIDENT_SETS = 3 * L2_SIZES
 """Sets of tensors that are timed if a third of the L2 cache holds one."""
@@ -66,7 +64,7 @@ class Testbed:
     def _prepare(self) -> None:
         """Put the inputs where kernels take them from."""
 
-    def _output(self, kernel: Kernel) -> _Array:
+    def _output(self, kernel: Kernel) -> Array:
         return np.asarray(kernel(*self._inputs))
 
     def check(self, kernel: Kernel) -> None:
@@ -115,12 +113,12 @@ class CudaTestbed(Testbed):
         ones = np.full(shape.result_shape, 2 ** (8 * itemsize) - 1, f"uint{8 * itemsize}")
         self._nans = tvm.runtime.tensor(ones, gpu)
 
-    def _output(self, kernel: Kernel) -> _Array:
+    def _output(self, kernel: Kernel) -> Array:
         out = self._outs[0]
         bits = out._create_view(out.shape, str(self._nans.dtype))
         bits.copyfrom(self._nans)  # so that an output left out is seen
         kernel(*self._sets[0], out=out)
-        array: _Array = bits.numpy()
+        array: Array = bits.numpy()
         return array.view(numpy_dtype(self.task.shape.dtype))
 
     def times(self, kernel: Kernel, limit: float | None = None) -> tuple[float, ...]:
@@ -136,11 +134,11 @@ def open_testbed(task: Task, target: Target) -> Testbed:
     return (CudaTestbed if target.kind == "cuda" else Testbed)(task, target)
 
 
-def _bits(array: _Array) -> _Array:
+def _bits(array: Array) -> Array:
     return array.view(f"uint{8 * array.itemsize}")
 
 
-def _on_gpu(array: _Array, device: Any) -> Any:
+def _on_gpu(array: Array, device: Any) -> Any:
     import tvm
 
     if array.dtype.name != "bfloat16":

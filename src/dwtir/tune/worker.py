@@ -35,15 +35,15 @@ from ..build import compile_kernel
 from ..epilogue import Epilogue
 from ..errors import CompileError, DeviceError, InvalidScheduleError
 from ..kernel import Kernel
+from ..records import strategy_from_json
 from ..schedules import Strategy
 from ..search_limits import Limit, SlowCompileError, SpillError, for_search
 from ..shape import Shape
 from ..target import Target, resolve
 from . import testbed
-from .channels import answer_lines
+from .channels import Answer, Message, answer_lines
 from .outcome import Task
 from .testbed import Testbed, WrongResultError, device_errors
-from .wire import strategy_from_json
 
 
 class _StuckError(CompileError):
@@ -111,7 +111,7 @@ class Worker:
         self._building: list[_Build] = []
         self._kept: dict[Strategy, Kernel] = {}
 
-    def handle(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def handle(self, message: Message) -> Answer:
         """Answer one message."""
         operations = {
             "device": self._device,
@@ -127,10 +127,10 @@ class Worker:
         except Exception as error:  # the process at the other end must hear of all
             return _failure(error)
 
-    def _device(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _device(self, message: Message) -> Answer:
         return {"target": asdict(resolve(message.get("kind")))}
 
-    def _task(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _task(self, message: Message) -> Answer:
         self._drop({})
         self._testbed = None  # frees the last layer's tensors first
         self._kept.clear()
@@ -148,7 +148,7 @@ class Worker:
             raise DeviceError("no layer was taken up")
         return self._testbed
 
-    def _submit(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _submit(self, message: Message) -> Answer:
         self._bed()
         for job in message["jobs"]:
             build = functools.partial(self._build, job)
@@ -163,7 +163,7 @@ class Worker:
         kept = self._kept.get(strategy_from_json(job))
         return self._build(job) if kept is None else kept
 
-    def _built(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _built(self, message: Message) -> Answer:
         """Wait for any kernel: a slow build does not keep the others.
 
         What was not proposed, as the strategy chosen by hand, comes before all others.
@@ -183,7 +183,7 @@ class Worker:
             left = [seconds for build in running if (seconds := build.seconds_left()) is not None]
             wait([build.future for build in running], min(left, default=None), FIRST_COMPLETED)
 
-    def _time(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _time(self, message: Message) -> Answer:
         bed, build = self._bed(), self._building.pop(message["place"])
         if not build.future.done():
             raise _StuckError(f"the candidate was not built in {_BUILD_SECONDS:g} s")
@@ -198,16 +198,16 @@ class Worker:
             self._kept[kernel.strategy] = kernel
         return {"times": times}
 
-    def _drop(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _drop(self, message: Message) -> Answer:
         for build in self._building:
             build.give_up()
         self._building.clear()
         return {}
 
-    def _final(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _final(self, message: Message) -> Answer:
         bed = self._bed()
         kernels = list(self._threads.map(self._rebuild, message["strategies"]))
-        results: list[dict[str, Any]] = [{"times": []} for _ in kernels]
+        results: list[Answer] = [{"times": []} for _ in kernels]
         for kernel, result in zip(kernels, results, strict=True):
             try:
                 with device_errors():
@@ -222,7 +222,7 @@ class Worker:
         return {"results": results}
 
 
-def _failure(error: Exception) -> dict[str, Any]:
+def _failure(error: Exception) -> Answer:
     cause = next((name for kind, name in _CAUSES if isinstance(error, kind)), type(error).__name__)
     fatal, stuck = isinstance(error, DeviceError), isinstance(error, _StuckError)
     return {"cause": cause, "error": f"{type(error).__name__}: {error}", "fatal": fatal, "stuck": stuck}
