@@ -20,6 +20,7 @@ from dwtir.epilogue import STEPS
 from dwtir.reference import numpy_dtype
 from dwtir.schedules.ladder import LADDER_STEPS
 from dwtir.shape import DTYPES, LAYOUTS
+from dwtir.space_to_batch import SPLITS
 
 Array: TypeAlias = NDArray[Any]
 Tensors: TypeAlias = dict[str, Array]
@@ -193,6 +194,7 @@ def epilogues(draw, *, steps=tuple(STEPS)):
 
 STRUCTURES = {
     "window": ("tile", "row"),
+    "split": SPLITS,
     "padding": ("staged", "inline"),
     "step": LADDER_STEPS,
     "loads": ("pairs", "fours"),

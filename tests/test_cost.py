@@ -166,11 +166,12 @@ CHOICES = {
         128x96x56x56_k13_p6_m2_float16_dgrad 64x240x56x56_k5_s2_p2_float16 1x192x35x35_k3_p1_float16
     """,
     "row_stream": """
-        128x96x56x56_k7_p6_d2_float16_nhwc 128x96x56x56_k7_p3 128x96x56x56_k7_p6_d2 128x96x56x56_k7_p3_nhwc
+        128x96x56x56_k7_p6_d2_float16_nhwc 128x96x56x56_k7_p3 128x96x56x56_k7_p3_nhwc
         128x90x56x56_k7_p3_float16_nhwc
         128x384x14x14_k5_p2_float16_nhwc+bias+gelu 128x240x28x28_k5_p2_float16_nhwc+bias+gelu
     """,
     "split_image": """
+        128x96x56x56_k7_p6_d2 64x128x56x56_k3_s3_p1_float16_dgrad 64x128x60x60_k3_p1
         128x384x14x14_k7_p3_dgrad 128x512x14x14_k3_p1 128x192x28x28_k7_p3 128x512x14x14_k3_p1_float16
         128x672x14x14_k5_s2_p2_dgrad 128x240x28x28_k5_s2_p2_float16_dgrad 128x144x56x56_k3_s2_p1_float16_dgrad
         128x96x56x56_k13_s2_p6_float16_dgrad 1x512x14x14_k27_p13 128x256x28x28_k29_p14_dgrad
@@ -218,7 +219,7 @@ def test_small_images_take_turns_where_blocks_come_one_after_the_other(layout):
 
 
 FASTEST = {
-    "128x96x56x56_k5_p4_d2": RowStream(28, 4, 4, 14, 11, 1, 3, 4),
+    "128x96x56x56_k5_p4_d2": SplitImage(2, 1, 56, 4),
     "128x96x59x61_k7_p3": RowStream(59, 4, 1, 16, 2, 1, 12, 4),
     "128x48x56x56_k7_p3_m2": RegisterWindow(14, 4, 14, 4, 2, 4, 4, 4),
     "128x48x56x56_k7_p3_m2_nhwc": RowStream(56, 7, 1, 32, 1, 1, 12, 4),
@@ -228,12 +229,12 @@ FASTEST = {
     "64x251x56x56_k3_p1_float16_nhwc": ChannelVector(8, 8, 1, 251, 1, 1, 2),
     "128x90x56x56_k5_p2_nhwc": ChannelVector(7, 8, 1, 90, 1, 1, 7),
     "8x128x147x147_k3_p1": SplitImage(2, 1, 3, 9, 21, 10),
-    "64x256x56x56_k3_p2_d2_nhwc": ChannelVector(8, 7, 1, 32, 4, 1, 4),
+    "64x256x56x56_k3_p2_d2_nhwc": ChannelVector(7, 4, 2, 32, 1, 4, 4, split="both"),
     "128x728x19x19_k3_p1_float16": SplitImage(16, 1, 10, 5),
     "16x333x17x17_k13_p6": SplitImage(8, 2, 17, 3),
     "32x192x28x28_k7_p3": SplitImage(8, 1, 28, 4),
     "128x1920x7x7_k3_p1": WholeImage(16, 2, 7, 16),
-    "64x256x56x56_k3_p2_d2_float16_nhwc": RowStream(28, 7, 2, 32, 1, 1, 16, 3),
+    "64x256x56x56_k3_p2_d2_float16_nhwc": ChannelVector(7, 7, 2, 32, 1, 4, 4, split="both"),
 }
 
 

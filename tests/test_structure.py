@@ -159,7 +159,7 @@ def test_inlined_padding_computes_the_same(backend, text):
     ("text", "window"),
     [
         *[("8x64x56x56_k3_p1", "tile"), ("8x64x56x56_k7_p3", "tile"), ("8x64x56x56_k31_p15", "row")],
-        *[("1x2x200x200_k3_d60", "row"), ("1x2x3x3000_k1x1500", "tap")],
+        *[("1x2x200x200_k3_s2_d60", "row"), ("1x2x3x3000_k1x1500", "tap")],
     ],
 )
 @parametrize("strategy", [RegisterWindow, ChannelVector])

@@ -92,6 +92,10 @@ class Images:
         down = self.shape.stride[0]
         return seen - row * down if self.shape.operation == "forward" else self.before(0) % down + seen * down - row
 
+    def are_apart(self, rows: int) -> bool:
+        """Tell whether no two of so many neighbours of the result have a tap over the same row of the image."""
+        return self.phases == 1 and (rows - 1) * self.shape.stride[0] < self.shape.dilation[0] > 1
+
     def top(self, result: Any) -> Any:
         """Find the first row of the image that a row of the result may see, or a group of a gradient's `phases`."""
         if self.shape.operation == "forward":

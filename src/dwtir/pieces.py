@@ -13,9 +13,9 @@ from .target import Target
 _ROWS, _BANDS, _COLUMNS = (1, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8, 12, 16), range(7, 65)
 """Rows and columns of a thread, and bands of a block, that are worth comparing."""
 
-_IDLE, _AGAIN, _SUMS = 1.06, 1.36, range(14, 81)
-"""Results that threads have room for, of those that there are; rows that are read, of those if none were read by two
-blocks; sums of a thread."""
+_IDLE, _AGAIN, _SUMS = 1.06, 0.36, range(14, 81)
+"""Results that threads have room for, of those in whole phases; what is read by two blocks, of all that is read or
+written, whichever is more; sums of a thread."""
 
 _FEW_TAPS, _UNROLLED = 25, 2048
 """Weights that registers are left for, and multiply-adds of a thread in straight line."""
@@ -211,17 +211,19 @@ def divisions(shape: Shape) -> Iterator[tuple[int, int, int]]:
     """List ways worth comparing to divide an image: bands of a piece, parts of a row, and pieces."""
     images = Images(shape, 1, 1, 1)
     height, width = images.result
-    across = 1 if shape.operation == "forward" else shape.stride[1]
+    down, across = (1, 1) if shape.operation == "forward" else shape.stride
+    room = -(-height // down) * down * -(-width // across) * across
     parts = {-(-width // cols) for cols in _COLUMNS}
     for number, bands, rows in product(sorted(parts), _BANDS, _ROWS):
-        pieces = -(-height // (rows * images.phases * bands))
+        pieces = -(-height // (rows * down * bands))
         tile = Pieces(images, bands, number, pieces)
         results = tile.rows * bands * pieces * tile.cols * number
+        own = prod(images.source) / height * tile.most
         if (
             tile.fewest > 0
             and tile.cols % across == 0
             and tile.rows * tile.cols in _SUMS
-            and results <= _IDLE**2 * height * width
-            and tile.read <= _AGAIN * images.source[0] * images.source[1] / height * tile.most
+            and results <= _IDLE**2 * room
+            and tile.read <= own + _AGAIN * max(own, tile.written)
         ):
             yield bands, number, pieces

@@ -35,9 +35,23 @@ from ..pairs import Pairs
 from ..panels import Panels
 from ..pieces import Pieces
 from ..shape import Shape
+from ..space_to_batch import SpaceToBatch
 from ..strips import Strip
 from ..units import Units
-from . import banded, channel_bands, diagonal, forward, grad_data, grad_weight, paired, split, streamed, units, whole
+from . import (
+    banded,
+    channel_bands,
+    diagonal,
+    dilated,
+    forward,
+    grad_data,
+    grad_weight,
+    paired,
+    split,
+    streamed,
+    units,
+    whole,
+)
 from .sizes import SLACK
 
 __all__ = [
@@ -49,6 +63,7 @@ __all__ = [
     "channel_pairs",
     "depthwise_conv2d",
     "diagonal_sums",
+    "small_images",
     "split_images",
     "streamed_rows",
     "unit_sums",
@@ -57,12 +72,6 @@ __all__ = [
 
 SHAPE_ATTR, EPILOGUE_ATTR = "dwtir.shape", "dwtir.epilogue"
 """Attributes of the function: what it computes, as text. A tuning database finds it by them."""
-
-_FACTORIES: dict[str, dict[str, Callable[..., tirx.PrimFunc]]] = {
-    "forward": {"NCHW": forward.nchw, "NHWC": forward.nhwc},
-    "grad_data": {"NCHW": grad_data.nchw, "NHWC": grad_data.nhwc},
-    "grad_weight": {"NCHW": grad_weight.nchw, "NHWC": grad_weight.nhwc},
-}
 
 _parsing = Lock()
 """TVMScript is Python's syntax trees, and CPython up to 3.11 counts how deep it is in one of
@@ -100,6 +109,12 @@ def unit_sums(sizes: Units) -> tirx.PrimFunc:
 
 
 @lru_cache(maxsize=64)
+def small_images(split: SpaceToBatch, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define the operation by images of rows and columns that are a dilation apart, with a block "store" more."""
+    return _define(split.shape, epilogue, dilated.small_images, split, epilogue)
+
+
+@lru_cache(maxsize=64)
 def streamed_rows(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.PrimFunc:
     """Define the operation row after row of the input."""
     return _define(strips.shape, epilogue, streamed.rows_of, strips, epilogue, rows, depth)
@@ -134,8 +149,10 @@ def depthwise_conv2d(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     InvalidEpilogueError
         If a gradient is to have an epilogue.
     """
-    factory = _FACTORIES[shape.operation][shape.layout]
-    return _define(shape, epilogue, factory, shape, *([epilogue] if shape.operation == "forward" else []))
+    if shape.operation == "forward":
+        return _define(shape, epilogue, forward.nchw if shape.layout == "NCHW" else forward.nhwc, shape, epilogue)
+    gradient = grad_data.grad_data if shape.operation == "grad_data" else grad_weight.grad_weight
+    return _define(shape, epilogue, gradient, shape)
 
 
 def _define(

@@ -2,36 +2,35 @@
 
 from typing import Any
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from . import script
+from .order import order_of
+
+
+def inside(image: Any, layout: str, place: tuple[Any, ...], top: int, left: int) -> Any:
+    """Read an image so many rows above and columns before a place, or zeros beside it."""
+    laid, named = order_of(layout)
+    _, _, height, width = named(*image.shape)
+    n, c, row, column = named(*place)
+    is_inside = tirx.all(
+        top <= row,
+        row < top + height,
+        # Not(column < left), for TVM proves that of a vector and not left <= column.
+        tirx.Not(column < left) if layout == "NCHW" else left <= column,
+        column < left + width,
+    )
+    return T.if_then_else(is_inside, image[laid(n, c, row - top, column - left)], T.cast(0, image.dtype))
 
 
 @script.inline
-def pad_nchw(padded, image, top, left):
-    """Lay images of NCHW in zeros, from row `top` and column `left` on."""
-    for n, c, ih, iw in T.grid(*padded.shape):
+def pad(padded, image, layout, top, left):
+    """Lay images in zeros, from row `top` and column `left` on."""
+    for a, b, c, d in T.grid(*padded.shape):
         with T.sblock("pad"):
-            vn, vc, vih, viw = T.axis.remap("SSSS", [n, c, ih, iw])
-            padded[vn, vc, vih, viw] = T.if_then_else(
-                # Not(viw < left), for TVM proves that of a vector and not left <= viw.
-                top <= vih and vih < top + image.shape[2] and T.Not(viw < left) and viw < left + image.shape[3],
-                image[vn, vc, vih - top, viw - left],
-                T.cast(0, image.dtype),
-            )
-
-
-@script.inline
-def pad_nhwc(padded, image, top, left):
-    """Lay images of NHWC in zeros, from row `top` and column `left` on."""
-    for n, ih, iw, c in T.grid(*padded.shape):
-        with T.sblock("pad"):
-            vn, vih, viw, vc = T.axis.remap("SSSS", [n, ih, iw, c])
-            padded[vn, vih, viw, vc] = T.if_then_else(
-                top <= vih and vih < top + image.shape[1] and left <= viw and viw < left + image.shape[2],
-                image[vn, vih - top, viw - left, vc],
-                T.cast(0, image.dtype),
-            )
+            va, vb, vc, vd = T.axis.remap("SSSS", [a, b, c, d])
+            padded[va, vb, vc, vd] = inside(image, layout, (va, vb, vc, vd), top, left)
 
 
 def product(first: Any, second: Any) -> Any:

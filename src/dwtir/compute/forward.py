@@ -35,7 +35,7 @@ def nchw(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         data, weight, operands, out = T.meta_var(declare())
         padded = T.sblock_alloc_buffer((N, C, PH, PW), dtype)
         acc = T.sblock_alloc_buffer((N, OC, AH, AW), "float32")
-        blocks.pad_nchw(padded, data, TOP, LEFT)
+        blocks.pad(padded, data, "NCHW", TOP, LEFT)
         for n, c, oh, ow, kh, kw in T.grid(N, OC, AH, AW, KH, KW):
             with T.sblock("depthwise_conv2d"):
                 vn, vc, voh, vow, vkh, vkw = T.axis.remap("SSSSRR", [n, c, oh, ow, kh, kw])
@@ -68,7 +68,7 @@ def nhwc(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         data, weight, operands, out = T.meta_var(declare())
         padded = T.sblock_alloc_buffer((N, PH, PW, C), dtype)
         acc = T.sblock_alloc_buffer((N, AH, AW, OC), "float32")
-        blocks.pad_nhwc(padded, data, TOP, LEFT)
+        blocks.pad(padded, data, "NHWC", TOP, LEFT)
         for n, oh, ow, c, kh, kw in T.grid(N, AH, AW, OC, KH, KW):
             with T.sblock("depthwise_conv2d"):
                 vn, voh, vow, vc, vkh, vkw = T.axis.remap("SSSSRR", [n, oh, ow, c, kh, kw])

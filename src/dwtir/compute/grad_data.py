@@ -27,71 +27,45 @@ from tvm.script import tirx as T
 from ..shape import Shape
 from . import blocks, script
 from .forward import declared
+from .order import order_of, weight_at
 from .sizes import SLACK, aligned, image
 
 
-def nchw(shape: Shape) -> tirx.PrimFunc:
-    """Define the gradient on NCHW images."""
+def grad_data(shape: Shape) -> tirx.PrimFunc:
+    """Define the gradient."""
     N, C, M, H, W = image(shape)
-    OC = shape.out_channels
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     (FIRST_H, PHASE_H, PH), (FIRST_W, PHASE_W, PW) = _axis(shape, 0), _axis(shape, 1)
     added, LEFT, PW = aligned(shape, -FIRST_W, PW)
     PHASE_W += added * SW
     AH, AW = H + SLACK, W + SLACK
-    dtype = shape.dtype
+    laid, named = order_of(shape.layout)
     where = _where(shape)
 
-    @script.prim_func(s_tir=True)
-    def grad_data_nchw() -> None:
-        grad_out, weight, _, out = T.meta_var(declared(shape))
-        padded = T.sblock_alloc_buffer((N, OC, PH, PW), dtype)
-        acc = T.sblock_alloc_buffer((N, C, AH, AW), "float32")
-        blocks.pad_nchw(padded, grad_out, -FIRST_H, LEFT)
-        for n, c, h, w, kh, tap in T.grid(N, C, AH, AW, KH, KW * M):
-            with T.sblock("depthwise_conv2d"):
-                vn, vc, vh, vw, vkh, vtap = T.axis.remap("SSSSRR", [n, c, h, w, kh, tap])
-                with T.init():
-                    acc[vn, vc, vh, vw] = T.float32(0)
-                row = T.meta_var(vh + PHASE_H + vkh * DH)
-                column = T.meta_var(vw + PHASE_W + vtap // M * DW)
-                value = T.meta_var(padded[vn, vc * M + vtap % M, row // SH, column // SW])
-                factor = T.meta_var(weight[vc, vtap % M, KH - 1 - vkh, KW - 1 - vtap // M])
-                acc[vn, vc, vh, vw] += where(row, column, blocks.product(value, factor))
-        blocks.round_sums(out, acc)
-
-    return grad_data_nchw
-
-
-def nhwc(shape: Shape) -> tirx.PrimFunc:
-    """Define the gradient on NHWC images."""
-    N, C, M, H, W = image(shape)
-    OC = shape.out_channels
-    (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
-    (FIRST_H, PHASE_H, PH), (FIRST_W, PHASE_W, PW) = _axis(shape, 0), _axis(shape, 1)
-    AH, AW = H + SLACK, W + SLACK
-    dtype = shape.dtype
-    where = _where(shape)
+    def product(
+        padded: tirx.Buffer, weight: tirx.Buffer, place: tuple[tirx.Var, ...], kh: tirx.Var, tap: tirx.Var
+    ) -> tirx.PrimExpr:
+        n, c, h, w = named(*place)
+        row, column = h + PHASE_H + kh * DH, w + PHASE_W + tap // M * DW
+        value = padded[laid(n, c * M + tap % M, row // SH, column // SW)]
+        factor = weight[weight_at(shape.layout, (c, tap % M), (KH - 1 - kh, KW - 1 - tap // M))]
+        return where(row, column, blocks.product(value, factor))
 
     @script.prim_func(s_tir=True)
-    def grad_data_nhwc() -> None:
+    def depthwise_grad_data() -> None:
         grad_out, weight, _, out = T.meta_var(declared(shape))
-        padded = T.sblock_alloc_buffer((N, PH, PW, OC), dtype)
-        acc = T.sblock_alloc_buffer((N, AH, AW, C), "float32")
-        blocks.pad_nhwc(padded, grad_out, -FIRST_H, -FIRST_W)
-        for n, h, w, c, kh, tap in T.grid(N, AH, AW, C, KH, KW * M):
+        padded = T.sblock_alloc_buffer(laid(N, C * M, PH, PW), shape.dtype)
+        acc = T.sblock_alloc_buffer(laid(N, C, AH, AW), "float32")
+        blocks.pad(padded, grad_out, shape.layout, -FIRST_H, LEFT)
+        for a, b, c, d, kh, tap in T.grid(*acc.shape, KH, KW * M):
             with T.sblock("depthwise_conv2d"):
-                vn, vh, vw, vc, vkh, vtap = T.axis.remap("SSSSRR", [n, h, w, c, kh, tap])
+                va, vb, vc, vd, vkh, vtap = T.axis.remap("SSSSRR", [a, b, c, d, kh, tap])
                 with T.init():
-                    acc[vn, vh, vw, vc] = T.float32(0)
-                row = T.meta_var(vh + PHASE_H + vkh * DH)
-                column = T.meta_var(vw + PHASE_W + vtap // M * DW)
-                value = T.meta_var(padded[vn, row // SH, column // SW, vc * M + vtap % M])
-                factor = T.meta_var(weight[KH - 1 - vkh, KW - 1 - vtap // M, vc, vtap % M])
-                acc[vn, vh, vw, vc] += where(row, column, blocks.product(value, factor))
+                    acc[va, vb, vc, vd] = T.float32(0)
+                acc[va, vb, vc, vd] += product(padded, weight, (va, vb, vc, vd), vkh, vtap)
         blocks.round_sums(out, acc)
 
-    return grad_data_nhwc
+    return depthwise_grad_data
 
 
 def _axis(shape: Shape, axis: int) -> tuple[int, int, int]:

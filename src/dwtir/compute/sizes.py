@@ -28,6 +28,6 @@ def aligned(shape: Shape, left: int, columns: int) -> tuple[int, int, int]:
     Before the data `left` columns are read, and `columns` in all. Returns the columns added on the
     left, and what the two are then: multiples of a vector.
     """
-    lanes = shape.row_lanes
+    lanes = shape.row_lanes if shape.layout == "NCHW" else 1
     added = -left % lanes
     return added, left + added, -(-(columns + added) // lanes) * lanes

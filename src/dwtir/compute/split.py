@@ -291,6 +291,16 @@ def _sum(
                     with T.If(tirx.all(*tests, tirx.const(True, "bool"))), T.Then():
                         add(h, tirx.floordiv(above, below) * kernel_w, 0)
 
+    def go_down_apart() -> None:
+        """Load the rows under the taps of each row anew, where no two meet the same ones."""
+        with T.serial(kernel_h) as kh:
+            for h in range(most):
+                row = top + kh * below + h * shape.stride[0]
+                tests = [0 <= row, row < bottom] + [h < rows] * (h >= least)
+                with T.If(tirx.all(*tests)), T.Then():
+                    load(row)
+                    add(h, kh * kernel_w, 0)
+
     def go_down_inside() -> None:
         for tap in range(kernel_h * kernel_w):
             T.buffer_store(taps, weight[images.turned(tap)], [tap])
@@ -301,11 +311,12 @@ def _sum(
                 if 0 <= above < kernel_h and not over:
                     add(h, None, above * kernel_w)
 
+    beyond = go_down_apart if images.are_apart(most) else go_down
     if not pieces.is_unrolled:
-        go_down()
+        beyond()
         return
     with T.If(tirx.all(0 <= top, top + images.seen(most) <= bottom)):
         with T.Then():
             go_down_inside()
         with T.Else():
-            go_down()
+            beyond()

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from math import gcd
 from typing import TYPE_CHECKING
 
 from ..shape import Shape
@@ -40,6 +41,7 @@ from .tiles import (
     inputs_of,
     largest_divisor,
     reach,
+    rows_in_use,
     taps,
     vectors,
     whole_phases,
@@ -75,6 +77,7 @@ class ChannelVector(Window):
     """Threads of a block over channel vectors, columns and rows of tiles."""
     min_blocks: int = 1
     window: str = "tile"
+    split: str = "none"
 
     @classmethod
     def tiles(cls, shape: Shape, window: str) -> Iterator[ChannelVector]:
@@ -123,7 +126,7 @@ class ChannelVector(Window):
 
     def is_promising(self, shape: Shape) -> bool:
         most = min(_MOST_REGISTERS, REGISTERS // self._threads)
-        has_room = self.window == "tap" or self._registers(shape) <= most
+        has_room = self.window == "tap" or self._registers(self._split(shape).small) <= most
         return has_room and super().is_promising(shape)
 
     def check(self, shape: Shape, target: Target) -> None:
@@ -139,10 +142,9 @@ class ChannelVector(Window):
 
         ptxas loads weights when it comes to their row. A half is kept as a float.
         """
-        kernel_h, kernel_w = taps(shape)
-        rows = kernel_h if self.window == "tile" else self.rows
+        rows = rows_in_use(shape, self.rows) if self.window == "tile" else self.rows
         window = rows * reach(shape, 1, self.cols) * inputs_of(shape)
-        return self.vector * (window + kernel_w) + self.sums
+        return self.vector * (window + taps(shape)[1]) + self.sums
 
     def _accesses(self, shape: Shape, width: int) -> tuple[int, int, int]:
         return width, self.vector, self.vector
@@ -154,23 +156,26 @@ class ChannelVector(Window):
         inputs, down, right = self._inputs_apart(shape)
         width, channels = shape.result_width, shape.result_channels
         *_, input_width, input_channels = next(iter(shape.input_shapes.values()))
+        split = self._split(shape)
+        below, beside = self.rows * split.down, self.cols * split.across
         piece = self.thread_x * self.vector
         return Footprint(
             inputs=Access(
                 max(1, int(self.vector * inputs)),
                 self.vector * inputs,
-                self.cols * right * input_channels,
-                self.rows * down * input_width * input_channels,
+                beside * right * input_channels,
+                below * down * input_width * input_channels,
             ),
-            results=Access(self.vector, self.vector, self.cols * channels, self.rows * width * channels),
+            results=Access(self.vector, self.vector, beside * channels, below * width * channels),
             weights=Access(self.vector, self.vector, 0, 0),
             piece=piece if piece < channels else 0,
+            begins=gcd(piece, channels),
         )
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, conv, epilogue = get_blocks(sch)
         weight_local = sch.cache_read(conv, 1, "local")
-        store = sch.cache_write(epilogue, 0, "local")  # CUDA has no vectors of 8 floats to round 8 halves from
+        store = self._staged(sch, epilogue)  # CUDA has no vectors of 8 floats to round 8 halves from
 
         # 1. Threads over channel vectors, columns and rows; all the rest are blocks.
         n, oh, ow, c = sch.get_loops(store)
@@ -183,7 +188,8 @@ class ChannelVector(Window):
         # 2. Outputs are rounded one by one and leave as one vector a pixel.
         row = self._place(sch, epilogue, oh, tx)
         unroll_all(sch, sch.get_loops(epilogue)[-3:])
-        stage_operands(sch, epilogue, tx, self._residual_at(sch, shape, tx, row))
+        if self.split == "none":
+            stage_operands(sch, epilogue, tx, self._residual_at(sch, shape, tx, row))
         sch.unroll(oh)
         sch.unroll(ow)
         sch.vectorize(c)

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ..shape import Shape
 from ..target import Target
@@ -48,6 +48,7 @@ from .tiles import (
     inputs_of,
     phases,
     reach,
+    rows_in_use,
     step,
     taps,
     vectors,
@@ -71,6 +72,7 @@ class RegisterWindow(Window):
     layouts = ("NCHW",)
     operations = ("forward", "grad_data")
     simplify = True
+    one_by_one: ClassVar[dict[str, int]] = {"lanes": 1, "store": 1}
     most_values = 400
 
     rows: int
@@ -86,6 +88,7 @@ class RegisterWindow(Window):
     """Outputs of a vector store. It divides the outputs of a row."""
     min_blocks: int = 1
     window: str = "tile"
+    split: str = "none"
 
     @classmethod
     def tiles(cls, shape: Shape, window: str) -> Iterator[RegisterWindow]:
@@ -132,12 +135,13 @@ class RegisterWindow(Window):
 
     def is_promising(self, shape: Shape) -> bool:
         most = min(_MOST_REGISTERS, REGISTERS // self._threads)
-        return self._registers(shape) <= most and super().is_promising(shape)
+        return self._registers(self._split(shape).small) <= most and super().is_promising(shape)
 
     def check(self, shape: Shape, target: Target) -> None:
         super().check(shape, target)
-        self._require_in("lanes", _allowed_lanes(shape, self.cols, self.window))
-        self._require_in("store", vectors(shape, shape.result_width, self.cols))
+        is_row = self.split != "both"
+        self._require_in("lanes", _allowed_lanes(shape, self.cols, self.window) if is_row else (1,))
+        self._require_in("store", vectors(shape, shape.result_width, self.cols) if is_row else (1,))
 
     @property
     def sums(self) -> int:
@@ -151,7 +155,7 @@ class RegisterWindow(Window):
         """
         if self.window == "tap":
             return 2 * self.sums
-        rows = min(taps(shape)[0], reach(shape, 0, self.rows)) if self.window == "tile" else self.rows
+        rows = rows_in_use(shape, self.rows) if self.window == "tile" else self.rows
         return rows * reach(shape, 1, self.cols) * inputs_of(shape) + self.sums
 
     def _accesses(self, shape: Shape, width: int) -> tuple[int, int, int]:
@@ -166,6 +170,8 @@ class RegisterWindow(Window):
         inputs, down, right = self._inputs_apart(shape)
         height, width = shape.result_height, shape.result_width
         *_, input_height, input_width = next(iter(shape.input_shapes.values()))
+        if self.split != "none":
+            return self._of_small_images(shape, input_width)
         piece = self.cols * self.thread_x
         if piece >= width:
             below = self.rows * self.thread_y
@@ -179,6 +185,20 @@ class RegisterWindow(Window):
             results=Access(self.store, self.cols, self.rows * width, height * width),
             weights=Access(1, 0, 0, prod(taps(shape))),
             piece=piece,
+            begins=gcd(piece, width),
+        )
+
+    def _of_small_images(self, shape: Shape, input_width: int) -> Footprint:
+        """Tell the same of threads whose next image begins at the next row, or at the next column."""
+        *_, down, across = self._split(shape)
+        right, below = self.cols * across, self.rows * down
+        width, piece = shape.result_width, min(self.cols * self.thread_x, shape.result_width)
+        return Footprint(
+            inputs=Access(self.lanes, right, below * input_width, input_width, across),
+            results=Access(self.store, right, below * width, width, across),
+            weights=Access(1, 0, 0, 0),
+            piece=piece if across == 1 else 0,
+            begins=gcd(piece, width),
         )
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
@@ -186,7 +206,7 @@ class RegisterWindow(Window):
         *_, columns = sch.get_loops(pad)
         _, lanes = sch.split(columns, [None, self.lanes])
         vectors = sch.blockize(lanes)
-        store = sch.cache_write(epilogue, 0, "local")
+        store = self._staged(sch, epilogue)
 
         # 1. Threads over channels, rows and columns of tiles; all the rest are blocks.
         n, c, oh, ow = sch.get_loops(store)
@@ -199,7 +219,8 @@ class RegisterWindow(Window):
         # 2. The outputs of a row leave as vectors.
         row = self._place(sch, epilogue, oh, tx)
         unroll_all(sch, sch.get_loops(epilogue)[-2:])
-        stage_operands(sch, epilogue, tx, self._residual_at(sch, shape, tx, row), self.store)
+        if self.split == "none":
+            stage_operands(sch, epilogue, tx, self._residual_at(sch, shape, tx, row), self.store)
         ow, vector = sch.split(ow, [None, self.store])
         sch.unroll(oh)
         sch.unroll(ow)

@@ -79,9 +79,8 @@ _ODD_MARGIN = 0.73
 """Share of the time of a window in registers that it may be expected to take: models err, and most
 where rows of NCHW are read one by one."""
 
-_LEAST_TAPS = {4: (49, 25), 2: (25, 9)}
-"""From which on, by an element's bytes, without a dilation and with: kernels of fewer take as long
-either way, but windows in registers hold what lies between the taps too."""
+_LEAST_TAPS = {4: 49, 2: 25}
+"""From which on, by an element's bytes: kernels of fewer take as long either way."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ class RowStream(Strategy):
         planes = shape.layout == "NCHW"
         if (
             part_sizes(shape)[1] <= shape.kernel[1]
-            or prod(shape.kernel) < _LEAST_TAPS[shape.itemsize][shape.dilation[0] > 1]
+            or prod(shape.kernel) < _LEAST_TAPS[shape.itemsize]
             or (planes and shape.itemsize == 2)
         ):
             return False

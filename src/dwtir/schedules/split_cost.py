@@ -102,4 +102,4 @@ def _met(pieces: Pieces, tops: list[int]) -> tuple[float, float]:
         own = tops[warp * _LANES // of_band : -(-(warp + 1) * _LANES // of_band)]
         passed = [row for row in range(len(meets)) if any(0 <= top + row < height for top in own)]
         seen, met = seen + len(passed), met + sum(meets[row] for row in passed)
-    return seen / warps, met / warps
+    return (met if images.are_apart(rows) else seen) / warps, met / warps

@@ -76,11 +76,12 @@ _MANY_TAPS = 100
 """Of a kernel whose weights take so long to load that two images share them."""
 
 # The share of the expected time of others that it may take: of products on tensor cores, and of windows in registers,
-# whose rows take longer than expected where they are no vectors. Of large and of wide images those are last, or of many
-# taps.
-_OF_PRODUCTS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS, _OF_LARGE = (0.95, 0.8, 0.83), 0.93, 1.18, 1.07, (0.9, 0.8)
-# Of blocks that are all there at once, and vectors of 4; and of its own time, that whole rows of large images take.
-_OF_ROUND, _OF_WIDE = 0.95, 0.85
+# whose rows take longer than expected where they are no vectors. Of large and of wide images those are last; or of
+# many taps, wide vectors and gradients with a stride.
+_OF_PRODUCTS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS, _OF_LARGE = (0.95, 0.8, 0.83), 0.93, 1.18, 1.07, (1.03, 0.8)
+# Of rows a dilation apart; of blocks that are all there at once, and vectors of 4; and of its own time, that whole rows
+# of large images take.
+_OF_DILATED, _OF_ROUND, _OF_WIDE = 1.05, 0.95, 0.85
 _OF_STRIDED = {"forward": 0.8, "grad_data": 1.2}
 
 _FEW = (2, 4, 8)
@@ -132,7 +133,7 @@ class SplitImage(Strategy):
         """
         if shape.layout == "NHWC" and (shape.itemsize == 2 or shape.stride != (1, 1)):
             return False
-        if prod(shape.kernel) > _FEW_TAPS and _is_large(shape):
+        if prod(shape.kernel) > _FEW_TAPS and _is_large(shape) and shape.dilation == (1, 1):
             return False
         others = BandedPlanes, BandedMatrix, RowStream, RegisterWindow, ChannelVector
         own, other = cls.choose(shape, target), next(paying(others, shape, target))
@@ -291,10 +292,13 @@ def _margin(shape: Shape, other: Strategy, is_round: bool) -> float:
     is_large = _is_large(shape)
     if isinstance(other, BandedMatrix):
         return _OF_PRODUCTS[is_large + (is_large and shape.result_width > MAX_SIDE)]
+    if max(shape.dilation) > 1 and shape.layout == "NCHW" and getattr(other, "lanes", 2) > 1:
+        return _OF_DILATED
     if not isinstance(other, RegisterWindow):
         return _OF_CHANNELS if shape.layout == "NHWC" else 1.0
     if is_large and other.lanes > 1:
-        return _OF_LARGE[prod(shape.kernel) > _VERY_FEW_TAPS]
+        is_sure = other.lanes < 8 and prod(shape.kernel) <= _VERY_FEW_TAPS and not _is_strided(shape)
+        return _OF_LARGE[not is_sure]
     if shape.stride != (1, 1) and (shape.operation == "grad_data" or shape.itemsize == 4):
         return _OF_STRIDED[shape.operation]
     if other.lanes == 1:

@@ -82,6 +82,11 @@ def taps(shape: Shape) -> tuple[int, int]:
     return kernel_h, kernel_w * (shape.channel_multiplier if gradient else 1)
 
 
+def rows_in_use(shape: Shape, rows: int) -> int:
+    """Count the rows of a window, of so many results below each other, that a thread has use for at once."""
+    return min((taps(shape)[0] - 1) * shape.dilation[0] + 1, reach(shape, 0, rows))
+
+
 def reach(shape: Shape, axis: int, results: int) -> int:
     """Count the input rows (axis 0) or columns (axis 1) that neighbouring results touch."""
     span = (results - 1) * step(shape, axis) + (shape.kernel[axis] - 1) * shape.dilation[axis]

@@ -6,11 +6,12 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
 from ..epilogue import Epilogue
 from ..shape import Shape
+from ..space_to_batch import SPLITS, SpaceToBatch, space_to_batch, splits_of
 from ..target import Target
 from .base import Strategy, varied, with_guesses
 from .cost import (
@@ -39,6 +40,7 @@ from .tiles import (
     most_blocks,
     phases,
     reach,
+    rows_in_use,
     step,
     taps,
     unrolled_of,
@@ -46,6 +48,7 @@ from .tiles import (
 )
 
 if TYPE_CHECKING:
+    from tvm import tirx
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import LoopRV, SBlockRV
     from typing_extensions import Self
@@ -70,13 +73,17 @@ class Access(NamedTuple):
     right: float
     down: float
     deep: float
-    """Elements from a thread to the next along `thread_x`, `thread_y` and `thread_z`."""
+    """Elements from a thread to the next along `thread_x` and `thread_y`, and along `thread_z` from one of these
+    groups of threads to the next."""
+    beside: int = 1
+    """Threads along `thread_z` of a group, whose elements lie side by side."""
 
     def touched(self, unit: int, warp: tuple[float, float, float], itemsize: int) -> float:
         """Count the units of memory that so many threads each way touch, on the average."""
         x, y, z = warp
-        threads = (x, self.right * itemsize), (y, self.down * itemsize), (z, self.deep * itemsize)
-        return touched(unit, self.size * itemsize, threads)
+        beside = min(self.beside, z)
+        threads = (x, self.right * itemsize), (y, self.down * itemsize), (z / beside, self.deep * itemsize)
+        return touched(unit, self.size * beside * itemsize, threads)
 
     def lines(self, warp: tuple[float, float, float], itemsize: int) -> float:
         """Count the lines that a warp touches, and as many as its elements fill at the least."""
@@ -92,10 +99,15 @@ class Footprint(NamedTuple):
     """The loads and stores of neighbouring threads."""
     piece: int
     """Results of a block that lie side by side; none where no other block's are next to them."""
+    begins: int
+    """Results whose multiples pieces begin at."""
 
 
 class Window(Strategy):
     """A strategy whose tile is chosen by the model of `cost`."""
+
+    one_by_one: ClassVar[dict[str, int]] = {}
+    """Fields of tiles whose columns are not side by side."""
 
     most_values: ClassVar[int]
     """Inputs and sums of a "tile", above which some kernels spill: ptxas does not always work its way down."""
@@ -108,6 +120,8 @@ class Window(Strategy):
     min_blocks: int
     window: str
     """One of `WINDOWS`."""
+    split: str
+    """One of `space_to_batch.SPLITS`: what of a dilated image is an image of its own."""
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
@@ -147,8 +161,8 @@ class Window(Strategy):
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         first, *others = cls.guesses(shape, target)
-        alike = [first, *(tile for tile in others if tile.window == first.window)]
-        return with_guesses(cls.usual_values(shape, first.window), alike)
+        alike = [first, *(tile for tile in others if (tile.window, tile.split) == (first.window, first.split))]
+        return with_guesses(cls.usual_values(first._split(shape).small, first.window), alike)
 
     @classmethod
     @abstractmethod
@@ -175,6 +189,7 @@ class Window(Strategy):
         """Results of a thread."""
 
     def is_promising(self, shape: Shape) -> bool:
+        shape = self._split(shape).small
         vector = self.sums // (self.rows * self.cols)
         values = vector * loads_of(shape, self.rows, self.cols, "tile") + self.sums
         return (
@@ -185,7 +200,19 @@ class Window(Strategy):
             and self._has_registers(shape)
         )
 
+    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
+        if self.split == "none":
+            return super().define(shape, epilogue)
+        from .. import compute
+
+        return compute.small_images(self._split(shape), epilogue)
+
+    def _split(self, shape: Shape) -> SpaceToBatch:
+        return space_to_batch(shape, self.split)
+
     def check(self, shape: Shape, target: Target) -> None:
+        self._require_in("split", splits_of(shape))
+        shape = self._split(shape).small
         self._require_in("window", windows_of(shape))
         self._require_whole_phases(shape, self.rows, self.cols, self.window)
         self._require_most("thread_z", self.thread_z, 64)
@@ -204,6 +231,7 @@ class Window(Strategy):
 
     def counts(self, shape: Shape) -> Work:
         """Count what a thread does."""
+        shape = self._split(shape).small
         steps, rows = self._steps(shape)
         width = self.cols if self.window == "tap" else reach(shape, 1, self.cols)
         loads, lanes, stored = self._accesses(shape, width)
@@ -245,7 +273,7 @@ class Window(Strategy):
     def work(self, shape: Shape) -> Work:
         """Count what a thread does, and what its warp and its block touch of the tensors."""
         size = shape.itemsize
-        inputs, results, weights, piece = self.footprint(shape)
+        inputs, results, weights, piece, begins = self.footprint(shape)
         x = min(32, self.thread_x)
         y = min(max(1.0, 32 / x), self.thread_y)
         warp = x, y, min(max(1.0, 32 / (x * y)), self.thread_z)
@@ -256,11 +284,18 @@ class Window(Strategy):
             store_lines=results.lines(warp, size),
             weight_lines=weights.lines(warp, size),
             scattered=max(0.0, sectors),
-            shared=SECTOR * touched(SECTOR, piece * size, ()) / (piece * size) - 1 if piece else 0,
+            shared=(SECTOR - gcd(SECTOR, begins * size)) / (piece * size) if piece else 0,
         )
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         return Model(shape, target).absolute(self.work(shape))
+
+    def _staged(self, sch: Schedule, epilogue: SBlockRV) -> SBlockRV:
+        """Keep results in registers, and find the block that stores them."""
+        if self.split == "none":
+            return sch.cache_write(epilogue, 0, "local")
+        sch.set_scope(epilogue, 0, "local")
+        return sch.get_sblock("store")
 
     def _place(self, sch: Schedule, epilogue: SBlockRV, row: LoopRV, thread: LoopRV) -> LoopRV:
         """Compute results below the thread's loop, or if all inputs are there, a row's.
@@ -299,13 +334,24 @@ class Window(Strategy):
             return self.rows * self.cols
         rows = self.rows
         if self.window == "tile":
-            rows = min(rows, taps(shape)[0], reach(shape, 0, rows))
+            rows = min(rows, rows_in_use(shape, rows))
         return rows * reach(shape, 1, self.cols) * inputs_of(shape)
 
 
 @lru_cache(maxsize=256)
 def _ranked(cls: type[Window], shape: Shape, target: Target) -> tuple[Window, ...]:
-    tiles = [tile for window in windows_of(shape)[:2] for tile in cls.tiles(shape, window)] or [cls.least(shape)]
+    tiles = [*_tiles(cls, shape, ("tile", "row"))] or [*_tiles(cls, shape, ("tap",))] or [cls.least(shape)]
     ranked = ranking((tile.work(shape) for tile in tiles), shape, target)
     best = (replace(tiles[number], min_blocks=count) for number, count in ranked)  # type: ignore[type-var]
-    return varied((tile.held(shape, target) for tile in best), lambda tile: (tile.rows, tile.cols, tile.window))
+    held = (tile.held(shape, target) for tile in best)
+    return varied(held, lambda tile: (tile.rows, tile.cols, tile.window, tile.split))
+
+
+def _tiles(cls: type[Window], shape: Shape, windows: tuple[str, ...]) -> Iterator[Window]:
+    """List the tiles of some windows, with every split of dilated images."""
+    for split in splits_of(shape) if max(shape.dilation) > 1 else SPLITS[:1]:
+        fields = {"split": split} | (cls.one_by_one if split == "both" else {})
+        for window in windows_of(shape):
+            if window in windows:
+                for tile in cls.tiles(space_to_batch(shape, split).small, window):
+                    yield replace(tile, **fields)  # type: ignore[type-var]

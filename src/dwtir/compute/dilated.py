@@ -1,0 +1,93 @@
+"""The convolution with its epilogue, or the data's gradient, of images of rows and columns a dilation apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..epilogue import Epilogue
+from ..space_to_batch import SpaceToBatch
+from . import blocks, script
+from .forward import both_ends
+from .order import order_of, weight_at
+from .sizes import SLACK, aligned
+
+
+def small_images(split: SpaceToBatch, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define the convolution. In NCHW small images that lie beside each other are neighbouring channels."""
+    shape, small, DOWN, ACROSS = split
+    (KH, KW), DW, M, COUNT = small.kernel, small.dilation[1], small.channel_multiplier, split.images
+    IS_PLANAR = shape.layout == "NCHW"
+    HEIGHT, WIDTH, ROWS, COLS = shape.result_height, shape.result_width, small.result_height, small.result_width
+    TOP, LEFT = shape.before
+    KH0, KW0, NEXT = (0, 0, 1) if shape.operation == "forward" else (KH - 1, KW - 1, -1)  # turned round
+    AH, AW, PH, PW = ROWS + SLACK, COLS + SLACK, ROWS + SLACK + KH - 1, COLS + SLACK + (KW - 1) * DW
+    SHIFT, LEFT, PW = aligned(shape, LEFT, PW) if ACROSS == 1 else (0, LEFT, PW)
+    dtype = shape.dtype
+    laid, named = order_of(shape.layout)
+    declare, finish = both_ends(shape, epilogue)
+
+    def whole(indices: tuple[Any, ...], multiplier: int) -> tuple[Any, ...]:
+        """Find the image, channel, row and column that an element of a small image is."""
+        n, c, row, column = named(*indices)
+        place = (c // multiplier if IS_PLANAR else n) % COUNT
+        if IS_PLANAR:
+            c = c // (multiplier * COUNT) * multiplier + c % multiplier
+        else:
+            n = n // COUNT
+        return n, c, row * DOWN + place // ACROSS, column * ACROSS + place % ACROSS
+
+    def read(data: tirx.Buffer, *place: tirx.Var) -> tirx.PrimExpr:
+        return blocks.inside(data, shape.layout, laid(*whole(place, 1)), TOP, LEFT)
+
+    def seen(padded: tirx.Buffer, indices: tuple[tirx.Var, ...], kh: tirx.Var, kw: tirx.Var) -> tirx.PrimExpr:
+        n, c, row, column = named(*indices)
+        return padded[laid(n, c // M, row + kh, column + kw * DW + SHIFT)]
+
+    def weigh(weight: tirx.Buffer, indices: tuple[tirx.Var, ...], kh: tirx.Var, kw: tirx.Var) -> tirx.PrimExpr:
+        _, c, *_ = whole(indices, M)
+        channel, tap = (c // M, c % M), (KH0 + kh * NEXT, KW0 + kw * NEXT)
+        return weight[weight_at(shape.layout, channel, tap)]
+
+    def rounded(value: tirx.PrimExpr, operands: dict[str, Any], *indices: tirx.Var) -> tirx.PrimExpr:
+        n, c, row, column = whole(indices, M)
+        return finish(value, operands, c, laid(n, c, T.min(row, HEIGHT - 1), T.min(column, WIDTH - 1)))
+
+    def is_result(*indices: tirx.Var) -> tirx.PrimExpr:
+        *_, row, column = whole(indices, M)
+        return tirx.all(row < HEIGHT, column < WIDTH)
+
+    N, *_ = small.result_shape
+    C, OC = small.in_channels, small.in_channels * M
+
+    @script.prim_func(s_tir=True)
+    def depthwise_conv2d_dilated() -> None:
+        data, weight, operands, out = T.meta_var(declare())
+        padded = T.sblock_alloc_buffer(laid(N, C, PH, PW), dtype)
+        acc = T.sblock_alloc_buffer(laid(N, OC, AH, AW), "float32")
+        staged = T.sblock_alloc_buffer(laid(N, OC, ROWS, COLS), dtype)
+        for a, b, c, d in T.grid(*padded.shape):
+            with T.sblock("pad"):
+                va, vb, vc, vd = T.axis.remap("SSSS", [a, b, c, d])
+                padded[va, vb, vc, vd] = read(data, va, vb, vc, vd)
+        for a, b, c, d, kh, kw in T.grid(*acc.shape, KH, KW):
+            with T.sblock("depthwise_conv2d"):
+                va, vb, vc, vd, vkh, vkw = T.axis.remap("SSSSRR", [a, b, c, d, kh, kw])
+                with T.init():
+                    acc[va, vb, vc, vd] = T.float32(0)
+                acc[va, vb, vc, vd] += blocks.product(
+                    seen(padded, (va, vb, vc, vd), vkh, vkw), weigh(weight, (va, vb, vc, vd), vkh, vkw)
+                )
+        for a, b, c, d in T.grid(*staged.shape):
+            with T.sblock("epilogue"):
+                va, vb, vc, vd = T.axis.remap("SSSS", [a, b, c, d])
+                staged[va, vb, vc, vd] = rounded(acc[va, vb, vc, vd], operands, va, vb, vc, vd)
+        for a, b, c, d in T.grid(*staged.shape):
+            with T.sblock("store"):
+                va, vb, vc, vd = T.axis.remap("SSSS", [a, b, c, d])
+                if is_result(va, vb, vc, vd):
+                    T.buffer_store(out, staged[va, vb, vc, vd], laid(*whole((va, vb, vc, vd), M)))
+
+    return depthwise_conv2d_dilated
