@@ -131,7 +131,7 @@ class Images:
 
     def vector(self, pixels: int) -> int:
         """Elements of a plane that a thread reads or writes together in shared memory."""
-        return gcd(16 // self.shape.itemsize, pixels)
+        return gcd(self.shape.lanes, pixels)
 
     def stride(self, pixels: int) -> int:
         """Elements from one plane to the next in shared memory.
@@ -143,7 +143,7 @@ class Images:
 
     def lanes(self, pixels: int) -> int:
         """Elements of a vector that is copied between global and shared memory: in NHWC one."""
-        most, shape = 16 // self.shape.itemsize, self.shape
+        most, shape = self.shape.lanes, self.shape
         if shape.layout == "NHWC":
             return 1
         if self.stride(pixels) > pixels:

@@ -95,12 +95,12 @@ class Pieces:
     @property
     def lanes_in(self) -> int:
         """Columns of a row that a thread loads together from shared memory."""
-        return gcd(16 // self.shape.itemsize, self.images.source[1], 0 if self.parts == 1 else self.step)
+        return gcd(self.shape.lanes, self.images.source[1], 0 if self.parts == 1 else self.step)
 
     @property
     def lanes_out(self) -> int:
         """Columns that it writes there together."""
-        return gcd(16 // self.shape.itemsize, self.images.result[1], self.cols)
+        return gcd(self.shape.lanes, self.images.result[1], self.cols)
 
     def is_beyond(self, col: int) -> bool:
         """Tell whether a column of a window may be beyond the image, in the last part or one before."""
@@ -180,14 +180,14 @@ class Pieces:
 
     def vectors(self, elements: int) -> int:
         """Count the vectors that so many elements touch, wherever they begin."""
-        lanes = 16 // self.shape.itemsize
+        lanes = self.shape.lanes
         return -(-(elements + lanes - 1) // lanes)
 
     def stride(self, elements: int) -> int:
         """Elements from a plane to the next in shared memory: an odd number of vectors."""
         if self.pieces == 1:
             return self.images.stride(elements)
-        return (self.vectors(elements) | 1) * (16 // self.shape.itemsize)
+        return (self.vectors(elements) | 1) * self.shape.lanes
 
     @property
     def shared_bytes(self) -> int:

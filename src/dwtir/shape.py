@@ -6,7 +6,7 @@ import contextlib
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import prod
+from math import gcd, prod
 from typing import Any, SupportsIndex, TypeAlias
 
 from .errors import InvalidShapeError
@@ -250,13 +250,18 @@ class DepthwiseConv2dShape:
         return DTYPES[self.dtype]
 
     @property
+    def lanes(self) -> int:
+        """Elements of the widest vector, of 16 bytes."""
+        return 16 // self.itemsize
+
+    @property
     def row_lanes(self) -> int:
-        """Elements of the widest vector, up to 16 bytes, that rows of the data are made of.
+        """Elements of the widest vector that rows of the data are made of.
 
         For the data's gradient those are rows of the output's, which it reads.
         """
         width = self.out_width if self.operation == "grad_data" else self.width
-        return next(n for n in (8, 4, 2, 1) if n * self.itemsize <= 16 and width % n == 0)
+        return gcd(self.lanes, width)
 
     @property
     def flop(self) -> int:

@@ -63,7 +63,7 @@ class Strip:
         """Columns of a store."""
         if self.shape.layout == "NHWC":
             return 1
-        return gcd(16 // self.shape.itemsize, self.cols, self.shape.result_width)
+        return gcd(self.shape.lanes, self.cols, self.shape.result_width)
 
     @property
     def spread(self) -> int:

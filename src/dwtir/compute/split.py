@@ -104,7 +104,7 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
     def stretch(tensor, side, place, share) -> Stretch:
         (image, piece, chunk, x), (height, width) = place, side.size
         start = ((image * C + tirx.min(chunk * X + x, C - 1)) * height + first_row(side, piece)) * width
-        return Stretch(Part(tensor, 0, 0, 0, 0), N * C * height * width, start, 16 // shape.itemsize, share)
+        return Stretch(Part(tensor, 0, 0, 0, 0), N * C * height * width, start, shape.lanes, share)
 
     def begin(tensor, side, place) -> Any:
         """Find where in shared memory the image of a thread begins, as if it were whole."""

@@ -205,7 +205,7 @@ class ChannelVector(Window):
         for load in (pad, weight_local):
             compute_at(sch, load, at)
         # The channels that a thread reads of a pixel may be no vector of the device.
-        vectorize = sch.unroll if 16 // shape.itemsize % inputs_of(shape) else sch.vectorize
+        vectorize = sch.unroll if shape.lanes % inputs_of(shape) else sch.vectorize
         *outer, channels = sch.get_loops(pad)[-3:]
         unroll_all(sch, outer)
         vectorize(channels)

@@ -68,7 +68,7 @@ def _work(pieces: Pieces) -> tuple[float, float]:
         """Count the passes of a load by the first warp, of vectors that begin there in each plane."""
         planes, size, stride = images.channels * images.images, lanes * shape.itemsize, pieces.stride(elements)
         threads = range(min(_LANES, planes * len(starts)))
-        beside = [plane * prod(sizes) * (pieces.pieces > 1) % (16 // shape.itemsize) for plane in range(planes)]
+        beside = [plane * prod(sizes) * (pieces.pieces > 1) % shape.lanes for plane in range(planes)]
         vectors = [(n % planes * stride + beside[n % planes] + starts[n // planes]) * shape.itemsize for n in threads]
         together, passes = min(_LANES, 4 * _LANES // size), 0
         for first in range(0, len(vectors), together):

@@ -195,7 +195,7 @@ class SplitImage(Strategy):
         )
         self._require(pieces.fewest > 0, "parts", self.parts, "as many as have columns")
         self._require_most("bands of a block", self.bands, _MOST_BANDS)
-        vector = 16 // shape.itemsize
+        vector = shape.lanes
         self._require(
             self.pieces == 1 or min(pieces.each, pieces.least * shape.result_width) >= vector,
             "threads or results of an image",
@@ -281,7 +281,7 @@ def _small_tiles(shape: Shape) -> tuple[SplitImage, ...]:
     whole = SplitImage(2, 1, min(most, _MOST_BANDS))
     if shape.layout == "NHWC":
         return (whole,)
-    vector, across = 16 // shape.itemsize, phases(shape, 1)
+    vector, across = shape.lanes, phases(shape, 1)
     cols = max(across, min(MAX_SIDE, shape.result_width // vector) // across * across)
     parts = -(-shape.result_width // cols)
     return whole, SplitImage(2, 1, 1, 1, parts, most), SplitImage(2, 1, vector, 1, 1, max(1, most // vector))

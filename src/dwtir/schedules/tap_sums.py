@@ -102,7 +102,7 @@ class TapSums(PartSums):
             "part_threads": (1, 2, 4, 8, 16),
             "kernel_threads": divisors(shape.kernel[0]),
             "lanes": () if nhwc else divisors(shape.row_lanes),
-            "grad_lanes": () if nhwc else divisors(16 // shape.itemsize),
+            "grad_lanes": () if nhwc else divisors(shape.lanes),
             "min_blocks": BLOCK_COUNTS,
         }
         return with_guesses(values, (chosen,))

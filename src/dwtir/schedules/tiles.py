@@ -141,7 +141,7 @@ def divisors(count: int) -> tuple[int, ...]:
 
 def vectors(shape: Shape, *counts: int) -> tuple[int, ...]:
     """List the vectors, up to 16 bytes, that divide all counts."""
-    return divisors(gcd(16 // shape.itemsize, *counts))
+    return divisors(gcd(shape.lanes, *counts))
 
 
 def largest_divisor(count: int, most: int) -> int:
