@@ -162,7 +162,8 @@ class Window(Strategy):
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         first, *others = cls.guesses(shape, target)
         alike = [first, *(tile for tile in others if (tile.window, tile.split) == (first.window, first.split))]
-        return with_guesses(cls.usual_values(first._split(shape).small, first.window), alike)
+        values = cls.usual_values(first._split(shape).small, first.window)
+        return with_guesses(values | (dict.fromkeys(cls.one_by_one, ()) if first.split == "both" else {}), alike)
 
     @classmethod
     @abstractmethod
