@@ -78,8 +78,7 @@ class Strip:
     @property
     def left(self) -> int:
         """Columns of padding."""
-        left = self.shape.padding[1] // apart(self.shape)[1]
-        return left if self.shape.operation == "forward" else self.reach - self.cols - left
+        return self.shape.before[1] // apart(self.shape)[1]
 
     @cached_property
     def inside(self) -> tuple[int, int]:

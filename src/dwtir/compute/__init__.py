@@ -150,7 +150,7 @@ def depthwise_conv2d(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         If a gradient is to have an epilogue.
     """
     if shape.operation == "forward":
-        return _define(shape, epilogue, forward.nchw if shape.layout == "NCHW" else forward.nhwc, shape, epilogue)
+        return _define(shape, epilogue, forward.convolution, shape, epilogue)
     gradient = grad_data.grad_data if shape.operation == "grad_data" else grad_weight.grad_weight
     return _define(shape, epilogue, gradient, shape)
 

@@ -39,7 +39,7 @@ from . import script
 from .blocks import product
 from .forward import both_ends
 from .mma import left, right
-from .parts import by_places
+from .parts import by_places, fill, swapped
 from .sizes import SLACK
 
 
@@ -59,6 +59,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     HELD = {"c": RC, "g": GROUPS, "r": R, "lane": 32, "m": 2, "e": 2}  # sums
     TURNED, PAIRS, ALTERNATES = bands.is_turned, bands.has_pairs, bands.alternates
     KINDS = 1 + ALTERNATES  # of rows, each with a band of its own
+    LOADED = {"c": SC, "g": GROUPS + SLACK, "ih": PH, "s": STEPS, "lane": 32, "k": 2, "m": 2, "e": 2 // KINDS}
     RUN, APART = bands.run, 8 if bands.run == 2 else 2  # from lane to lane, and from a lane's pair to its next
     NHWC, COPIED = shape.layout == "NHWC", bands.is_copied
     copies = Planes(bands)
@@ -136,9 +137,6 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             T.cast(0, dtype),
         )
 
-    def at_once(one) -> Any:
-        return T.Ramp(one * 2, 1, 2) if ALTERNATES else one
-
     def alternating(image: tirx.Buffer, channel, group, row, *place) -> Any:
         """Load two inputs of a row of an odd width, of which one may lie beside the image."""
         step, lane, further, half, _ = place
@@ -158,7 +156,10 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         kept = T.Select(column == W - 1, T.uint32(0xFFFF), kept)
         return T.reinterpret(f"{dtype}x2", inside & kept)
 
-    load = alternating if ALTERNATES else pad
+    def hold(window: tirx.Buffer, image: tirx.Buffer, *place) -> None:
+        *others, one = place
+        value, at = (alternating, T.Ramp(one * 2, 1, 2)) if ALTERNATES else (pad, one)
+        T.buffer_store(window, value(image, *place), turn(*others, at))
 
     def tap(weight: tirx.Buffer, channel, row, step, *place) -> Any:
         lane, further, one = place
@@ -212,24 +213,10 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         if COPIED:
             gathered = T.sblock_alloc_buffer((POSITIONS, SC), dtype)
             planes = T.sblock_alloc_buffer((SC, POSITIONS), dtype)
-            for f, c in T.grid(POSITIONS, SC):
-                with T.sblock("gather"):
-                    vf, vc = T.axis.remap("SS", [f, c])
-                    gathered[vf, vc] = copied(image, weight, vf, vc)
-            for c, f in T.grid(SC, POSITIONS):
-                with T.sblock("planes"):
-                    vc, vf = T.axis.remap("SS", [c, f])
-                    planes[vc, vf] = gathered[vf, vc]
-        for c, g, ih, s, lane, k, m, e in T.grid(SC, GROUPS + SLACK, PH, STEPS, 32, 2, 2, 2 // KINDS):
-            with T.sblock("pad"):
-                vc, vg, vih, vs, vl, vk, vm, ve = T.axis.remap("SSSSSSSS", [c, g, ih, s, lane, k, m, e])
-                window[turn(vc, vg, vih, vs, vl, vk, vm, at_once(ve))] = load(
-                    planes if COPIED else image, vc, vg, vih, vs, vl, vk, vm, ve
-                )
-        for c, kh, s, lane, k, e in T.grid(RC, BH * KINDS, STEPS, 32, 2, 2):
-            with T.sblock("band"):
-                vc, vkh, vs, vl, vk, ve = T.axis.remap("SSSSSS", [c, kh, s, lane, k, e])
-                band[vc, vkh, vs, vl, vk, ve] = tap(planes if NHWC else weight, vc, vkh, vs, vl, vk, ve)
+            fill("gather", "f c", gathered, copied, image, weight)
+            fill("planes", "c f", planes, swapped, gathered)
+        by_places("pad", LOADED, hold, window, planes if COPIED else image)
+        fill("band", "c kh s lane k e", band, tap, planes if NHWC else weight)
         for c, g, r, kh, s, lane, h, e, k in T.grid(RC, GROUPS + SLACK, R, ROWS, STEPS, 32, 2, 2, DEPTH):
             with T.sblock("depthwise_conv2d"):
                 vc, vg, vr, vkh, vs, vl, vh, ve, vk = T.axis.remap("SSSRRSSSR", [c, g, r, kh, s, lane, h, e, k])

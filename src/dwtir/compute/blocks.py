@@ -1,12 +1,13 @@
-"""Blocks that several operations begin and end with."""
+"""Blocks that several operations have."""
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
 
-from . import script
 from .order import order_of
+from .parts import by_places, fill
 
 
 def inside(image: Any, layout: str, place: tuple[Any, ...], top: int, left: int) -> Any:
@@ -24,13 +25,9 @@ def inside(image: Any, layout: str, place: tuple[Any, ...], top: int, left: int)
     return T.if_then_else(is_inside, image[laid(n, c, row - top, column - left)], T.cast(0, image.dtype))
 
 
-@script.inline
-def pad(padded, image, layout, top, left):
+def pad(padded: tirx.Buffer, image: tirx.Buffer, layout: str, top: int, left: int) -> None:
     """Lay images in zeros, from row `top` and column `left` on."""
-    for a, b, c, d in T.grid(*padded.shape):
-        with T.sblock("pad"):
-            va, vb, vc, vd = T.axis.remap("SSSS", [a, b, c, d])
-            padded[va, vb, vc, vd] = inside(image, layout, (va, vb, vc, vd), top, left)
+    fill("pad", "a b c d", padded, lambda *place: inside(image, layout, place, top, left))
 
 
 def product(first: Any, second: Any) -> Any:
@@ -38,10 +35,21 @@ def product(first: Any, second: Any) -> Any:
     return T.cast(first, "float32") * T.cast(second, "float32")
 
 
-@script.inline
-def round_sums(out, sums):
+def add_up(
+    sums: tirx.Buffer, loops: str, others: dict[str, int], product: Callable[..., Any], *factors: tirx.Buffer
+) -> None:
+    """Sum products up, in loops of such names over the sums, and others. A product is of a sum's place and theirs."""
+
+    def add(*axes: tirx.Var) -> None:
+        place = axes[: len(sums.shape)]
+        with T.init():
+            T.buffer_store(sums, T.float32(0), place)
+        T.buffer_store(sums, sums[place] + product(*factors, place, *axes[len(place) :]), place)
+
+    extents = dict(zip(loops.split(), sums.shape, strict=True)) | others
+    by_places("depthwise_conv2d", extents, add, reduced=len(others))
+
+
+def round_sums(out: tirx.Buffer, sums: tirx.Buffer) -> None:
     """Round the sums of a gradient to its type."""
-    for a, b, c, d in T.grid(*out.shape):
-        with T.sblock("epilogue"):
-            va, vb, vc, vd = T.axis.remap("SSSS", [a, b, c, d])
-            out[va, vb, vc, vd] = T.cast(sums[va, vb, vc, vd], out.dtype)
+    fill("epilogue", "a b c d", out, lambda *place: T.cast(sums[place], out.dtype))

@@ -36,6 +36,7 @@ from ..diagonals import INPUTS, Diagonals
 from . import blocks, script
 from .forward import declared
 from .mma import left, right
+from .parts import fill, swapped
 
 
 def nchw(sizes: Diagonals) -> tirx.PrimFunc:
@@ -83,6 +84,13 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         i = SHIFT + column * SW + kernel_column * DW
         return (*first, i // INPUTS, i % INPUTS // 2 * 4 + column // 2, i % 2, column % 2)
 
+    def read(acc: tirx.Buffer, *place) -> Any:
+        return acc[place]
+
+    def rounded(partial: tirx.Buffer, *place) -> Any:
+        only = (0, *place)
+        return T.cast(partial[only], dtype)
+
     @script.prim_func(s_tir=True)
     def diagonal_nchw() -> None:
         data, grad_out, _, out = T.meta_var(declared(shape))
@@ -93,18 +101,9 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         shared = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH, STEPS, 32, 2, 2), "float32")
         partial = T.sblock_alloc_buffer((PARTS, C, M, KH, KW), "float32")
         total = T.sblock_alloc_buffer((C, M, KH, KW), "float32")
-        for c, g, ih, s, lane, k, e, i in T.grid(C, GROUPS, IH, STEPS, 32, 2, 2, 2):
-            with T.sblock("pad"):
-                vc, vg, vih, vs, vl, vk, ve, vi = T.axis.remap("SSSSSSSS", [c, g, ih, s, lane, k, e, i])
-                loaded[vc, vg, vih, vs, vl, vk, ve, vi] = inputs(data, vc, vg, vih, vs, vl, vk, ve, vi)
-        for c, g, ih, s, lane, k, i, e in T.grid(C, GROUPS, IH, STEPS, 32, 2, 2, 2):
-            with T.sblock("pairs"):
-                vc, vg, vih, vs, vl, vk, vi, ve = T.axis.remap("SSSSSSSS", [c, g, ih, s, lane, k, i, e])
-                window[vc, vg, vih, vs, vl, vk, vi, ve] = loaded[vc, vg, vih, vs, vl, vk, ve, vi]
-        for c, g, oh, lane, k, e in T.grid(RC, GROUPS, R, 32, 2, 2):
-            with T.sblock("grads"):
-                vc, vg, voh, vl, vk, ve = T.axis.remap("SSSSSS", [c, g, oh, lane, k, e])
-                grads[vc, vg, voh, vl, vk, ve] = gradients(grad_out, vc, vg, voh, vl, vk, ve)
+        fill("pad", "c g ih s lane k e i", loaded, inputs, data)
+        fill("pairs", "c g ih s lane k i e", window, swapped, loaded)
+        fill("grads", "c g oh lane k e", grads, gradients, grad_out)
         for p, c, w, kh, s, t, oh, lane, h, e, k in T.grid(PARTS, RC, WARPS, KH, STEPS, TURNS, R, 32, 2, 2, TILES):
             with T.sblock("products"):
                 vp, vc, vw, vkh, vs, vt, voh, vl, vh, ve, vk = T.axis.remap(
@@ -116,10 +115,7 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
                     window[left(vc // M, group(vt, vp, vw), voh * SH + vkh * DH, vs, vl, vh, vk)],
                     grads[right(vc, group(vt, vp, vw), voh, vl, ve, vk)],
                 )
-        for p, c, w, kh, s, lane, h, e in T.grid(PARTS, RC, WARPS, KH, STEPS, 32, 2, 2):
-            with T.sblock("leave"):
-                vp, vc, vw, vkh, vs, vl, vh, ve = T.axis.remap("SSSSSSSS", [p, c, w, kh, s, lane, h, e])
-                shared[vp, vc, vw, vkh, vs, vl, vh, ve] = acc[vp, vc, vw, vkh, vs, vl, vh, ve]
+        fill("leave", "p c w kh s lane h e", shared, read, acc)
         for p, c, m, kh, kw, w, j in T.grid(PARTS, C, M, KH, KW, WARPS, COLUMNS):
             with T.sblock("diagonals"):
                 vp, vc, vm, vkh, vkw, vw, vj = T.axis.remap("SSSSSRR", [p, c, m, kh, kw, w, j])
@@ -137,9 +133,6 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
                     total[vc, vm, vkh, vkw] += partial[vp, vc, vm, vkh, vkw]
             blocks.round_sums(out, total)
         else:
-            for c, m, kh, kw in T.grid(C, M, KH, KW):
-                with T.sblock("epilogue"):
-                    vc, vm, vkh, vkw = T.axis.remap("SSSS", [c, m, kh, kw])
-                    out[vc, vm, vkh, vkw] = T.cast(partial[0, vc, vm, vkh, vkw], dtype)
+            fill("epilogue", "c m kh kw", out, rounded, partial)
 
     return diagonal_nchw

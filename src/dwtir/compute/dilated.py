@@ -12,6 +12,7 @@ from ..space_to_batch import SpaceToBatch
 from . import blocks, script
 from .forward import both_ends
 from .order import order_of, weight_at
+from .parts import by_places, fill
 from .sizes import SLACK, aligned
 
 
@@ -42,22 +43,23 @@ def small_images(split: SpaceToBatch, epilogue: Epilogue) -> tirx.PrimFunc:
     def read(data: tirx.Buffer, *place: tirx.Var) -> tirx.PrimExpr:
         return blocks.inside(data, shape.layout, laid(*whole(place, 1)), TOP, LEFT)
 
-    def seen(padded: tirx.Buffer, indices: tuple[tirx.Var, ...], kh: tirx.Var, kw: tirx.Var) -> tirx.PrimExpr:
-        n, c, row, column = named(*indices)
-        return padded[laid(n, c // M, row + kh, column + kw * DW + SHIFT)]
-
-    def weigh(weight: tirx.Buffer, indices: tuple[tirx.Var, ...], kh: tirx.Var, kw: tirx.Var) -> tirx.PrimExpr:
-        _, c, *_ = whole(indices, M)
+    def product(
+        padded: tirx.Buffer, weight: tirx.Buffer, place: tuple[tirx.Var, ...], kh: tirx.Var, kw: tirx.Var
+    ) -> tirx.PrimExpr:
+        n, c, row, column = named(*place)
+        value = padded[laid(n, c // M, row + kh, column + kw * DW + SHIFT)]
+        _, c, *_ = whole(place, M)
         channel, tap = (c // M, c % M), (KH0 + kh * NEXT, KW0 + kw * NEXT)
-        return weight[weight_at(shape.layout, channel, tap)]
+        return blocks.product(value, weight[weight_at(shape.layout, channel, tap)])
 
-    def rounded(value: tirx.PrimExpr, operands: dict[str, Any], *indices: tirx.Var) -> tirx.PrimExpr:
-        n, c, row, column = whole(indices, M)
-        return finish(value, operands, c, laid(n, c, T.min(row, HEIGHT - 1), T.min(column, WIDTH - 1)))
+    def rounded(acc: tirx.Buffer, operands: dict[str, Any], *place: tirx.Var) -> tirx.PrimExpr:
+        n, c, row, column = whole(place, M)
+        return finish(acc[place], operands, c, laid(n, c, T.min(row, HEIGHT - 1), T.min(column, WIDTH - 1)))
 
-    def is_result(*indices: tirx.Var) -> tirx.PrimExpr:
-        *_, row, column = whole(indices, M)
-        return tirx.all(row < HEIGHT, column < WIDTH)
+    def store(staged: tirx.Buffer, out: tirx.Buffer, *place: tirx.Var) -> None:
+        n, c, row, column = whole(place, M)
+        with T.If(tirx.all(row < HEIGHT, column < WIDTH)), T.Then():
+            T.buffer_store(out, staged[place], laid(n, c, row, column))
 
     N, *_ = small.result_shape
     C, OC = small.in_channels, small.in_channels * M
@@ -68,26 +70,9 @@ def small_images(split: SpaceToBatch, epilogue: Epilogue) -> tirx.PrimFunc:
         padded = T.sblock_alloc_buffer(laid(N, C, PH, PW), dtype)
         acc = T.sblock_alloc_buffer(laid(N, OC, AH, AW), "float32")
         staged = T.sblock_alloc_buffer(laid(N, OC, ROWS, COLS), dtype)
-        for a, b, c, d in T.grid(*padded.shape):
-            with T.sblock("pad"):
-                va, vb, vc, vd = T.axis.remap("SSSS", [a, b, c, d])
-                padded[va, vb, vc, vd] = read(data, va, vb, vc, vd)
-        for a, b, c, d, kh, kw in T.grid(*acc.shape, KH, KW):
-            with T.sblock("depthwise_conv2d"):
-                va, vb, vc, vd, vkh, vkw = T.axis.remap("SSSSRR", [a, b, c, d, kh, kw])
-                with T.init():
-                    acc[va, vb, vc, vd] = T.float32(0)
-                acc[va, vb, vc, vd] += blocks.product(
-                    seen(padded, (va, vb, vc, vd), vkh, vkw), weigh(weight, (va, vb, vc, vd), vkh, vkw)
-                )
-        for a, b, c, d in T.grid(*staged.shape):
-            with T.sblock("epilogue"):
-                va, vb, vc, vd = T.axis.remap("SSSS", [a, b, c, d])
-                staged[va, vb, vc, vd] = rounded(acc[va, vb, vc, vd], operands, va, vb, vc, vd)
-        for a, b, c, d in T.grid(*staged.shape):
-            with T.sblock("store"):
-                va, vb, vc, vd = T.axis.remap("SSSS", [a, b, c, d])
-                if is_result(va, vb, vc, vd):
-                    T.buffer_store(out, staged[va, vb, vc, vd], laid(*whole((va, vb, vc, vd), M)))
+        fill("pad", "a b c d", padded, read, data)
+        blocks.add_up(acc, "a b c d", {"kh": KH, "kw": KW}, product, padded, weight)
+        fill("epilogue", "a b c d", staged, rounded, acc, operands)
+        by_places("store", dict(zip("abcd", staged.shape, strict=True)), store, staged, out)
 
     return depthwise_conv2d_dilated

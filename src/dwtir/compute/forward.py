@@ -13,76 +13,46 @@ from ..arguments import ALIGNMENT
 from ..epilogue import NO_STEPS, Epilogue
 from ..shape import Shape
 from . import blocks, script
+from .order import order_of, weight_at
+from .parts import fill
 from .sizes import aligned, image, padded_sizes
 
 # The factories close over plain integers and call helpers at parse time:
 # TVMScript evaluates both, and the script that it prints shows the results.
 
 
-def nchw(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
-    """Define the convolution on NCHW images."""
+def convolution(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
+    """Define the convolution."""
     N, C, M, *_ = image(shape)
-    OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     TOP, LEFT = shape.padding[:2]
     AH, AW, PH, PW = padded_sizes(shape)
     SHIFT, LEFT, PW = aligned(shape, LEFT, PW)
-    dtype = shape.dtype
+    laid, named = order_of(shape.layout)
+    LOOPS = " ".join(laid("n", "c", "oh", "ow"))
     declare, finish = both_ends(shape, epilogue)
 
-    @script.prim_func(s_tir=True)
-    def depthwise_conv2d_nchw() -> None:
-        data, weight, operands, out = T.meta_var(declare())
-        padded = T.sblock_alloc_buffer((N, C, PH, PW), dtype)
-        acc = T.sblock_alloc_buffer((N, OC, AH, AW), "float32")
-        blocks.pad(padded, data, "NCHW", TOP, LEFT)
-        for n, c, oh, ow, kh, kw in T.grid(N, OC, AH, AW, KH, KW):
-            with T.sblock("depthwise_conv2d"):
-                vn, vc, voh, vow, vkh, vkw = T.axis.remap("SSSSRR", [n, c, oh, ow, kh, kw])
-                with T.init():
-                    acc[vn, vc, voh, vow] = T.float32(0)
-                acc[vn, vc, voh, vow] += blocks.product(
-                    padded[vn, vc // M, voh * SH + vkh * DH, vow * SW + vkw * DW + SHIFT],
-                    weight[vc // M, vc % M, vkh, vkw],
-                )
-        for n, c, oh, ow in T.grid(N, OC, OH, OW):
-            with T.sblock("epilogue"):
-                vn, vc, voh, vow = T.axis.remap("SSSS", [n, c, oh, ow])
-                out[vn, vc, voh, vow] = finish(acc[vn, vc, voh, vow], operands, vc, (vn, vc, voh, vow))
+    def product(
+        padded: tirx.Buffer, weight: tirx.Buffer, place: tuple[tirx.Var, ...], kh: tirx.Var, kw: tirx.Var
+    ) -> tirx.PrimExpr:
+        n, c, oh, ow = named(*place)
+        value = padded[laid(n, c // M, oh * SH + kh * DH, ow * SW + kw * DW + SHIFT)]
+        return blocks.product(value, weight[weight_at(shape.layout, (c // M, c % M), (kh, kw))])
 
-    return depthwise_conv2d_nchw
-
-
-def nhwc(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
-    """Define the convolution on NHWC images."""
-    N, C, M, *_ = image(shape)
-    OC, OH, OW = shape.out_channels, shape.out_height, shape.out_width
-    (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
-    TOP, LEFT = shape.padding[:2]
-    AH, AW, PH, PW = padded_sizes(shape)
-    dtype = shape.dtype
-    declare, finish = both_ends(shape, epilogue)
+    def rounded(acc: tirx.Buffer, operands: dict[str, Any], *place: tirx.Var) -> tirx.PrimExpr:
+        _, c, *_ = named(*place)
+        return finish(acc[place], operands, c, place)
 
     @script.prim_func(s_tir=True)
-    def depthwise_conv2d_nhwc() -> None:
+    def depthwise_conv2d() -> None:
         data, weight, operands, out = T.meta_var(declare())
-        padded = T.sblock_alloc_buffer((N, PH, PW, C), dtype)
-        acc = T.sblock_alloc_buffer((N, AH, AW, OC), "float32")
-        blocks.pad(padded, data, "NHWC", TOP, LEFT)
-        for n, oh, ow, c, kh, kw in T.grid(N, AH, AW, OC, KH, KW):
-            with T.sblock("depthwise_conv2d"):
-                vn, voh, vow, vc, vkh, vkw = T.axis.remap("SSSSRR", [n, oh, ow, c, kh, kw])
-                with T.init():
-                    acc[vn, voh, vow, vc] = T.float32(0)
-                acc[vn, voh, vow, vc] += blocks.product(
-                    padded[vn, voh * SH + vkh * DH, vow * SW + vkw * DW, vc // M], weight[vkh, vkw, vc // M, vc % M]
-                )
-        for n, oh, ow, c in T.grid(N, OH, OW, OC):
-            with T.sblock("epilogue"):
-                vn, voh, vow, vc = T.axis.remap("SSSS", [n, oh, ow, c])
-                out[vn, voh, vow, vc] = finish(acc[vn, voh, vow, vc], operands, vc, (vn, voh, vow, vc))
+        padded = T.sblock_alloc_buffer(laid(N, C, PH, PW), shape.dtype)
+        acc = T.sblock_alloc_buffer(laid(N, C * M, AH, AW), "float32")
+        blocks.pad(padded, data, shape.layout, TOP, LEFT)
+        blocks.add_up(acc, LOOPS, {"kh": KH, "kw": KW}, product, padded, weight)
+        fill("epilogue", LOOPS, out, rounded, acc, operands)
 
-    return depthwise_conv2d_nhwc
+    return depthwise_conv2d
 
 
 def declared(shape: Shape, epilogue: Epilogue = NO_STEPS) -> tuple[Any, ...]:

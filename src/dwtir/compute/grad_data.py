@@ -57,12 +57,7 @@ def grad_data(shape: Shape) -> tirx.PrimFunc:
         padded = T.sblock_alloc_buffer(laid(N, C * M, PH, PW), shape.dtype)
         acc = T.sblock_alloc_buffer(laid(N, C, AH, AW), "float32")
         blocks.pad(padded, grad_out, shape.layout, -FIRST_H, LEFT)
-        for a, b, c, d, kh, tap in T.grid(*acc.shape, KH, KW * M):
-            with T.sblock("depthwise_conv2d"):
-                va, vb, vc, vd, vkh, vtap = T.axis.remap("SSSSRR", [a, b, c, d, kh, tap])
-                with T.init():
-                    acc[va, vb, vc, vd] = T.float32(0)
-                acc[va, vb, vc, vd] += product(padded, weight, (va, vb, vc, vd), vkh, vtap)
+        blocks.add_up(acc, "a b c d", {"kh": KH, "tap": KW * M}, product, padded, weight)
         blocks.round_sums(out, acc)
 
     return depthwise_grad_data
@@ -72,7 +67,7 @@ def _axis(shape: Shape, axis: int) -> tuple[int, int, int]:
     """Return FIRST, PHASE and the extent of `padded` along one axis."""
     size = (shape.height, shape.width)[axis]
     stride, reach = shape.stride[axis], (shape.kernel[axis] - 1) * shape.dilation[axis]
-    first, phase = divmod(shape.padding[axis] - reach, stride)
+    first, phase = divmod(-shape.before[axis], stride)
     return first, phase, (size + SLACK - 1 + phase + reach) // stride + 1
 
 

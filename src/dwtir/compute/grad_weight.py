@@ -22,9 +22,14 @@ def grad_weight(shape: Shape) -> tirx.PrimFunc:
     laid, _ = order_of(shape.layout)
 
     def product(
-        padded: tirx.Buffer, grad_out: tirx.Buffer, weight: tuple[tirx.Var, ...], place: tuple[tirx.Var, ...]
+        padded: tirx.Buffer,
+        grad_out: tirx.Buffer,
+        weight: tuple[tirx.Var, ...],
+        n: tirx.Var,
+        oh: tirx.Var,
+        ow: tirx.Var,
     ) -> tirx.PrimExpr:
-        (n, oh, ow), (c, m, kh, kw) = place, weight if shape.layout == "NCHW" else weight[2:] + weight[:2]
+        c, m, kh, kw = weight if shape.layout == "NCHW" else weight[2:] + weight[:2]
         value = padded[laid(n, c, oh * SH + kh * DH, ow * SW + kw * DW + SHIFT)]
         return blocks.product(value, grad_out[laid(n, c * M + m, oh, ow)])
 
@@ -34,12 +39,7 @@ def grad_weight(shape: Shape) -> tirx.PrimFunc:
         padded = T.sblock_alloc_buffer(laid(N, C, PH, PW), shape.dtype)
         acc = T.sblock_alloc_buffer(shape.weight_shape, "float32")
         blocks.pad(padded, data, shape.layout, TOP, LEFT)
-        for a, b, c, d, n, oh, ow in T.grid(*acc.shape, N, OH, OW):
-            with T.sblock("depthwise_conv2d"):
-                va, vb, vc, vd, vn, voh, vow = T.axis.remap("SSSSRRR", [a, b, c, d, n, oh, ow])
-                with T.init():
-                    acc[va, vb, vc, vd] = T.float32(0)
-                acc[va, vb, vc, vd] += product(padded, grad_out, (va, vb, vc, vd), (vn, voh, vow))
+        blocks.add_up(acc, "a b c d", {"n": N, "oh": OH, "ow": OW}, product, padded, grad_out)
         blocks.round_sums(out, acc)
 
     return depthwise_grad_weight

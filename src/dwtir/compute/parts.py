@@ -40,6 +40,10 @@ class Part:
     def store(self, index: Any, value: Any) -> None:
         T.buffer_store(self.buffer, value, self.at(index))
 
+    def take(self, index: Any, source: Part, place: Any) -> None:
+        """Store an element of another stretch, in this one's dtype."""
+        self.store(index, T.cast(source[place], self.buffer.dtype))
+
     def add(self, index: Any, value: Any) -> None:
         self.store(index, self[index] + value)
 
@@ -90,16 +94,38 @@ def by_lanes(name: str, warps: int, *work: Any, outer: Sequence[tirx.Var] = ()) 
     by_places(name, {"w": warps, "lane": 32}, *work, outer=outer)
 
 
+def fill(name: str, loops: str, buffer: tirx.Buffer, value: Callable[..., Any], *about: Any) -> None:
+    """Compute each element of a buffer in a block, in loops of such names, from what it is about and its place."""
+
+    def store(*place: Any) -> None:
+        T.buffer_store(buffer, value(*about, *place), place)
+
+    by_places(name, dict(zip(loops.split(), buffer.shape, strict=True)), store)
+
+
+def swapped(buffer: tirx.Buffer, *place: Any) -> tirx.PrimExpr:
+    """Read a buffer with the last two indices exchanged."""
+    *others, one, other = place
+    at = (*others, other, one)
+    return buffer[at]
+
+
 def by_places(
-    name: str, extents: dict[str, int], work: Callable[..., None], *about: Any, outer: Sequence[tirx.Var] = ()
+    name: str,
+    extents: dict[str, int],
+    work: Callable[..., None],
+    *about: Any,
+    outer: Sequence[tirx.Var] = (),
+    reduced: int = 0,
 ) -> None:
     """Do some work at each place, of threads for one, in a block that may depend on loops around.
 
-    The work is given what it is about, and the places in the loops around and in its own.
+    The work is given what it is about, and the places in the loops around and in its own, of which it sums over
+    the last ones, if any are `reduced`.
     """
     with T.grid(*extents.values()) as inner, T.sblock(name):
         loops = [*outer, *map(IRBuilder.name, extents, inner)]
-        axes = T.axis.remap("S" * len(loops), loops)
+        axes = T.axis.remap("S" * (len(loops) - reduced) + "R" * reduced, loops)
         for loop, axis in zip(loops, axes, strict=True):
             IRBuilder.name(f"v{loop.name[0]}", axis)
         work(*about, *axes)
@@ -173,10 +199,10 @@ def copy(
 ) -> None:
     """Copy a thread's share of what lies side by side to shared memory, or back; see `share`."""
     for place, apart, _ in share(channels, sizes, threads, is_load=is_load):
-        source, target, first, to = whole, shared, place, apart
-        if not is_load:
-            source, target, first, to = shared, whole, apart, place
-        target.store(to, T.cast(source[first], target.buffer.dtype))
+        if is_load:
+            shared.take(apart, whole, place)
+        else:
+            whole.take(place, shared, apart)
 
 
 def copy_pixels(
@@ -199,11 +225,10 @@ def copy_pixels(
 
     def one(turn: Any) -> None:
         pixel = thread + turn * each
-        place, to = whole.at(pixel * apart + there), shared.at(own * stride + pixel)
         if is_load:
-            T.buffer_store(shared.buffer, T.cast(whole.buffer[place], shared.buffer.dtype), to)
+            shared.take(own * stride + pixel, whole, pixel * apart + there)
         else:
-            T.buffer_store(whole.buffer, shared.buffer[to], place)
+            whole.take(pixel * apart + there, shared, own * stride + pixel)
 
     turns, over = divmod(size, each)
     with T.If(tirx.const(True, "bool") if is_load else own < count), T.Then():

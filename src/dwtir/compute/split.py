@@ -20,7 +20,7 @@ from ..epilogue import Epilogue
 from ..pieces import Pieces
 from . import script
 from .forward import both_ends
-from .parts import UNROLLED, Part, Row, clear, copy, copy_pixels, move
+from .parts import Part, Row, by_places, clear, copy, copy_pixels, local, move, unrolled
 from .stretch import Stretch
 
 
@@ -55,13 +55,14 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
     SOURCE = _Side(images.source, READ, FROM, images.lanes(READ))
     RESULT = _Side(images.result, WRITTEN, TO, images.lanes(WRITTEN))
     LANES_IN, LANES_OUT = pieces.lanes_in, pieces.lanes_out
+    THREADS = {"z": Z, "y": Y * Q, "x": X}
     dtype = shape.dtype
     declare, finish = both_ends(shape, epilogue)
     adds = "residual" in epilogue.steps  # which comes by way of what the results then lie in
 
     def loading(planes: tirx.Buffer, window: tirx.Buffer, y, place, part) -> Callable[[Any], None]:
         def load(row) -> None:
-            with T.serial(SW // LANES_IN, annotations=UNROLLED) as w, T.vectorized(LANES_IN) as v:
+            with unrolled(SW // LANES_IN) as w, T.vectorized(LANES_IN) as v:
                 value = T.cast(planes[y, place + row * SW + w * LANES_IN + v], "float32")
                 T.buffer_store(window, value, [w * LANES_IN + v])
 
@@ -70,7 +71,7 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
                 place_of = place + row * SW + part * pieces.step - pieces.lead
                 col = part * pieces.step + first - pieces.lead
                 tests = [0 <= col] * (first < pieces.lead) + [col < SW] * pieces.is_beyond(first)
-                with T.serial(count, annotations=UNROLLED) as w, T.vectorized(LANES_IN) as v:
+                with unrolled(count) as w, T.vectorized(LANES_IN) as v:
                     to = first + w * LANES_IN + v
                     value = T.cast(planes[y, place_of + to], "float32")
                     value = T.if_then_else(tirx.all(*tests), value, 0.0) if tests else value
@@ -152,6 +153,51 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.If(part < Q - 1), T.Then():
                 move(source, target, COLS - pieces.fewest, LANES_OUT)
 
+    def share_out(bring, tensor, side, shared, b, c, p, z, y, x) -> None:
+        """Let a thread copy its share of an image, if there is one."""
+        image, part = across(y)
+        with T.If(b * Y + image < N), T.Then():
+            bring(tensor, side, _Place(b * Y + image, p, c, x), shared, image, (Z * Q, z * Q + part))
+
+    def weigh(weight, filters, c, p, z, y, x) -> None:
+        carry(weight, _Place(0, p, c, x), Part(filters, 0), (TAPS, APART, TOGETHER), (Y * Z * Q, z * (Y * Q) + y))
+
+    @script.inline
+    def multiply(data, planes, filters, acc, operands, results, b, c, p, z, y, x):
+        image, part = T.meta_var(across(y))
+        T.reads(planes[image, :], filters[:])
+        T.writes(acc[z, y, x, :])
+        window = local("float32", pieces.window)
+        taps = local("float32", pieces.held)
+        first = T.meta_var(begin(data, SOURCE, _Place(b * Y + image, p, c, x)))
+        load = T.meta_var(loading(planes, window, image, first, part))
+        band = T.meta_var(_band(pieces, p * Z + z))
+        _sum(pieces, band, bottom(p), Part(acc, z, y, x, 0), window, taps, Part(filters, x * APART), load)
+        if adds:
+            share_out(bring, operands["residual"], RESULT, results, b, c, p, z, y, x)
+
+    @script.inline
+    def end(acc, out, operands, results, b, c, p, z, y, x):
+        image, part = T.meta_var(across(y))
+        T.reads(acc[z, y, x, :])
+        T.writes(results[image, x * TO : x * TO + TO])
+        first, _, most, rows = T.meta_var(_band(pieces, p * Z + z))
+        held = T.meta_var(operands | {"residual": Row(results, image)})
+        channel = T.meta_var(T.min(c * X + x, C - 1))
+        start = T.meta_var(begin(out, RESULT, _Place(b * Y + image, p, c, x)) + part * COLS)
+        result = local(dtype, ROWS * COLS)
+        for row in T.unroll(most):
+            if row < rows:
+                for w in unrolled(COLS):
+                    element = T.meta_var((start + (first + row) * RW + w,))
+                    result[row * COLS + w] = finish(acc[z, y, x, row * COLS + w], held, channel, element)
+                if not adds:
+                    put(Part(result, row * COLS), Part(results, image, start + (first + row) * RW), part)
+        if adds:  # threads wait in between, which they may not do under a test
+            for row in T.unroll(most):
+                if row < rows:
+                    put(Part(result, row * COLS), Part(results, image, start + (first + row) * RW), part)
+
     @script.prim_func(s_tir=True)
     def split_images() -> None:
         data, weight, operands, out = T.meta_var(declare())
@@ -166,67 +212,13 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
                 planes = T.sblock_alloc_buffer((Y, X * FROM), dtype, scope="shared")
                 filters = T.sblock_alloc_buffer((X * APART,), "float32", scope="shared")
                 results = T.sblock_alloc_buffer((Y, X * TO), dtype, scope="shared")
-                acc = T.sblock_alloc_buffer((Z, Y * Q, X, ROWS * COLS), "float32", scope="local")
-                for z, y, x in T.grid(Z, Y * Q, X):
-                    with T.sblock("gather"):
-                        vz, vy, vx = T.axis.remap("SSS", [z, y, x])
-                        image, part = T.meta_var(across(vy))
-                        if vb * Y + image < N:
-                            place = T.meta_var(_Place(vb * Y + image, vp, vc, vx))
-                            bring(data, SOURCE, place, planes, image, (Z * Q, vz * Q + part))
-                for z, y, x in T.grid(Z, Y * Q, X):
-                    with T.sblock("filters"):
-                        vz, vy, vx = T.axis.remap("SSS", [z, y, x])
-                        sizes = T.meta_var((TAPS, APART, TOGETHER))
-                        share = T.meta_var((Y * Z * Q, vz * (Y * Q) + vy))
-                        carry(weight, _Place(0, vp, vc, vx), Part(filters, 0), sizes, share)
-                for z, y, x in T.grid(Z, Y * Q, X):
-                    with T.sblock("depthwise_conv2d"):
-                        vz, vy, vx = T.axis.remap("SSS", [z, y, x])
-                        image, part = T.meta_var(across(vy))
-                        T.reads(planes[image, :], filters[:])
-                        T.writes(acc[vz, vy, vx, :])
-                        window = T.sblock_alloc_buffer((pieces.window,), "float32", scope="local")
-                        taps = T.sblock_alloc_buffer((pieces.held,), "float32", scope="local")
-                        place = T.meta_var(_Place(vb * Y + image, vp, vc, vx))
-                        load = T.meta_var(loading(planes, window, image, begin(data, SOURCE, place), part))
-                        own = T.meta_var(Part(acc, vz, vy, vx, 0))
-                        band = T.meta_var(_band(pieces, vp * Z + vz))
-                        _sum(pieces, band, bottom(vp), own, window, taps, Part(filters, vx * APART), load)
-                        if adds and vb * Y + image < N:
-                            bring(operands["residual"], RESULT, place, results, image, (Z * Q, vz * Q + part))
-                for z, y, x in T.grid(Z, Y * Q, X):
-                    with T.sblock("epilogue"):
-                        vz, vy, vx = T.axis.remap("SSS", [z, y, x])
-                        image, part = T.meta_var(across(vy))
-                        T.reads(acc[vz, vy, vx, :])
-                        T.writes(results[image, vx * TO : vx * TO + TO])
-                        first, _, most, rows = T.meta_var(_band(pieces, vp * Z + vz))
-                        held = T.meta_var(operands | {"residual": Row(results, image)})
-                        channel = T.meta_var(T.min(vc * X + vx, C - 1))
-                        start = T.meta_var(begin(out, RESULT, _Place(vb * Y + image, vp, vc, vx)) + part * COLS)
-                        result = T.sblock_alloc_buffer((ROWS * COLS,), dtype, scope="local")
-                        for row in T.unroll(most):
-                            if row < rows:
-                                for w in T.serial(COLS, annotations=UNROLLED):
-                                    element = T.meta_var((start + (first + row) * RW + w,))
-                                    value = T.meta_var(acc[vz, vy, vx, row * COLS + w])
-                                    result[row * COLS + w] = finish(value, held, channel, element)
-                                if not adds:
-                                    to = T.meta_var(Part(results, image, start + (first + row) * RW))
-                                    put(Part(result, row * COLS), to, part)
-                        if adds:  # threads wait in between, which they may not do under a test
-                            for row in T.unroll(most):
-                                if row < rows:
-                                    to = T.meta_var(Part(results, image, start + (first + row) * RW))
-                                    put(Part(result, row * COLS), to, part)
-                for z, y, x in T.grid(Z, Y * Q, X):
-                    with T.sblock("store"):
-                        vz, vy, vx = T.axis.remap("SSS", [z, y, x])
-                        image, part = T.meta_var(across(vy))
-                        if vb * Y + image < N:
-                            place = T.meta_var(_Place(vb * Y + image, vp, vc, vx))
-                            bring_back(out, RESULT, place, results, image, (Z * Q, vz * Q + part))
+                acc = local("float32", Z, Y * Q, X, ROWS * COLS)
+                block = T.meta_var((vb, vc, vp))
+                by_places("gather", THREADS, share_out, bring, data, SOURCE, planes, *block)
+                by_places("filters", THREADS, weigh, weight, filters, vc, vp)
+                by_places("depthwise_conv2d", THREADS, multiply, data, planes, filters, acc, operands, results, *block)
+                by_places("epilogue", THREADS, end, acc, out, operands, results, *block)
+                by_places("store", THREADS, share_out, bring_back, out, RESULT, results, *block)
 
     return split_images
 
@@ -272,10 +264,9 @@ def _sum(
                 continue
             if tap is not None:
                 T.buffer_store(taps, weight[images.turned(tap + kw)], [held + kw])
-            with T.serial(len(cols), annotations=UNROLLED) as col:
-                place = acc.at(h * width + cols.start + col * cols.step)
+            with unrolled(len(cols)) as col:
                 value = window[at + col * right] * taps[held + kw]
-                T.buffer_store(acc.buffer, acc.buffer[place] + value, place)
+                acc.add(h * width + cols.start + col * cols.step, value)
 
     def go_down() -> None:
         with T.serial(images.seen(most)) as seen:

@@ -46,9 +46,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     (KH, KW), M = shape.kernel, shape.channel_multiplier
     TURNED = shape.operation == "grad_data"
     DOWN, RIGHT = apart(shape)
-    TOP, LEFT, LEAD = shape.padding[0] // DOWN, strips.left, strips.shift
-    if TURNED:
-        TOP = KH - 1 - TOP
+    TOP, LEFT, LEAD = shape.before[0] // DOWN, strips.left, strips.shift
     BELOW = max(0, (RH - H) // DOWN + KH - 1 - TOP)  # rows of padding below the image
     V, D, LOADS = strips.channels, depth, strips.loads
     LOADED, STORE = strips.step, strips.store_step  # columns of a load and of a store

@@ -47,12 +47,12 @@ class Stretch(NamedTuple):
             else:
                 vector = tirx.min(vector, last - 1)
             with T.If(tirx.all(*tests, tirx.const(True, "bool"))), T.Then(), T.vectorized(self.lanes) as lane:
-                self._copy(self.whole, vector * self.lanes + lane, shared, number * self.lanes + lane)
+                shared.take(number * self.lanes + lane, self.whole, vector * self.lanes + lane)
         if over:
             _, thread = self.threads
             after = last * self.lanes - (self.start - self.beside) + thread
             with T.If(tirx.all(thread < over, after < vectors * self.lanes)), T.Then():
-                self._copy(self.whole, last * self.lanes + thread, shared, after)
+                shared.take(after, self.whole, last * self.lanes + thread)
 
     def store(self, shared: Part, count: Any, least: int, most: int) -> None:
         """Copy so many elements from shared memory, known to be from `least` to `most`: whole vectors, and the ends."""
@@ -63,18 +63,14 @@ class Stretch(NamedTuple):
             tests += [self.beside <= at] * (turn == 0)
             tests += [at + self.lanes <= end] * ((turn + 1) * each * self.lanes > least)
             with T.If(tirx.all(*tests, tirx.const(True, "bool"))), T.Then(), T.vectorized(self.lanes) as lane:
-                self._copy(shared, at + lane, self.whole, first + at + lane)
+                self.whole.take(first + at + lane, shared, at + lane)
         head, tail = self.beside + thread, tirx.floordiv(end, self.lanes) * self.lanes + thread
         for place, tests in ((head, [0 < self.beside, head < self.lanes]), (tail, [tail < end])):
             with T.If(tirx.all(*tests)), T.Then():
-                self._copy(shared, place, self.whole, first + place)
+                self.whole.take(first + place, shared, place)
 
     def _turns(self, vectors: int) -> Iterator[tuple[int, Any, list[Any]]]:
         each, thread = self.threads
         for turn in range(-(-vectors // each)):
             number = thread + turn * each
             yield turn, number, [number < vectors] * ((turn + 1) * each > vectors)
-
-    @staticmethod
-    def _copy(source: Part, first: Any, target: Part, to: Any) -> None:
-        T.buffer_store(target.buffer, T.cast(source[first], target.buffer.dtype), target.at(to))
