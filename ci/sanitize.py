@@ -18,6 +18,7 @@ import tvm
 
 import dwtir
 from dwtir import reference
+from dwtir.space_to_batch import splits_of
 from dwtir.target import resolve
 
 # Odd sizes, so that tiles hang over every edge; 8 channels make a vector of 16 bytes. The
@@ -63,6 +64,10 @@ def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterat
     if shape.layout == "NCHW" and split.claims(shape, device):
         divided = (split(4, 1, bands, 1, parts, pieces) for bands, parts, pieces in ((3, 3, 3), (4, 2, 2), (2, 4, 3)))
         yield from [tile for tile in divided if tile.fits(shape, device)][:1]
+    for window in map(dwtir.STRATEGIES.get, ("register_window", "channel_vector")):
+        if shape.dilation > (1, 1) and window.claims(shape, device) and "both" in splits_of(shape):
+            tile = window.choose(shape, device).parameters | window.one_by_one
+            yield window(**tile | {"window": "tile", "split": "both"})
     claiming = [name for name, kind in dwtir.STRATEGIES.items() if kind.claims(shape, device)]
     yield from claiming
     for steps in dwtir.ARTICLE_STEPS.values():
