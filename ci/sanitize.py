@@ -65,7 +65,7 @@ def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterat
         divided = (split(4, 1, bands, 1, parts, pieces) for bands, parts, pieces in ((3, 3, 3), (4, 2, 2), (2, 4, 3)))
         yield from [tile for tile in divided if tile.fits(shape, device)][:1]
     for window in map(dwtir.STRATEGIES.get, ("register_window", "channel_vector")):
-        if shape.dilation > (1, 1) and window.claims(shape, device) and "both" in splits_of(shape):
+        if window.claims(shape, device) and "both" in splits_of(shape):
             tile = window.choose(shape, device).parameters | window.one_by_one
             yield window(**tile | {"window": "tile", "split": "both"})
     claiming = [name for name, kind in dwtir.STRATEGIES.items() if kind.claims(shape, device)]

@@ -47,15 +47,10 @@ class Images:
         """Rows of an image that are loaded ahead in NHWC, if another image comes before."""
         return -(-self.source[0] // 2)
 
-    @property
-    def before(self) -> tuple[int, int]:
-        """Rows and columns of padding before the image that is read."""
-        return self.shape.before
-
     def meets(self, axis: int, tap: int, first: int, end: int) -> range:
         """List the results, of those from one to before another, that a tap has an input for."""
         stride, size = self.shape.stride[axis], self.source[axis]
-        before = self.before[axis] - tap * self.shape.dilation[axis]
+        before = self.shape.before[axis] - tap * self.shape.dilation[axis]
         if self.shape.operation == "forward":
             last = (size - 1 + before) // stride
             return range(max(first, -(-before // stride)), min(end, last + 1))
@@ -88,7 +83,9 @@ class Images:
     def above(self, seen: int, row: int) -> int:
         """Find how far down the dilated kernel a row of a band is, for the row of the image that it sees so late."""
         down = self.shape.stride[0]
-        return seen - row * down if self.shape.operation == "forward" else self.before[0] % down + seen * down - row
+        return (
+            seen - row * down if self.shape.operation == "forward" else self.shape.before[0] % down + seen * down - row
+        )
 
     def are_apart(self, rows: int) -> bool:
         """Tell whether no two of so many neighbours of the result have a tap over the same row of the image."""
@@ -97,8 +94,8 @@ class Images:
     def top(self, result: Any) -> Any:
         """Find the first row of the image that a row of the result may see, or a group of a gradient's `phases`."""
         if self.shape.operation == "forward":
-            return result * self.shape.stride[0] - self.before[0]
-        return result // self.phases - self.before[0] // self.phases
+            return result * self.shape.stride[0] - self.shape.before[0]
+        return result // self.phases - self.shape.before[0] // self.phases
 
     def turned(self, tap: Any) -> Any:
         """Find the weight of a tap: a gradient has the kernel turned round."""
@@ -106,7 +103,7 @@ class Images:
 
     def under(self, axis: int, tap: int, result: int) -> int:
         """Find the row (axis 0) or column (axis 1) of the image that a result has under a tap."""
-        stride, before = self.shape.stride[axis], self.before[axis]
+        stride, before = self.shape.stride[axis], self.shape.before[axis]
         beside = tap * self.shape.dilation[axis] - before
         if self.shape.operation == "forward":
             return result * stride + beside

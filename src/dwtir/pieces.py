@@ -81,7 +81,7 @@ class Pieces:
     @property
     def lead(self) -> int:
         """Columns, or a few more, of whole vectors, that a part sees before its own."""
-        before = self.images.before[1] // self._phases
+        before = self.shape.before[1] // self._phases
         return -(-before // self.lanes_in) * self.lanes_in
 
     @property
@@ -89,7 +89,7 @@ class Pieces:
         """Columns of the image that a thread loads."""
         if self.parts == 1:
             return self.images.source[1]
-        seen = self.lead - self.images.before[1] // self._phases + self.images.seen(self.cols, 1)
+        seen = self.lead - self.shape.before[1] // self._phases + self.images.seen(self.cols, 1)
         return -(-seen // self.lanes_in) * self.lanes_in
 
     @property
@@ -117,7 +117,7 @@ class Pieces:
 
     def at(self, kw: int, col: int) -> int | None:
         """Find the place in its window of what a column of a part has under a tap, if it has one."""
-        down, before = self.shape.stride[1], self.images.before[1]
+        down, before = self.shape.stride[1], self.shape.before[1]
         late = self.lead - before // self._phases
         if self.shape.operation == "forward":
             return late + col * down + kw * self.shape.dilation[1]

@@ -35,7 +35,8 @@ class SpaceToBatch(NamedTuple):
 def splits_of(shape: Shape) -> tuple[str, ...]:
     """List the splits that a shape can have; in NHWC, whose channels are side by side anyway, of both or none."""
     is_turned = shape.operation == "grad_data" and shape.channel_multiplier == 1
-    if shape.stride != (1, 1) or not (shape.operation == "forward" or is_turned) or not _has_indices(shape):
+    is_for = max(shape.dilation) > 1 and shape.stride == (1, 1) and (shape.operation == "forward" or is_turned)
+    if not is_for or not _has_indices(shape):
         return SPLITS[:1]
     return SPLITS if shape.layout == "NCHW" else ("none", "both")
 

@@ -218,7 +218,7 @@ def _sum(
             rows, cols = images.meets(0, kh, first, until), images.meets(1, kw, 0, width)
             if not (rows and cols):
                 continue
-            above = kh * below - images.before[0]
+            above = kh * below - images.shape.before[0]
             for row in (h * down + above for h in rows):
                 if load and row not in rows_held:
                     rows_held.add(row)
@@ -226,7 +226,7 @@ def _sum(
             if tap not in taps_held:
                 taps_held.add(tap)
                 T.buffer_store(taps, weight(images.turned(tap)), [tap])
-            at = above * columns + kw * beside - images.before[1]
+            at = above * columns + kw * beside - images.shape.before[1]
             with unrolled(rows.start, rows.stop) as h, T.serial(cols.start, cols.stop) as w:
                 value = window[h * (down * columns) + w * right + at]
                 acc.add(h * width + w, value * taps[tap])
@@ -252,7 +252,7 @@ def _sum_band(
     """
     shape, width, rows = images.shape, images.result[1], images.source[0]
     down, (kernel_h, kernel_w) = shape.stride[0], shape.kernel
-    most, before = (images.rows - 1) * down, images.before[0]
+    most, before = (images.rows - 1) * down, images.shape.before[0]
     pairs = [(row, h, row - h * down) for row, h in product(range(rows), range(images.rows))]
     used = [kw for kw in range(kernel_w) if images.meets(1, kw, 0, width)]
 
@@ -295,7 +295,7 @@ def _sum_in_turn(
     shape, (height, width), rows = images.shape, images.result, images.source[0]
     stride, below = shape.stride[0], shape.dilation[0]
     met = [
-        (h * stride + kh * below - images.before[0], h, kh)
+        (h * stride + kh * below - images.shape.before[0], h, kh)
         for kh in range(shape.kernel[0])
         for h in images.meets(0, kh, 0, height)
     ]
@@ -323,7 +323,7 @@ def _multiply(images: Images, acc: Part, window: tirx.Buffer, place: tuple[int, 
     row, h, kw = place
     shape, width = images.shape, images.result[1]
     cols = images.meets(1, kw, 0, width)
-    at = row * images.source[1] + kw * shape.dilation[1] - images.before[1]
+    at = row * images.source[1] + kw * shape.dilation[1] - images.shape.before[1]
     with unrolled(cols.start, cols.stop) as w:
         acc.add(h * width + w, window[w * shape.stride[1] + at] * tap)
 

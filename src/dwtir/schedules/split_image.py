@@ -292,16 +292,17 @@ def _margin(shape: Shape, other: Strategy, is_round: bool) -> float:
     is_large = _is_large(shape)
     if isinstance(other, BandedMatrix):
         return _OF_PRODUCTS[is_large + (is_large and shape.result_width > MAX_SIDE)]
-    if max(shape.dilation) > 1 and shape.layout == "NCHW" and getattr(other, "lanes", 2) > 1:
+    is_single = isinstance(other, RegisterWindow) and other.lanes == 1
+    if max(shape.dilation) > 1 and shape.layout == "NCHW" and not is_single:
         return _OF_DILATED
     if not isinstance(other, RegisterWindow):
         return _OF_CHANNELS if shape.layout == "NHWC" else 1.0
-    if is_large and other.lanes > 1:
+    if is_large and not is_single:
         is_sure = other.lanes < 8 and prod(shape.kernel) <= _VERY_FEW_TAPS and not _is_strided(shape)
         return _OF_LARGE[not is_sure]
     if shape.stride != (1, 1) and (shape.operation == "grad_data" or shape.itemsize == 4):
         return _OF_STRIDED[shape.operation]
-    if other.lanes == 1:
+    if is_single:
         return _OF_SINGLES
     return _OF_ROUND if is_round and other.lanes >= 4 else _OF_VECTORS
 

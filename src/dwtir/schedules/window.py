@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
 from ..epilogue import Epilogue
 from ..shape import Shape
-from ..space_to_batch import SPLITS, SpaceToBatch, space_to_batch, splits_of
+from ..space_to_batch import SpaceToBatch, space_to_batch, splits_of
 from ..target import Target
 from .base import Strategy, varied, with_guesses
 from .cost import (
@@ -350,7 +350,7 @@ def _ranked(cls: type[Window], shape: Shape, target: Target) -> tuple[Window, ..
 
 def _tiles(cls: type[Window], shape: Shape, windows: tuple[str, ...]) -> Iterator[Window]:
     """List the tiles of some windows, with every split of dilated images."""
-    for split in splits_of(shape) if max(shape.dilation) > 1 else SPLITS[:1]:
+    for split in splits_of(shape):
         fields = {"split": split} | (cls.one_by_one if split == "both" else {})
         for window in windows_of(shape):
             if window in windows:
