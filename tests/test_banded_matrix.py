@@ -97,6 +97,10 @@ ODD = {
     "2x4x13x15_k5_p1x0x2x2_float16_dgrad": (4, 5),
     "2x2x13x15_k7_p3_d2_m2_float16": (13, 4),
     "2x3x14x23_k5_s2_p2_float16": (3, 4),
+    "2x2x15x17_k3_s2_p1_m3_bfloat16": (8, 3),  # results of an odd width
+    "2x3x14x13_k3_d2_p2_float16": (2, 3),
+    "2x1x12x11_k5x3_s2x1_p2x1_m2_float16": (2, 5),
+    "1x2x9x11_k5_p1x0x2x2_float16_dgrad": (9, 5),
     "2x2x7x9_k13_p6_float16": (7, 2),  # by rows of the image
     "3x2x5x3_k3x4_p2x3_float16": (2, 3),
 }
@@ -119,7 +123,15 @@ def test_rows_of_an_odd_width_are_loaded_in_pairs_and_others_by_fours(about, row
     REPLAY.check(strategy, shape)
     kernel = on_h200(shape, strategy)
     assert re.search(rf"(half|nv_bfloat16){lanes}\*", kernel.source())
+    has_pairs = shape.result_width % 2 == 0 or strategy.bands(shape).alternates_results
+    assert has_pairs == bool(re.search(r"2\*\)\(out_ptr", kernel.source()))
     assert not re.search(rf"= (data|grad_out|image)_ptr\[|{other}\*\)\((data|grad_out)", kernel.source())
+
+
+def test_results_of_an_odd_width_leave_in_pairs_with_a_residual():
+    shape, strategy = Shape.parse("2x3x14x23_k3_p1_float16"), BandedMatrix(6, 3, 1)
+    assert strategy.bands(shape).alternates_results
+    REPLAY.check(strategy, shape, "bias+residual+relu")
 
 
 TURNS = {

@@ -224,7 +224,7 @@ FASTEST = {
     "128x48x56x56_k7_p3_m2": RegisterWindow(14, 4, 14, 4, 2, 4, 4, 4),
     "128x48x56x56_k7_p3_m2_nhwc": RowStream(56, 7, 1, 32, 1, 1, 12, 4),
     "128x96x56x56_k7_p6_d2_float16": BandedMatrix(14, 7, 4, 1),
-    "64x256x55x55_k3_p1_float16": BandedMatrix(12, 3, 4, 4),
+    "64x256x55x55_k3_p1_float16": BandedMatrix(14, 3, 2, 9),
     "128x240x28x28_k5_p2_float16_nhwc": ChannelPairs(32, 2, 7, 4, 7, 1, 2),
     "64x251x56x56_k3_p1_float16_nhwc": ChannelVector(8, 8, 1, 251, 1, 1, 2),
     "128x90x56x56_k5_p2_nhwc": ChannelVector(7, 8, 1, 90, 1, 1, 7),

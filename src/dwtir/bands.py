@@ -80,6 +80,21 @@ class Bands:
         )
 
     @property
+    def alternates_results(self) -> bool:
+        """Whether results are stored in aligned pairs in rows of an odd width, too.
+
+        Those of half of the rows then begin a column before the image.
+        """
+        shape = self.shape
+        return (
+            self.alternates
+            and not self.goes_by_image
+            and shape.result_width % 2 == 1
+            and shape.result_channels * shape.result_height % 2 == 0
+            and (self.rows % 2 == 0 or self.down == 1)
+        )
+
+    @property
     def parts(self) -> tuple[int, int]:
         """Parts of an image down and across, each a convolution with less of a dilation."""
         shape = self.shape
@@ -113,7 +128,7 @@ class Bands:
     def shift(self) -> int:
         """Columns added on the left, so that inputs begin with a pair, at the most."""
         if self.alternates:
-            return 1
+            return 1 + self.shape.stride[1] * self.alternates_results
         return -self.shape.before[1] % self.run if self.has_pairs else 0
 
     @property
@@ -163,7 +178,7 @@ class Bands:
         """Tiles in a row of an image.
 
         Of an odd width three are four, and so on, the last one empty: then 8 tiles lie in
-        fewer rows, which costs less than what is stored one by one in more of them.
+        fewer rows, which costs less than pieces of more of them.
         """
         tiles = -(-self.shape.result_width // (COLUMNS * self.parts[1]))
         return tiles + 1 if self.alternates and tiles % 4 == 3 else tiles

@@ -58,6 +58,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     GROUPS = bands.groups
     HELD = {"c": RC, "g": GROUPS, "r": R, "lane": 32, "m": 2, "e": 2}  # sums
     TURNED, PAIRS, ALTERNATES = bands.is_turned, bands.has_pairs, bands.alternates
+    PAIRED = bands.alternates_results
     KINDS = 1 + ALTERNATES  # of rows, each with a band of its own
     LOADED = {"c": SC, "g": GROUPS + SLACK, "ih": PH, "s": STEPS, "lane": 32, "k": 2, "m": 2, "e": 2 // KINDS}
     RUN, APART = bands.run, 8 if bands.run == 2 else 2  # from lane to lane, and from a lane's pair to its next
@@ -86,10 +87,15 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         """Find a column of a part in an image."""
         return (column + one) * 2 + half if ACROSS == 2 else column + one
 
-    def is_inside(group, row, lane, *pair) -> tirx.PrimExpr:
+    def early(channel, row) -> Any:
+        """Tell how many columns before the image a row of a tile begins, for its pairs to be aligned."""
+        return (channel * (OH % 2) + row) % 2 if PAIRED else 0
+
+    def is_inside(channel, group, row, lane, *pair) -> tirx.PrimExpr:
         half, one = turn(pair[0], 0 if OW % 2 == 0 else pair[1])
         n, y, x = tile(group, half, lane)
-        return tirx.all(n < N, line(y, row) < OH, side(x * COLUMNS + lane % 4 * 2, half, one) < OW)
+        column = side(x * COLUMNS + lane % 4 * 2, half, one) - early(channel, row)
+        return tirx.all(n < N, line(y, row) < OH, *[0 <= column] * PAIRED, column < OW)
 
     def place(n, channel, row, column) -> tuple[Any, Any, Any, Any]:
         return (n, row, column, channel) if NHWC else (n, channel, row, column)
@@ -97,7 +103,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     def element(group, channel, row, lane, *pair) -> Any:
         half, one = turn(*pair)
         n, y, x = tile(group, half, lane)
-        return place(n, channel, line(y, row), side(x * COLUMNS + lane % 4 * 2, half, one))
+        return place(n, channel, line(y, row), side(x * COLUMNS + lane % 4 * 2, half, one) - early(channel, row))
 
     def own(channel, *others) -> tuple[Any, ...]:
         return (*others, channel) if NHWC else (channel, *others)  # what is stored as a vector
@@ -165,7 +171,9 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         lane, further, one = place
         row, kind = row // KINDS, row % KINDS
         apart = step * DEPTH + further * APART + lane % 4 * RUN + one - SHIFT - lane // 4 * SW
-        if ALTERNATES:
+        if PAIRED:
+            apart = apart + later(channel // M, kind * SH + row * DH) + early(channel, kind) * SW
+        elif ALTERNATES:
             apart = apart + later(channel // M, kind)
         row, column = UNSEEN + row, apart // DW
         at = (KH - 1 - row, KW - 1 - column) if TURNED else (row, column)
@@ -180,7 +188,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     def band_row(row, kernel_row) -> Any:
         if BY_IMAGE:
             return (kernel_row + (R - 1 - row) * SH) * KINDS + kernel_row % KINDS
-        return kernel_row * KINDS + (row * SH + kernel_row * DH) % KINDS
+        return kernel_row * KINDS + (row if PAIRED else row * SH + kernel_row * DH) % KINDS
 
     # What each lane does for each of its sums.
 
@@ -190,7 +198,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
 
     @script.inline
     def take(residual, held, c, g, r, lane, m, e):
-        if is_inside(g, r, lane, m, e):
+        if is_inside(c, g, r, lane, m, e):
             held[own(c, g, r, lane, m, e)] = residual[element(g, c, r, lane, m, e)]
 
     @script.inline
@@ -200,8 +208,23 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
 
     @script.inline
     def store(rounded, out, c, g, r, lane, m, e):
-        if is_inside(g, r, lane, m, e):
+        if is_inside(c, g, r, lane, m, e):
             out[element(g, c, r, lane, m, e)] = rounded[own(c, g, r, lane, m, e)]
+
+    def store_pair(rounded, out, c, g, r, lane, m) -> None:
+        """Store two results, of which one may lie beside the image."""
+        n, y, x = tile(g, m, lane)
+        row, first = y * R + r, x * COLUMNS + lane % 4 * 2
+        column = first - early(c, r)
+        begin = (((n * RC + c) * OH + y * R + r % 2) * OW) // 2 * 2 + first + r // 2 * (2 * OW)
+        T.reads(rounded[c, g, r, lane, m, 0:2])
+        T.writes(out[n, c, row, 0:OW])
+        is_there, is_first = tirx.all(n < N, row < OH), column == -1
+        with T.If(tirx.all(is_there, 0 <= column, column < OW - 1)), T.Then():
+            T.buffer_store(out, rounded[c, g, r, lane, m, T.Ramp(0, 1, 2)], [0, 0, 0, T.Ramp(begin, 1, 2)])
+        with T.If(tirx.all(is_there, tirx.any(is_first, column == OW - 1))), T.Then():
+            single = T.Select(is_first, rounded[c, g, r, lane, m, 1], rounded[c, g, r, lane, m, 0])
+            T.buffer_store(out, single, [n, c, row, T.Select(is_first, 0, OW - 1)])
 
     @script.prim_func(s_tir=True)
     def banded() -> None:
@@ -235,6 +258,9 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         results = T.meta_var(sums if NHWC else acc)
         taken = T.meta_var(operands | {"residual": held} if has_residual else operands)
         by_places("epilogue", HELD, end, results, taken, rounded)
-        by_places("store", HELD, store, rounded, out)
+        if PAIRED:
+            by_places("store", {name: HELD[name] for name in HELD if name != "e"}, store_pair, rounded, out)
+        else:
+            by_places("store", HELD, store, rounded, out)
 
     return banded

@@ -23,14 +23,15 @@ neighbouring channels, planes side by side.
 
 Rows of an odd width begin with an aligned pair and in the middle of one, in turn. So that all
 loads are pairs nevertheless, those of every other row begin a column earlier, and are multiplied
-by a band that does so too; what lies beside the image is taken off. See `dwtir.bands`.
+by a band that does so too; what lies beside the image is taken off. Results are pairs in the same
+way: where their rows begin in the middle of one, tiles begin a column before them. See `dwtir.bands`.
 
 Where every output sees all of a small image, a tile of the whole height goes by rows of
 the image: none of its products is with padding. See `dwtir.bands.Bands.goes_by_image`.
 
 Registers: the window and the band of a step, or two bands, and 4 * rows sums; where one step takes
-the whole kernel, the window goes by row after row. In rows of an odd width stores are single, and
-wait for many warps: `min_blocks` holds the registers down, and tiles are low.
+the whole kernel, the window goes by row after row. Rows of an odd width take more sectors of memory
+than they fill, and wait for many warps: `min_blocks` holds the registers down, and tiles are low.
 
 A zero of the band times an input that is not finite is NaN. An infinite input thus may make
 outputs NaN that do not see it, if it lies no more than 7 * SW + 15 columns beside what they see,
@@ -42,7 +43,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, gcd, inf, prod, sqrt
+from math import ceil, gcd, inf, prod
 from typing import TYPE_CHECKING, ClassVar
 
 from ..bands import COLUMNS, Bands
@@ -53,7 +54,7 @@ from .base import Strategy, by_time, varied, with_guesses
 from .cost import registers_for
 from .loops import bind, compute_at, unroll_all
 from .register_window import RegisterWindow
-from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SIDE, REGISTERS, even_split
+from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SIDE, REGISTERS, even_split, longer
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -73,7 +74,7 @@ _ODD_TAPS = 9, 144
 _SECOND_KIND = 40
 """Registers for the addresses and tests of a second kind of row, and for what is taken off."""
 
-_BLOCKS = (4, 1), (4, 3), (4, 4), (2, 1)
+_BLOCKS = (4, 1), (4, 3), (4, 4), (2, 9), (1, 20)
 """Warps of a block, and blocks at a time: the first alone where rows are even."""
 
 _CROWD, _MOST_TAPS = 20, 49
@@ -82,14 +83,14 @@ _CROWD, _MOST_TAPS = 20, 49
 _HIGH, _LOW, _LOW_TAPS = 14, 8, 25
 """Rows of tiles, and of low ones that load by fours; taps up to which these are faster."""
 
-# Time in rows of an odd width, fitted to 323 kernels of 22 layers on an H200: a launch; bytes a
-# second, also by the window's model; cycles of a start, a product, a store to a row, and of a warp whose
-# code's length doubles its time; warps that take as long as a wait; what an even number of tiles in a
-# column adds.
-_LAUNCH, _BANDWIDTH, _WINDOW_BANDWIDTH = 1.8e-6, 3.6e12, 4.4e12
-_START, _PRODUCT, _STORE, _CACHED, _WAIT, _EVEN_COLUMN = 50, 2.0, 1.75, 2200, 2.8, 0.25
+# Time in rows of an odd width, fitted to 224 kernels of 19 layers on an H200: a launch; bytes a second, also by the
+# window's model, and of rows that begin anywhere; cycles of a start, a product, a load, a store to a row, and of a warp
+# whose code's length doubles its time; warps that take as long as a wait; what an even number of tiles in a column
+# adds; and how bytes and work come together.
+_LAUNCH, _BANDWIDTH, _WINDOW_BANDWIDTH, _OF_ANY_ROWS = 2.2e-6, 4.2e12, 4.4e12, 3.6e12
+_START, _PRODUCT, _LOAD, _STORE, _CACHED, _WAIT, _EVEN_COLUMN, _TOGETHER = 209, 5.37, 1.55, 1.72, 4040, 0.7, 0.05, 1.6
 _PER_BAND = 2.5  # registers that the compiler takes, where it may
-_LEAST_ROWS = 8  # inputs of a tile's own; of less the model knows little
+_LEAST_ROWS, _MOST_ROWS = 8, 16  # inputs of a tile's own, and results; of others the model knows little
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class BandedMatrix(Strategy):
         if own is None:
             return True
         other = RegisterWindow.choose(shape, target).expected_seconds(shape, target)
-        return own < other + shape.least_bytes * (1 / _BANDWIDTH - 1 / _WINDOW_BANDWIDTH)
+        return own < other + shape.least_bytes * (1 / _OF_ANY_ROWS - 1 / _WINDOW_BANDWIDTH)
 
     @classmethod
     def _is_for(cls, shape: Shape, target: Target) -> bool:
@@ -173,8 +174,8 @@ class BandedMatrix(Strategy):
     def _tiles(cls, shape: Shape) -> Iterator[Self]:
         for rows, kernel_rows in product(_heights(shape), _kernel_rows(shape)):
             bands = cls(rows, kernel_rows, 1).bands(shape)
-            is_low = bands.down > 1 and rows * shape.stride[0] < _LEAST_ROWS
-            if not bands.has_pairs or (bands.alternates and is_low):
+            is_unknown = bands.down > 1 and (rows * shape.stride[0] < _LEAST_ROWS or rows > _MOST_ROWS)
+            if not bands.has_pairs or (bands.alternates and is_unknown):
                 continue
             for warps, min_blocks in _BLOCKS if bands.alternates else _BLOCKS[:1]:
                 tile = cls(rows, kernel_rows, min(warps, bands.groups), min_blocks)
@@ -189,7 +190,7 @@ class BandedMatrix(Strategy):
             "warps": (1, 2, 4, 8),
             "min_blocks": BLOCK_COUNTS,
         }
-        return with_guesses(values, (cls.choose(shape, target),))
+        return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: Shape) -> bool:
         bands, loads, products = self._counts(shape)
@@ -258,12 +259,13 @@ class BandedMatrix(Strategy):
         return warp * max(4.0, warps)
 
     def _odd_cycles(self, shape: Shape, target: Target) -> float:
-        """Estimate the time in rows of an odd width, most of which single stores take, in as many rows as 8 tiles."""
+        """Estimate the time in rows of an odd width: stores take long, in as many rows as 8 tiles lie in."""
         bands, loads, products = self._counts(shape)
         pieces = (COLUMNS - gcd(COLUMNS, bands.across)) / bands.across + 1
         inside = shape.result_height / bands.down
-        stores = 4 * inside * sqrt(pieces) * pieces / (2 - shape.result_width % 2)
-        warp = _START + _PRODUCT * bands.kernel_steps * products + _STORE * stores
+        is_single = shape.result_width % 2 == 1 and not bands.alternates_results
+        stores = 4 * inside * pieces**2 * (1 + is_single)
+        warp = _START + _PRODUCT * bands.kernel_steps * products + _LOAD * loads + _STORE * stores
         warp *= 1 + warp / _CACHED
 
         wanted = 8 * ceil((loads + 4 * self.rows + _PER_BAND * _band(bands)) / 8)
@@ -272,7 +274,7 @@ class BandedMatrix(Strategy):
         at_a_time = max(1.0, min(fitting, ceil(blocks)) * self.warps / 4)
         busy = ceil(max(1.0, blocks / fitting)) * warp * (at_a_time + _WAIT * bands.kernel_steps)
         busy *= 1 + _EVEN_COLUMN * (bands.down % 2 == 0)
-        return busy + CLOCK * (_LAUNCH + shape.least_bytes / _BANDWIDTH)
+        return longer(busy, CLOCK * shape.least_bytes / _BANDWIDTH, _TOGETHER) + CLOCK * _LAUNCH
 
     def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
         from ..compute import banded_matrix
@@ -287,7 +289,12 @@ class BandedMatrix(Strategy):
         compute_at(sch, epilogue, lane)
         sch.set_scope(epilogue, 0, "local")
         unroll_all(sch, sch.get_loops(epilogue)[-3:])
-        for block in (store, *place_residual(sch, epilogue, lane)):
+        loads = place_residual(sch, epilogue, lane)
+        if self.bands(shape).alternates_results:
+            unroll_all(sch, sch.get_loops(store)[-2:])
+        else:
+            loads.append(store)
+        for block in loads:
             *outer, pair = sch.get_loops(block)[-3:]
             unroll_all(sch, outer)
             sch.vectorize(pair) if shape.result_width % 2 == 0 else sch.unroll(pair)
@@ -295,10 +302,10 @@ class BandedMatrix(Strategy):
 
     def _deal(self, sch: Schedule, shape: Shape, store: SBlockRV) -> tuple[LoopRV, LoopRV]:
         """Give a warp a group of tiles; lanes hold what the tensor cores want of them."""
-        c, group, rows, lane, half, pair = sch.get_loops(store)
+        c, group, rows, lane, *pair = sch.get_loops(store)
         blocks, warp = sch.split(group, [None, self.warps])
         outer = (c, blocks) if self.bands(shape).is_copied else (blocks, c)  # as planes lie
-        sch.reorder(*outer, warp, lane, rows, half, pair)
+        sch.reorder(*outer, warp, lane, rows, *pair)
         bind(sch, outer, warp, lane)
         return warp, lane
 

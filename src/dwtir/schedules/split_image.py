@@ -78,7 +78,7 @@ _MANY_TAPS = 100
 # The share of the expected time of others that it may take: of products on tensor cores, and of windows in registers,
 # whose rows take longer than expected where they are no vectors. Of large and of wide images those are last; or of
 # many taps, wide vectors and gradients with a stride.
-_OF_PRODUCTS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS, _OF_LARGE = (0.97, 0.8, 0.84), 0.93, 1.18, 1.07, (1.03, 0.8)
+_OF_PRODUCTS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS, _OF_LARGE = (1.0, 0.8), 0.93, 1.18, 1.07, (1.03, 0.8)
 # Of rows a dilation apart; of blocks that are all there at once, and vectors of 4; and of its own time, that whole rows
 # of large images take.
 _OF_DILATED, _OF_ROUND, _OF_WIDE = 1.05, 0.95, 0.85
@@ -291,7 +291,7 @@ def _margin(shape: Shape, other: Strategy, is_round: bool) -> float:
     """Find the share of the other's expected time, which errs, that it may take, if blocks are all there at once."""
     is_large = _is_large(shape)
     if isinstance(other, BandedMatrix):
-        return _OF_PRODUCTS[is_large + (is_large and shape.result_width > MAX_SIDE)]
+        return _OF_PRODUCTS[is_large]
     is_single = isinstance(other, RegisterWindow) and other.lanes == 1
     if max(shape.dilation) > 1 and shape.layout == "NCHW" and not is_single:
         return _OF_DILATED
