@@ -139,6 +139,7 @@ def test_a_search_takes_no_kernel_that_was_compiled_anew(spilling, monkeypatch):
     [
         ("128x144x28x28_k5_p2_float16_nhwc", "scale_shift+silu", 3),  # with some bytes spilled, else 2
         ("128x144x56x56_k3_s2_p1_float16_nhwc", "bias+residual+relu", 3),  # 4 spill, and ptxas alone leaves 2
+        ("8x64x128x128_k21x1_p10x0_float16_nhwc", None, 16),  # 1 of 13 rows and 4 channels, whose halves spill
     ],
 )
 def test_what_spills_loses_as_few_blocks_as_can_be(about, epilogue, blocks):

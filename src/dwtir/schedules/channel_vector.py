@@ -146,6 +146,13 @@ class ChannelVector(Window):
         window = rows * reach(shape, 1, self.cols) * inputs_of(shape)
         return self.vector * (window + taps(shape)[1]) + self.sums
 
+    def _in_use(self, shape: Shape) -> int:
+        """Count the halves that a kernel of one column leaves in registers as they came, too: those of all rows."""
+        found = super()._in_use(shape)
+        if self.window == "tile" and shape.itemsize == 2 and shape.kernel[1] == 1:
+            found += reach(shape, 0, self.rows) * self.cols * inputs_of(shape) // 2
+        return found
+
     def _accesses(self, shape: Shape, width: int) -> tuple[int, int, int]:
         return width, self.vector, self.vector
 
