@@ -43,7 +43,9 @@ def expected_seconds(pieces: Pieces, at_a_time: int, units: int) -> float:
     again = shape.batch * shape.result_channels * (pieces.pieces * pieces.read - prod(images.source)) * shape.itemsize
     memory = (shape.least_bytes + _AGAIN * again) / _BANDWIDTH / min(1.0, 2 * blocks / units)
     rounds = blocks / units / together
-    power = _LONGER + _TWICE * log2(together) * min(1.0, _ALIKE + _ANOTHER * max(0.0, rounds - 1))
+    power = 1.0  # a block alone does one after the other
+    if together > 1:
+        power = _LONGER + _TWICE * log2(together) * min(1.0, _ALIKE + _ANOTHER * max(0.0, rounds - 1))
     return _LAUNCH + longer(busy, memory, power) * (1 + _FEW / max(4, together * warps))
 
 
