@@ -7,8 +7,6 @@ the end of one is an error there, and not the next tensor of a pool. With the
 argument ``opencl`` the same kernels run through OpenCL, as a rehearsal.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from itertools import product

@@ -16,7 +16,7 @@ import numpy as np
 
 from .epilogue import Epilogue
 from .errors import ArgumentError
-from .reference import numpy_dtype
+from .reference import Array, numpy_dtype
 from .shape import Shape
 from .workspace import Workspace
 
@@ -263,12 +263,23 @@ def _facts(tensor: Any) -> _Facts:
     return _Facts(extents, str(tensor.dtype), str(tensor.device), tensor.is_contiguous(), tensor.data_ptr())
 
 
-def _address(array: np.ndarray[Any, Any]) -> int:
+def _address(array: Array) -> int:
     found: int = array.__array_interface__["data"][0]
     return found
 
 
-def _tensor_of_array(array: np.ndarray[Any, Any], dtype: str) -> Any:
+def on_gpu(array: Array) -> Any:
+    """Copy an array to the first GPU, as a tensor of TVM's."""
+    import tvm
+
+    if array.dtype.name != "bfloat16":
+        return tvm.runtime.tensor(array, tvm.cuda(0))
+    tensor = tvm.runtime.empty(array.shape, "bfloat16", tvm.cuda(0))
+    tensor._create_view(array.shape, "uint16").copyfrom(array.view(np.uint16))
+    return tensor
+
+
+def _tensor_of_array(array: Array, dtype: str) -> Any:
     """Wrap an array for TVM; only bfloat16 and read-only arrays need help with DLPack."""
     import tvm  # noqa: F401  # gives tensors their views
     import tvm_ffi

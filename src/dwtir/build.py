@@ -16,11 +16,10 @@ from .resources import Resources, with_cubin_resources
 from .schedules import Strategy
 from .shape import Shape, ShapeLike
 from .target import Target, TargetLike, resolve
+from .typed import Schedule
 from .workspace import Workspace, hoist
 
 if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
-
     from .compiler import Compiled
 
 

@@ -1,7 +1,5 @@
 """Compiled kernels of earlier processes, in a folder that only their owner can touch."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -10,13 +8,11 @@ import stat
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import saved
 from .errors import RecordError
-
-if TYPE_CHECKING:
-    import tvm
+from .typed import Module
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +31,7 @@ def key(**parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def load(name: str) -> tuple[tvm.runtime.Module, bytes, dict[str, Any]] | None:
+def load(name: str) -> tuple[Module, bytes, dict[str, Any]] | None:
     """Load a kernel; a file that is damaged is removed, and counts as a miss."""
     path = cache_dir() / f"{name}.so"
     if not path.exists() or not is_private(path.parent) or not is_private(path):
@@ -54,7 +50,7 @@ def discard(name: str, reason: RecordError) -> None:
     path.unlink(missing_ok=True)
 
 
-def store(name: str, library: tvm.runtime.Module, description: dict[str, Any]) -> None:
+def store(name: str, library: Module, description: dict[str, Any]) -> None:
     """Keep a kernel for later processes.
 
     Without a C compiler, or where the folder cannot be written or belongs to

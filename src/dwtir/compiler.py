@@ -8,22 +8,20 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import cuda, cuda_functions, entry, nvrtc
 from .errors import DwtirError
 from .nvrtc import Cubin
 from .target import Target
-
-if TYPE_CHECKING:
-    import tvm
+from .typed import IRModule, Module, PrimFunc
 
 
 @dataclass(frozen=True)
 class Compiled:
     """Code for a device."""
 
-    library: tvm.runtime.Module
+    library: Module
     """The host function ``main`` and what it launches. For CUDA it runs only where `cubin` is
     given."""
     source: str
@@ -34,7 +32,7 @@ class Compiled:
 
 
 def compile_module(
-    mod: tvm.IRModule,
+    mod: IRModule,
     target: Target,
     min_blocks: int | None = None,
     *,
@@ -156,7 +154,7 @@ def _show_alignment() -> Any:
     from tvm import tirx
     from tvm.sym import Analyzer
 
-    def show(func: tirx.PrimFunc, _mod: Any, _context: Any) -> tirx.PrimFunc:
+    def show(func: PrimFunc, _mod: Any, _context: Any) -> PrimFunc:
         analyzer = Analyzer()
         values: dict[tirx.Var, tirx.PrimExpr] = {}
 
@@ -188,7 +186,7 @@ def _launch_early() -> Any:
         f"tirx.{name}" for name in ("kernel_launch_params", "use_dyn_shared_memory", "use_programtic_dependent_launch")
     )
 
-    def show(func: tirx.PrimFunc, _mod: Any, _context: Any) -> tirx.PrimFunc:
+    def show(func: PrimFunc, _mod: Any, _context: Any) -> PrimFunc:
         if str(func.attrs["global_symbol"]).endswith("_kernel"):  # later ones have a number
             return func
         tags = [str(tag) for tag in func.attrs[parameters]]
@@ -219,7 +217,7 @@ def _name_silu(by_fma: bool) -> Any:
             return value.a * (value.b * factor)
         return value * factor
 
-    def show(func: tirx.PrimFunc, _mod: Any, _context: Any) -> tirx.PrimFunc:
+    def show(func: PrimFunc, _mod: Any, _context: Any) -> PrimFunc:
         is_half = any("float16" in str(parameter.ty) for parameter in func.params)
         names = cycle((cuda_functions.SILU, cuda_functions.SILU_BY_FMA)[: 1 + (is_half and by_fma)])
 

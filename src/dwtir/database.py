@@ -4,8 +4,6 @@ Records are input from outside: `records` checks what they say, and a file that
 fails the check is a miss with a warning.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterable, Iterator

@@ -7,12 +7,10 @@ code does it, after it has compared all sizes and strides.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from .shape import Shape
-
-if TYPE_CHECKING:
-    import tvm
+from .typed import IRModule, PrimFunc
 
 NAME = "torch"
 """The function's name, beside ``main``."""
@@ -46,7 +44,7 @@ def in_torch(shape: Shape) -> dict[str, tuple[Sizes, Sizes]]:
     return found
 
 
-def add(mod: tvm.IRModule, shape: Shape) -> tvm.IRModule:
+def add(mod: IRModule, shape: Shape) -> IRModule:
     """Add the function to a module to be compiled, where it is needed."""
     if not is_needed(shape):
         return mod
@@ -82,7 +80,7 @@ def pass_on_dtypes() -> Any:
 
     op = ir.Op.get("tirx.tvm_call_cpacked")
 
-    def restore(func: tirx.PrimFunc, _mod: Any, _context: Any) -> tirx.PrimFunc:
+    def restore(func: PrimFunc, _mod: Any, _context: Any) -> PrimFunc:
         dtypes = func.attrs.get(_DTYPES)
 
         def typed(call: ir.Call) -> ir.Call:

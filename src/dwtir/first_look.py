@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 
 from . import opencl, reference
 from ._version import __version__
+from .arguments import on_gpu
 from .build import build, schedule_for
 from .epilogue import NO_STEPS
 from .errors import DwtirError
-from .kernel import Kernel
+from .reference import Array
 from .replay import replay_on_cpu
 from .resources import Resources
 from .schedules import ARTICLE_STEPS, named
@@ -30,10 +29,10 @@ class _Problem:
     """A layer with data and its true output."""
 
     shape: Shape
-    data: np.ndarray[Any, Any]
-    weight: np.ndarray[Any, Any]
-    expected: np.ndarray[Any, Any]
-    bound: np.ndarray[Any, Any]
+    data: Array
+    weight: Array
+    expected: Array
+    bound: Array
 
     @classmethod
     def make(cls, text: str) -> _Problem:
@@ -106,15 +105,12 @@ def _run(problem: _Problem, step: str, device: Target) -> _Row:
         return _replayed(problem, step)
     kernel = build(problem.shape, step, target="opencl" if runs_on == "OpenCL" else device)
     seconds = None if runs_on == "OpenCL" else kernel.time().median
-    run = partial(_on_gpu, kernel) if runs_on == "CUDA" else kernel
-    error, right = _compare(problem, run(problem.data, problem.weight))
+    if runs_on == "CUDA":
+        out = kernel(on_gpu(problem.data), on_gpu(problem.weight)).numpy()
+    else:
+        out = kernel(problem.data, problem.weight)
+    error, right = _compare(problem, out)
     return _Row(step, runs_on, kernel.resources(), error, right, seconds)
-
-
-def _on_gpu(kernel: Kernel, *arrays: np.ndarray[Any, Any]) -> Any:
-    import tvm
-
-    return kernel(*(tvm.runtime.tensor(array, tvm.cuda(0)) for array in arrays)).numpy()
 
 
 def _replayed(problem: _Problem, step: str) -> _Row:
@@ -134,7 +130,7 @@ def _replayed(problem: _Problem, step: str) -> _Row:
     return _Row(step, "LLVM replay", Resources(), error, right)
 
 
-def _compare(problem: _Problem, out: np.ndarray[Any, Any]) -> tuple[float, bool]:
+def _compare(problem: _Problem, out: Array) -> tuple[float, bool]:
     error = np.abs(out.astype(np.float64) - problem.expected)
     return float(error.max()), bool((error <= problem.bound).all())
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,10 +22,8 @@ from .schedules import STRATEGIES, Strategy
 from .shape import DepthwiseConv2dShape
 from .target import Target, resolve
 from .threads import use_all_cores
+from .typed import Module
 from .workspace import Workspace, checked_dtype
-
-if TYPE_CHECKING:
-    import tvm
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ class Kernel:
         self,
         info: KernelInfo,
         run: Callable[..., None] | None,
-        library: tvm.runtime.Module | None = None,
+        library: Module | None = None,
         code: bytes | None = None,
     ) -> None:
         self.info = info
@@ -299,7 +297,7 @@ class Kernel:
         info = replace(self.info, resources=self.resources())
         saved.write(Path(path), self._code or library, info.to_json())
 
-    def _library_that_runs(self, otherwise: str) -> tvm.runtime.Module:
+    def _library_that_runs(self, otherwise: str) -> Module:
         if self._run is None:
             self._cannot_run()
         if self._library is None:
@@ -347,7 +345,7 @@ def load(path: str | Path) -> Kernel:
     return from_library(info, library, code)
 
 
-def from_library(info: KernelInfo, library: tvm.runtime.Module, code: bytes | None = None) -> Kernel:
+def from_library(info: KernelInfo, library: Module, code: bytes | None = None) -> Kernel:
     """Make a kernel of a library, runnable if its device is here.
 
     A library that was loaded comes with its code, without which it could not be saved again.

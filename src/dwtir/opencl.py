@@ -13,17 +13,18 @@ import functools
 import math
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from . import pocl
 from .errors import ArgumentError, CompileError, InvalidScheduleError, ToolchainError
 from .opencl_source import Lowered, lower
+from .reference import Array
+from .typed import IRModule
 
 if TYPE_CHECKING:
     import pyopencl
-    import tvm
 
 _REMEDY = "install it with: pip install 'dwtir[opencl]'"
 
@@ -66,7 +67,7 @@ class OpenCLKernel:
     def __repr__(self) -> str:
         return f"OpenCLKernel(grid={self.grid}, block={self.block}, local_bytes={self.local_bytes})"
 
-    def __call__(self, *arrays: np.ndarray[Any, Any]) -> None:
+    def __call__(self, *arrays: Array) -> None:
         """Run once, synchronously, on a C-contiguous array for each parameter of the PrimFunc.
 
         The last one receives the output; what the kernel does not write keeps its value.
@@ -88,7 +89,7 @@ class OpenCLKernel:
         except cl.Error as error:  # PoCL compiles for the work-group size here, not in build().
             raise CompileError(f"{self!r} failed to run: {error}\n{self.source}") from error
 
-    def _check_arrays(self, arrays: tuple[np.ndarray[Any, Any], ...]) -> None:
+    def _check_arrays(self, arrays: tuple[Array, ...]) -> None:
         names = [name for name, _, _ in self._params]
         if len(arrays) != len(names):
             raise ArgumentError(f"takes {len(names)} arrays {names}, got {len(arrays)}")
@@ -101,7 +102,7 @@ class OpenCLKernel:
             raise ArgumentError(f"{names[-1]} must be writeable, got a read-only array")
 
 
-def compile_opencl(mod: tvm.IRModule, *, max_threads: int = 1024) -> OpenCLKernel:
+def compile_opencl(mod: IRModule, *, max_threads: int = 1024) -> OpenCLKernel:
     """Compile a scheduled function to OpenCL and load it on :func:`find_device`'s device.
 
     Its parameters are buffers of static shape, the output last; its loops are bound to blocks and

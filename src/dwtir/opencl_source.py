@@ -10,15 +10,13 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .errors import InvalidScheduleError
 from .reference import numpy_dtype
-
-if TYPE_CHECKING:
-    import tvm
+from .typed import IRModule
 
 _KINDS = {"float16": "f16", "bfloat16": "bf16"}
 _LANES = (2, 3, 4, 8, 16)
@@ -68,7 +66,7 @@ class Lowered:
     """Name, shape and dtype of the function's buffers, in order."""
 
 
-def lower(mod: tvm.IRModule, max_threads: int) -> Lowered:
+def lower(mod: IRModule, max_threads: int) -> Lowered:
     """Generate OpenCL C for a module with one PrimFunc ``main`` on buffers of static shape."""
     import tvm
 
@@ -92,7 +90,7 @@ def lower(mod: tvm.IRModule, max_threads: int) -> Lowered:
     return Lowered(source, launches, params)
 
 
-def _lower_device(mod: tvm.IRModule, max_threads: int) -> tuple[dict[str, Any], Any]:
+def _lower_device(mod: IRModule, max_threads: int) -> tuple[dict[str, Any], Any]:
     """Lower as TVM does, up to code generation: the kernels by name, in their order."""
     import tvm
     from tvm.tirx.build import split_host_device_mods

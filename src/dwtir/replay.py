@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import cuda_functions
-
-if TYPE_CHECKING:
-    import tvm
-    from tvm import tirx
-    from tvm.s_tir import Schedule
+from .typed import IRModule, PrimFunc, Schedule
 
 _GPU_ONLY = {"Bind", "Tensorize", "Unroll"}
 _EXTERN = "tirx.call_pure_extern"
@@ -21,7 +17,7 @@ _LEFT_OUT = {
 }
 
 
-def _half_of(pair: tirx.PrimExpr, second: tirx.PrimExpr) -> tirx.PrimExpr:
+def _half_of(pair: Any, second: Any) -> Any:
     from tvm import tirx
 
     zeros = tirx.Broadcast(tirx.const(0, str(pair.ty).removesuffix("x2")), 2)
@@ -33,7 +29,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {cuda_functions.WORD: lambda pair: pair,
 """What functions of the CUDA source compute."""
 
 
-def replay_on_cpu(sch: Schedule, func: tvm.tirx.PrimFunc) -> tvm.IRModule:
+def replay_on_cpu(sch: Schedule, func: PrimFunc) -> IRModule:
     """Apply the trace of a GPU schedule without its thread bindings, and without unrolling, which takes LLVM long.
 
     Thread axes become loops, shared and local stages plain buffers. What this
@@ -50,7 +46,7 @@ def replay_on_cpu(sch: Schedule, func: tvm.tirx.PrimFunc) -> tvm.IRModule:
     return replayed.mod
 
 
-def _without_barriers(func: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
+def _without_barriers(func: PrimFunc) -> PrimFunc:
     """Leave out what a function has itself of barriers, and waits for its copies, and words on uses."""
     import tvm_ffi
     from tvm import ir, tirx

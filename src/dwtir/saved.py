@@ -4,12 +4,9 @@ The file is what TVM exports, the host function with the device code inside,
 and a zip archive appended to it. The loader of shared libraries ignores what
 follows the library, and zip readers start from the end, so one file is both.
 
-A shared library runs with all the rights of the process that loads it. The
-checks here find damaged and foreign files; they cannot make a file from an
-untrusted hand safe.
+The checks here find damaged and foreign files, not malicious ones: whoever loads
+a library runs its code.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -21,12 +18,10 @@ import zipfile
 import zlib
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .errors import RecordError, ToolchainError
-
-if TYPE_CHECKING:
-    import tvm
+from .typed import Module
 
 _MEMBER = "dwtir.json"
 _SCHEMA = 1
@@ -48,7 +43,7 @@ def linker() -> str | None:
     return None if found is None else str(found)
 
 
-def write(path: Path, library: tvm.runtime.Module | bytes, description: dict[str, Any]) -> None:
+def write(path: Path, library: Module | bytes, description: dict[str, Any]) -> None:
     """Write a kernel, completely or not at all.
 
     Parameters
@@ -87,7 +82,7 @@ def write(path: Path, library: tvm.runtime.Module | bytes, description: dict[str
         os.replace(draft, path)
 
 
-def read(path: Path) -> tuple[tvm.runtime.Module, bytes, dict[str, Any]]:
+def read(path: Path) -> tuple[Module, bytes, dict[str, Any]]:
     """Check a kernel's file and load it; a `RecordError` names one that is damaged or foreign.
 
     The library comes with its code, for `write`, and the description.

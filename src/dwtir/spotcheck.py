@@ -3,19 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from . import reference
 from .epilogue import Epilogue
+from .reference import Array
 from .shape import Shape
 
 _MAX_PRODUCTS = 30_000_000
-_Array = np.ndarray[Any, Any]
 
 
-def error_ratio(shape: Shape, epilogue: Epilogue, inputs: Sequence[_Array], out: _Array) -> float:
+def error_ratio(shape: Shape, epilogue: Epilogue, inputs: Sequence[Array], out: Array) -> float:
     """Compare a result with the reference, on as much of it as takes about a second.
 
     Images and channels do not depend on each other, but for the weight's gradient,
@@ -32,7 +31,7 @@ def error_ratio(shape: Shape, epilogue: Epilogue, inputs: Sequence[_Array], out:
     multiplier = shape.channel_multiplier
     outs = (channels[:, None] * multiplier + np.arange(multiplier)).reshape(-1)
 
-    def cut(name: str, array: _Array) -> _Array:
+    def cut(name: str, array: Array) -> Array:
         """Take a tensor's part."""
         if name == "weight":
             return array.take(channels, axis=2 if nhwc else 0)
@@ -52,7 +51,15 @@ def error_ratio(shape: Shape, epilogue: Epilogue, inputs: Sequence[_Array], out:
     return float((error / np.maximum(bound, np.finfo(np.float64).tiny)).max())
 
 
-def _sample(shape: Shape) -> tuple[_Array, _Array]:
+def complaint(strategy: object, shape: Shape, epilogue: Epilogue, inputs: Sequence[Array], out: Array) -> str:
+    """Say how wrong a strategy's result is, by `error_ratio`; nothing if it is right."""
+    ratio = error_ratio(shape, epilogue, inputs, out)
+    if ratio <= 1:
+        return ""
+    return f"{strategy} is wrong on {shape}: its error is {ratio:.1f} times what sums in float32 may have"
+
+
+def _sample(shape: Shape) -> tuple[Array, Array]:
     """Choose images and channels, the first and last among them."""
     per_channel = prod(shape.out_shape[1:]) // shape.in_channels * prod(shape.kernel)
     pairs = max(1, _MAX_PRODUCTS // max(per_channel, 1))
@@ -64,5 +71,5 @@ def _sample(shape: Shape) -> tuple[_Array, _Array]:
     return _spread(shape.batch, images), _spread(shape.in_channels, count)
 
 
-def _spread(extent: int, count: int) -> _Array:
+def _spread(extent: int, count: int) -> Array:
     return np.unique(np.linspace(0, extent - 1, count).round().astype(np.int64))

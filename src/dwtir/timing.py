@@ -19,23 +19,23 @@ _MAX_CALLS = 1024
 _GRAPH_SECONDS = 1e-3
 
 
-def rotation(set_bytes: int, device: int = 0) -> int:
+def rotation(set_bytes: int) -> int:
     """Return how many sets of tensors are three times the L2 cache; at least 2.
 
     Small tensors stop at 768 sets, which is then as many bytes as a network
     puts between two runs of such a layer.
     """
-    return min(max(2, ceil(L2_SIZES * cuda.device_properties(device).l2_bytes / set_bytes)), _MAX_SETS)
+    return min(max(2, ceil(L2_SIZES * cuda.device_properties().l2_bytes / set_bytes)), _MAX_SETS)
 
 
 class GraphTimer:
-    """Measures calls on one GPU.
+    """Measures calls on the first GPU.
 
     TVM's kernels and everything else that follows TVM's current stream are
     captured into the graph.
     """
 
-    def __init__(self, device: int = 0) -> None:
+    def __init__(self) -> None:
         cuda.load_runtime().require()
         try:
             from cuda.bindings import runtime
@@ -44,8 +44,8 @@ class GraphTimer:
         import tvm
 
         self._api = runtime
-        self._device = tvm.cuda(device)
-        self._do("cudaSetDevice", device)
+        self._device = tvm.cuda(0)
+        self._do("cudaSetDevice", 0)
         self._stream = self._do("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking)
         self._start, self._stop = self._do("cudaEventCreate"), self._do("cudaEventCreate")
 

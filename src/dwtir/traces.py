@@ -5,13 +5,11 @@ reads. As JSON it has to be, to the letter, the trace that our strategy makes;
 that one is used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from . import files
 from .epilogue import NO_STEPS, Epilogue
@@ -19,9 +17,7 @@ from .errors import DwtirError, InvalidScheduleError, RecordError
 from .schedules import STRATEGIES, Strategy, sample
 from .shape import Shape
 from .target import Target
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
+from .typed import Schedule
 
 TraceJson: TypeAlias = list[Any]
 """``[instructions, decisions]``, as `tvm.s_tir.schedule.Trace.as_json` gives it."""

@@ -1,11 +1,11 @@
 """Building a tuning record again, and running it against the reference."""
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from . import cuda, reference, spotcheck
+from .arguments import on_gpu
 from .build import build
 from .errors import CompileError, DwtirError, RecordError
 from .kernel import Kernel
@@ -51,16 +51,6 @@ def _compare(kernel: Kernel) -> None:
     inputs = [
         np.resize(random.uniform(-1, 1, min(prod(size), _MAX_VALUES)), size).astype(dtype) for size in extents.values()
     ]
-    if kernel.target.kind == "cuda":
-        import tvm
-
-        arguments: list[Any] = [tvm.runtime.tensor(array, tvm.cuda(0)) for array in inputs]
-        out = kernel(*arguments).numpy()
-    else:
-        out = np.asarray(kernel(*inputs))
-    ratio = spotcheck.error_ratio(kernel.shape, kernel.epilogue, inputs, out)
-    if not ratio <= 1:
-        raise RecordError(
-            f"{kernel.strategy} is wrong on {kernel.shape}: its error is {ratio:.1f} times what "
-            "sums in float32 may have"
-        )
+    out = kernel(*map(on_gpu, inputs)).numpy() if kernel.target.kind == "cuda" else np.asarray(kernel(*inputs))
+    if reason := spotcheck.complaint(kernel.strategy, kernel.shape, kernel.epilogue, inputs, out):
+        raise RecordError(reason)

@@ -6,20 +6,16 @@ would allocate. As parameters they come from the caller's library, whose allocat
 knows streams and graphs.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from .shape import DTYPES
-
-if TYPE_CHECKING:
-    import tvm
+from .typed import IRModule
 
 Workspace: TypeAlias = "tuple[tuple[str, tuple[int, ...]], ...]"
 """Dtype and shape of each of a kernel's intermediate buffers."""
 
 
-def hoist(mod: tvm.IRModule) -> tuple[tvm.IRModule, Workspace]:
+def hoist(mod: IRModule) -> tuple[IRModule, Workspace]:
     """Move the global buffers of a scheduled ``main`` to its parameters, before the output."""
     import tvm
     from tvm import tirx

@@ -40,23 +40,21 @@ def small_images(split: SpaceToBatch, epilogue: Epilogue) -> tirx.PrimFunc:
             n = n // COUNT
         return n, c, row * DOWN + place // ACROSS, column * ACROSS + place % ACROSS
 
-    def read(data: tirx.Buffer, *place: tirx.Var) -> tirx.PrimExpr:
+    def read(data, *place) -> tirx.PrimExpr:
         return blocks.inside(data, shape.layout, laid(*whole(place, 1)), TOP, LEFT)
 
-    def product(
-        padded: tirx.Buffer, weight: tirx.Buffer, place: tuple[tirx.Var, ...], kh: tirx.Var, kw: tirx.Var
-    ) -> tirx.PrimExpr:
+    def product(padded, weight, place, kh, kw) -> tirx.PrimExpr:
         n, c, row, column = named(*place)
         value = padded[laid(n, c // M, row + kh, column + kw * DW + SHIFT)]
         _, c, *_ = whole(place, M)
         channel, tap = (c // M, c % M), (KH0 + kh * NEXT, KW0 + kw * NEXT)
         return blocks.product(value, weight[weight_at(shape.layout, channel, tap)])
 
-    def rounded(acc: tirx.Buffer, operands: dict[str, Any], *place: tirx.Var) -> tirx.PrimExpr:
+    def rounded(acc, operands, *place) -> tirx.PrimExpr:
         n, c, row, column = whole(place, M)
         return finish(acc[place], operands, c, laid(n, c, T.min(row, HEIGHT - 1), T.min(column, WIDTH - 1)))
 
-    def store(staged: tirx.Buffer, out: tirx.Buffer, *place: tirx.Var) -> None:
+    def store(staged, out, *place) -> None:
         n, c, row, column = whole(place, M)
         with T.If(tirx.all(row < HEIGHT, column < WIDTH)), T.Then():
             T.buffer_store(out, staged[place], laid(n, c, row, column))

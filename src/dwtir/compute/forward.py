@@ -32,14 +32,12 @@ def convolution(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     LOOPS = " ".join(laid("n", "c", "oh", "ow"))
     declare, finish = both_ends(shape, epilogue)
 
-    def product(
-        padded: tirx.Buffer, weight: tirx.Buffer, place: tuple[tirx.Var, ...], kh: tirx.Var, kw: tirx.Var
-    ) -> tirx.PrimExpr:
+    def product(padded, weight, place, kh, kw) -> tirx.PrimExpr:
         n, c, oh, ow = named(*place)
         value = padded[laid(n, c // M, oh * SH + kh * DH, ow * SW + kw * DW + SHIFT)]
         return blocks.product(value, weight[weight_at(shape.layout, (c // M, c % M), (kh, kw))])
 
-    def rounded(acc: tirx.Buffer, operands: dict[str, Any], *place: tirx.Var) -> tirx.PrimExpr:
+    def rounded(acc, operands, *place) -> tirx.PrimExpr:
         _, c, *_ = named(*place)
         return finish(acc[place], operands, c, place)
 
@@ -73,9 +71,7 @@ def both_ends(
     Scale and shift may be `times` what they are.
     """
 
-    def finish(
-        value: tirx.PrimExpr, operands: dict[str, Any], channel: tirx.Var, element: Sequence[tirx.Var]
-    ) -> tirx.PrimExpr:
+    def finish(value, operands, channel, element) -> tirx.PrimExpr:
         for step in epilogue.steps:
             value = _apply(step, value, operands, channel, element)
             if step == "scale_shift" and times != 1:
@@ -90,7 +86,7 @@ def _apply(
 ) -> tirx.PrimExpr:
     """Apply one step to a float32 value; `reference` has its twin in NumPy."""
 
-    def wide(operand: str, *indices: tirx.Var) -> tirx.PrimExpr:
+    def wide(operand, *indices) -> tirx.PrimExpr:
         return T.cast(operands[operand][indices], "float32")
 
     match step:

@@ -42,9 +42,7 @@ def grad_data(shape: Shape) -> tirx.PrimFunc:
     laid, named = order_of(shape.layout)
     where = _where(shape)
 
-    def product(
-        padded: tirx.Buffer, weight: tirx.Buffer, place: tuple[tirx.Var, ...], kh: tirx.Var, tap: tirx.Var
-    ) -> tirx.PrimExpr:
+    def product(padded, weight, place, kh, tap) -> tirx.PrimExpr:
         n, c, h, w = named(*place)
         row, column = h + PHASE_H + kh * DH, w + PHASE_W + tap // M * DW
         value = padded[laid(n, c * M + tap % M, row // SH, column // SW)]
@@ -74,7 +72,7 @@ def _axis(shape: Shape, axis: int) -> tuple[int, int, int]:
 def _where(shape: Shape) -> Callable[..., tirx.PrimExpr]:
     """Give the function that keeps a product where a tap meets a row and a column."""
 
-    def where(row: tirx.PrimExpr, column: tirx.PrimExpr, product: tirx.PrimExpr) -> Any:
+    def where(row, column, product) -> Any:
         strides = zip((row, column), shape.stride, strict=True)
         tests = [T.floormod(index, stride) == 0 for index, stride in strides if stride > 1]
         return T.if_then_else(tirx.all(*tests), product, T.float32(-0.0)) if tests else product

@@ -21,14 +21,7 @@ def grad_weight(shape: Shape) -> tirx.PrimFunc:
     SHIFT, LEFT, PW = aligned(shape, LEFT, PW)
     laid, _ = order_of(shape.layout)
 
-    def product(
-        padded: tirx.Buffer,
-        grad_out: tirx.Buffer,
-        weight: tuple[tirx.Var, ...],
-        n: tirx.Var,
-        oh: tirx.Var,
-        ow: tirx.Var,
-    ) -> tirx.PrimExpr:
+    def product(padded, grad_out, weight, n, oh, ow) -> tirx.PrimExpr:
         c, m, kh, kw = weight if shape.layout == "NCHW" else weight[2:] + weight[:2]
         value = padded[laid(n, c, oh * SH + kh * DH, ow * SW + kw * DW + SHIFT)]
         return blocks.product(value, grad_out[laid(n, c * M + m, oh, ow)])

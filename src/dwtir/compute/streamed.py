@@ -5,9 +5,6 @@ all outputs that it is part of: ``acc[kh]`` is the output row of which the kerne
 ``kh`` have been added. The next row's sums take the place of the last one's, by one row
 of the kernel further, so that no index depends on the row.
 
-A dilation parts an image into `apart` many each way, in turn a row or a column; a thread's are
-all of one part, in which they are neighbours.
-
 The blocks are ``stream``, one thread's whole work, and what it holds.
 """
 

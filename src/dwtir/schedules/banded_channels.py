@@ -13,8 +13,7 @@ Loop nest, for a panel of 16 tiles of rows x 8 results, of some channels::
       threads:  out = staged
 
 The products are those of `banded_matrix`. All loads and stores of global memory are vectors of 8
-channels; in shared memory each channel has its inputs apart, in an order in which the lanes of a
-warp read from all banks: see `dwtir.panels`. Where results have left the registers, no input is
+channels; how inputs lie in shared memory, `dwtir.panels` says. Where results have left the registers, no input is
 wanted any more, and they take the place of their channels' inputs.
 
 Of 8 inputs and more that a product takes beside those of its results, but few serve a small
@@ -29,23 +28,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
-from typing import TYPE_CHECKING
 
 from ..bands import COLUMNS, TILES
 from ..epilogue import Epilogue
 from ..panels import Panels
 from ..shape import Shape
 from ..target import Target
+from ..typed import PrimFunc, Schedule
 from .base import Strategy, by_time, expected, is_beaten, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
 from .loops import bind_threads, block_names
 from .row_stream import RowStream
 from .tiles import BLOCK_COUNTS, LEAST_SHARED, REGISTERS, SHARED, even_split
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import Schedule
 
 _MAX_PRODUCTS = 1024
 """Products of a warp, in straight line."""
@@ -176,7 +171,7 @@ class BandedChannels(Strategy):
         )
         return _LAUNCH + turns * _TURN + max(blocks, min(turns, 2) * at_a_time) * block
 
-    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
         from ..compute import banded_channels
 
         return banded_channels(self.panels(shape), epilogue)

@@ -16,22 +16,17 @@ To turn 8 x 8 halves round takes a thread a few instructions; all its loads and 
 are vectors, of which four or more lie side by side. No shared memory, no barriers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 from ..bands import Bands
 from ..planes import Planes, channel_threads
 from ..shape import LAYOUTS, Shape
 from ..target import Target
+from ..typed import Schedule
 from .banded_matrix import BandedMatrix, place_residual
 from .loops import bind, compute_at, unroll_all
 from .tiles import CLOCK
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
 
 _LEAST_TAPS = 144
 """Products of an input with weights from which on the copies pay: of a 12x12 kernel."""

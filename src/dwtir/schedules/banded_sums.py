@@ -32,13 +32,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
-from typing import TYPE_CHECKING
 
 from ..bands import window_of
 from ..diagonals import Diagonals
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
+from ..typed import PrimFunc, Schedule
 from .base import with_guesses
 from .cost import registers_for
 from .loops import bind_threads, compute_at, number, unroll_all, unroll_in_source
@@ -46,10 +46,6 @@ from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
 from .tap_cost import LAUNCH, parts_seconds
 from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SUMS, SHARED, even_split, longer
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import Schedule
 
 _LEAST_TAPS = 25
 """Taps from which on there is something to save: of a 5x5 kernel."""
@@ -158,7 +154,7 @@ class BandedSums(MatrixSums):
     def sizes(self, shape: Shape) -> Diagonals:
         return Diagonals(shape, self.rows, self.warps, self.parts)
 
-    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
         from ..compute import diagonal_sums
 
         return diagonal_sums(self.sizes(shape))

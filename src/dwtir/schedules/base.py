@@ -1,25 +1,19 @@
 """What a strategy is: its parameters, their choice and their space; and how strategies are compared."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from ..epilogue import NO_STEPS, Epilogue
 from ..errors import InvalidScheduleError
 from ..shape import DTYPES, LAYOUTS, Shape
 from ..target import Target
+from ..typed import PrimFunc, Schedule, Self
 from .loops import sample
 from .tiles import MAX_BLOCKS, MAX_THREADS, most_blocks, whole_phases
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import Schedule
-    from typing_extensions import Self
 
 _MAX_GRID_Y = 65535
 _GUESSES = 24
@@ -164,7 +158,7 @@ class Strategy(ABC):
         """Name the dtypes that a strategy is for, if it is not for all."""
         return "" if set(cls.dtypes) == set(DTYPES) else f" of {' or '.join(cls.dtypes)}"
 
-    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
         """Define what `apply` transforms: the shape's operation as `compute` has it."""
         from .. import compute
 

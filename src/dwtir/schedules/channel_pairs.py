@@ -37,13 +37,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count, product
 from math import ceil, prod
-from typing import TYPE_CHECKING
 
 from ..bands import window_of
 from ..epilogue import NO_STEPS, Epilogue
 from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Pairs
 from ..shape import Shape
 from ..target import Target
+from ..typed import PrimFunc, Schedule
 from .banded_channels import BandedChannels
 from .banded_planes import BandedPlanes
 from .base import Strategy, by_time, expected, is_beaten, varied, with_guesses
@@ -52,10 +52,6 @@ from .cost import registers_for
 from .loops import bind_threads, block_names
 from .row_stream import RowStream
 from .tiles import BLOCK_COUNTS, MAX_THREADS, REGISTERS, SHARED, even_split
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import Schedule
 
 _MOST = Epilogue(("bias", "scale_shift", "residual"))
 """Fused steps that take the least and the most shared memory."""
@@ -267,7 +263,7 @@ class ChannelPairs(Strategy):
         least, most = sorted((memory, busy))
         return float(launch + most * (1 + (least / most) ** overlap) ** (1 / overlap))
 
-    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
         from ..compute import channel_pairs
 
         return channel_pairs(self.pairs(shape), epilogue)

@@ -28,32 +28,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import gcd
-from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
+from ..typed import Schedule
 from .loops import bind, compute_at, get_blocks, stage_operands, unroll_all, unroll_in_source
-from .tiles import (
-    BLOCK_COUNTS,
-    REGISTERS,
-    even_split,
-    even_tiles,
-    inputs_of,
-    largest_divisor,
-    reach,
-    rows_in_use,
-    taps,
-    vectors,
-    whole_phases,
-    windows_of,
-)
+from .tiles import BLOCK_COUNTS, even_split, even_tiles, inputs_of, largest_divisor, reach, taps, vectors
 from .window import Access, Footprint, Window
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
-
-_MOST_REGISTERS = 200
-"""Registers of the window's rows in use, sums and weights, above which kernels spill."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +44,7 @@ class ChannelVector(Window):
     name = "channel_vector"
     layouts = ("NHWC",)
     operations = ("forward", "grad_data")
+    most_registers = 200
     most_values = 300
 
     rows: int
@@ -104,12 +86,9 @@ class ChannelVector(Window):
                     yield tile
 
     @classmethod
-    def least(cls, shape: Shape) -> ChannelVector:
-        window = windows_of(shape)[-1]
-        rows, cols = (whole_phases(shape, axis, 1, window) for axis in (0, 1))
+    def _least_block(cls, shape: Shape) -> tuple[int, ...]:
         vector = _vectors(shape)[0]
-        thread_x = even_split(shape.result_channels // vector, 128)
-        return cls(rows, cols, vector, thread_x, 1, 1, window=window)
+        return vector, even_split(shape.result_channels // vector, 128), 1, 1
 
     @classmethod
     def usual_values(cls, shape: Shape, window: str) -> dict[str, Iterable[int]]:
@@ -124,11 +103,6 @@ class ChannelVector(Window):
             "min_blocks": BLOCK_COUNTS,
         }
 
-    def is_promising(self, shape: Shape) -> bool:
-        most = min(_MOST_REGISTERS, REGISTERS // self._threads)
-        has_room = self.window == "tap" or self._registers(self._split(shape).small) <= most
-        return has_room and super().is_promising(shape)
-
     def check(self, shape: Shape, target: Target) -> None:
         super().check(shape, target)
         self._require(self.vector in _vectors(shape), "vector", self.vector, f"{_vectors(shape)}")
@@ -138,13 +112,13 @@ class ChannelVector(Window):
         return self.rows * self.cols * self.vector
 
     def _registers(self, shape: Shape) -> int:
-        """Count registers for the window's rows in use, the sums, and a kernel row of weights.
+        """Count inputs, sums and a kernel row of weights, but none of a single tap.
 
         ptxas loads weights when it comes to their row. A half is kept as a float.
         """
-        rows = rows_in_use(shape, self.rows) if self.window == "tile" else self.rows
-        window = rows * reach(shape, 1, self.cols) * inputs_of(shape)
-        return self.vector * (window + taps(shape)[1]) + self.sums
+        if self.window == "tap":
+            return 0
+        return self.vector * (self._live_inputs(shape) + taps(shape)[1]) + self.sums
 
     def _in_use(self, shape: Shape) -> int:
         """Count the halves that a kernel of one column leaves in registers as they came, too: those of all rows."""

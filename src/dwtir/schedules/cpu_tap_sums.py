@@ -19,17 +19,14 @@ columns past the edge of an image have no place in a sum.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
+from ..typed import Schedule
 from .base import Strategy
 from .cpu import copy_input
 from .loops import get_blocks, unroll_all
 from .tiles import divisors, largest_divisor
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
 
 
 @dataclass(frozen=True)

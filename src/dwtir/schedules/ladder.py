@@ -19,15 +19,12 @@ kernels are bound by those loads. Registers: one sum; shared memory: none.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
+from ..typed import Schedule
 from .base import Strategy
 from .loops import bind_threads, compute_at, get_blocks
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
 
 LADDER_STEPS = ("naive", "v1", "v2", "v3", "v4")
 

@@ -1,13 +1,9 @@
 """What the loops of several schedules go through: bound, unrolled, staged, drawn at random."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV, SBlockRV
+from ..typed import LoopRV, SBlockRV, Schedule
 
 _WEIGHT = 0.5
 """Weight of each value of a random variable. Weights need not add up to 1; this one is short

@@ -1,21 +1,17 @@
 """What strategies share that sum the weight's gradient of halves on tensor cores."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable
 from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ..shape import Shape
 from ..target import Target
-from .base import by_time, varied
+from ..typed import Self
+from .base import by_time, expected, varied
 from .part_sums import PartSums
 from .tap_sums import TapSums
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 MAX_PRODUCTS = 1024
 """Products of a turn, in straight line."""
@@ -40,8 +36,7 @@ class MatrixSums(PartSums):
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than sums in the registers of single threads."""
-        own: Any = cls.choose(shape, target).expected_seconds(shape, target)
-        return bool(own < TapSums.choose(shape, target).expected_seconds(shape, target))
+        return expected(cls, shape, target) < expected(TapSums, shape, target)
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:

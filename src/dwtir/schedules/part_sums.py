@@ -4,19 +4,15 @@
 same in every run, and so are the bits of the result.
 """
 
-from __future__ import annotations
-
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..shape import Shape
 from ..target import Target
+from ..typed import Schedule
 from .base import Strategy
 from .loops import bind_threads, compute_at, get_blocks
 from .tiles import largest_divisor
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
 
 MOST_PART_THREADS = 32
 """Threads over the parts of a tap: more would have few parts each."""

@@ -33,35 +33,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ..shape import Shape
 from ..target import Target
+from ..typed import Schedule
 from .loops import bind, compute_at, get_blocks, stage_operands, unroll_all, unroll_in_source
-from .tiles import (
-    BLOCK_COUNTS,
-    MAX_SIDE,
-    REGISTERS,
-    divisors,
-    even_split,
-    even_tiles,
-    inputs_of,
-    phases,
-    reach,
-    rows_in_use,
-    step,
-    taps,
-    vectors,
-    whole_phases,
-    windows_of,
-)
+from .tiles import BLOCK_COUNTS, MAX_SIDE, divisors, even_split, even_tiles, phases, step, taps, vectors, whole_phases
 from .window import Access, Footprint, Window
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
-
-_MOST_REGISTERS = 260
-"""Registers of the window's rows in use and the sums, above which every kernel spills."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +52,7 @@ class RegisterWindow(Window):
     operations = ("forward", "grad_data")
     simplify = True
     one_by_one: ClassVar[dict[str, int]] = {"lanes": 1, "store": 1}
+    most_registers = 260
     most_values = 400
 
     rows: int
@@ -113,10 +93,8 @@ class RegisterWindow(Window):
                     yield tile
 
     @classmethod
-    def least(cls, shape: Shape) -> RegisterWindow:
-        window = windows_of(shape)[-1]
-        rows, cols = (whole_phases(shape, axis, 1, window) for axis in (0, 1))
-        return cls(rows, cols, even_split(shape.result_width, 64), 1, 1, window=window)
+    def _least_block(cls, shape: Shape) -> tuple[int, ...]:
+        return even_split(shape.result_width, 64), 1, 1
 
     @classmethod
     def usual_values(cls, shape: Shape, window: str) -> dict[str, Iterable[int]]:
@@ -133,10 +111,6 @@ class RegisterWindow(Window):
             "store": vectors(shape, shape.result_width),
         }
 
-    def is_promising(self, shape: Shape) -> bool:
-        most = min(_MOST_REGISTERS, REGISTERS // self._threads)
-        return self._registers(self._split(shape).small) <= most and super().is_promising(shape)
-
     def check(self, shape: Shape, target: Target) -> None:
         super().check(shape, target)
         is_row = self.split != "both"
@@ -148,15 +122,8 @@ class RegisterWindow(Window):
         return self.rows * self.cols
 
     def _registers(self, shape: Shape) -> int:
-        """Count the registers that are live at once: the window's rows in use and the sums.
-
-        Of a "tile" those are the rows under one output, for the unrolled code works its way down.
-        Weights are loaded again sooner than anything spills.
-        """
-        if self.window == "tap":
-            return 2 * self.sums
-        rows = rows_in_use(shape, self.rows) if self.window == "tile" else self.rows
-        return rows * reach(shape, 1, self.cols) * inputs_of(shape) + self.sums
+        """Count inputs and sums: weights are loaded again sooner than anything spills."""
+        return (self.sums if self.window == "tap" else self._live_inputs(shape)) + self.sums
 
     def _accesses(self, shape: Shape, width: int) -> tuple[int, int, int]:
         if self.window == "tap":

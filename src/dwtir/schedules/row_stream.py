@@ -13,9 +13,8 @@ Loop nest in NHWC, for a thread's rows x cols results of `vector` channels::
           out = epilogue(acc[KH - 1])
         the last rows of out, which see padding below the data
 
-``acc[kh]`` is the row of the result to which the kernel's rows up to ``kh`` have been added;
-a multiply-add moves it one further, so that no index depends on the row and the loop's body is
-one row: some hundred instructions, which the instruction cache keeps. Each input of a
+The sums move on as `compute.streamed` has it, so that the loop's body is one row: some hundred
+instructions, which the instruction cache keeps. Each input of a
 strip is loaded once for all its rows, a row's time before it is wanted, so that loads and
 arithmetic go on together from the beginning to the end.
 
@@ -39,23 +38,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING
 
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..strips import Strip, apart, has_parts, part_sizes
 from ..target import Target
-from .base import Strategy, by_time, varied, with_guesses
+from ..typed import PrimFunc, Schedule
+from .base import Strategy, by_time, expected, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import LINE, SECTOR, touched
 from .loops import bind
 from .register_window import RegisterWindow
 from .stream_cost import STORE_BANDWIDTH, Stream, seconds, torn
 from .tiles import BLOCK_COUNTS, MAX_SIDE, MAX_SUMS, MAX_UNROLLED, divisors, even_split
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import Schedule
 
 _MAX_TAPS = 128
 """Weights of a channel: each is a register."""
@@ -137,9 +132,8 @@ class RowStream(Strategy):
         ):
             return False
         window = RegisterWindow if planes else ChannelVector
-        own, other = (kind.choose(shape, target) for kind in (cls, window))
         margin = _ODD_MARGIN if planes and shape.row_lanes == 1 else _MARGINS[shape.layout, shape.itemsize]
-        return own.expected_seconds(shape, target) < margin * other.expected_seconds(shape, target)
+        return expected(cls, shape, target) < margin * expected(window, shape, target)
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[RowStream, ...]:
@@ -295,7 +289,7 @@ class RowStream(Strategy):
         often = min(self.cols, max(store, SECTOR // shape.itemsize)) / store
         return prod(shape.result_shape) * shape.itemsize * (often if shape.layout == "NCHW" else 1)
 
-    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
         from ..compute import streamed_rows
 
         return streamed_rows(self._strip(shape), epilogue, self.rows, self.depth)

@@ -25,16 +25,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 from ..shape import Shape
 from ..target import Target
+from ..typed import Schedule
 from .base import Strategy, with_guesses
 from .loops import bind_threads, compute_at, get_blocks
 from .tiles import reach
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ A block loads, multiplies and stores one after the other, and other blocks of it
 between the longest of arithmetic and memory, where many blocks are there at a time, and their sum.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from math import ceil, log2, prod
 

@@ -14,8 +14,8 @@ Loop nest, for blocks of `thread_y` images x `thread_x` channels, where images a
         results = epilogue(acc)
       out = results                                                (all threads)
 
-The loop over rows has the same code for all bands, so that it is short, and warps may have
-several. Planes and weights lie in shared memory as those of `whole_image`.
+The loop over rows is short, for bands have the same code, and warps may have several. Planes and weights lie in
+shared memory as those of `whole_image`.
 
 With a stride, a band of the data's gradient has whole groups of rows, each of which meets other
 rows of the kernel, so that all bands still have one code.
@@ -37,13 +37,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING
 
 from ..epilogue import Epilogue
 from ..images import Images, is_small
 from ..pieces import Pieces, divisions
 from ..shape import Shape
 from ..target import Target
+from ..typed import PrimFunc, Schedule
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
 from .base import Strategy, by_time, paying, varied, with_guesses
@@ -54,10 +54,6 @@ from .register_window import RegisterWindow
 from .row_stream import RowStream
 from .split_cost import expected_seconds
 from .tiles import BLOCK_COUNTS, MAX_BLOCKS, MAX_SIDE, MAX_SUMS, MAX_THREADS, MAX_UNROLLED, SHARED, phases
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import Schedule
 
 _MOST_PIXELS, _WHOLE, _MOST_TAPS = 1 << 22, 2304, 1024
 """Pixels of an image and of a result, where pieces are worth while, and taps of a kernel. With a stride, the results
@@ -256,7 +252,7 @@ class SplitImage(Strategy):
         images = Images(shape, self.thread_x, self.thread_y, shape.result_height)
         return Pieces(images, self.bands, self.parts, self.pieces)
 
-    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
         from ..compute import split_images
 
         return split_images(self._pieces(shape), epilogue)

@@ -1,16 +1,13 @@
 """What a tile of `tap_sums` is expected to take: the model by which one is chosen by hand.
 
-A multiprocessor runs as many blocks at a time as its registers and its shared memory hold.
-A turn of theirs, one tile of outputs for each thread, takes as long as it takes to issue
-their instructions, to move their lines through the L1 cache, and to wait for the loads of
-one thread, which overlap in part. A block takes as long as its turns and, at the end, the
-sums over its threads; that many times over as there are rounds of blocks, or else as long
-as memory takes for the tensors, the rows that two tiles share among them. Then the second
-kernel runs over the parts, if there are several.
+It is that of `cost` for each turn, one tile of outputs for each thread, but shared memory limits the
+blocks at a time too, and what a turn takes overlaps in part. A block takes as long as its turns and, at
+the end, the sums over its threads; that many times over as there are rounds of blocks, or else as long
+as memory takes for the tensors, with the rows that two tiles share. Then the second kernel runs over the
+parts, if there are several.
 
 The constants are fitted to 2200 kernels of 130 layers on an H200: what is preferred is 4 % slower
-than the best of its layer, 5.6 % of layers left out of a fit. They compare tiles of a layer, and say
-little about a time.
+than the best of its layer, 5.6 % of layers left out of a fit.
 """
 
 from math import prod
@@ -88,15 +85,24 @@ def window(tiles: Any, shape: Shape) -> tuple[Any, Any]:
     return height, (tiles.cols - 1) * right + (tiles.kernel_cols - 1) * col + 1
 
 
+def sums_of(tiles: Any) -> Any:
+    """Count the sums of a thread."""
+    return tiles.kernel_rows * tiles.kernel_cols * tiles.vector
+
+
+def threads_of(tiles: Any) -> Any:
+    """Count the threads of a block."""
+    return tiles.channels * tiles.threads * tiles.kernel_threads
+
+
 def warps_of(tiles: Any) -> Any:
     """Count the warps of a block."""
-    return np.ceil(tiles.channels * tiles.threads * tiles.kernel_threads / 32)
+    return np.ceil(threads_of(tiles) / 32)
 
 
 def shared_bytes(tiles: Any) -> Any:
     """Count the bytes of shared memory in which a block leaves its sums."""
-    sums = tiles.kernel_rows * tiles.kernel_cols * tiles.vector
-    return 4 * sums * tiles.channels * tiles.threads * tiles.kernel_threads
+    return 4 * sums_of(tiles) * threads_of(tiles)
 
 
 def allocated_bytes(tiles: Any, shape: Shape) -> Any:
@@ -105,7 +111,7 @@ def allocated_bytes(tiles: Any, shape: Shape) -> Any:
     of_tap = tiles.kernel_cols * channels
     inner = np.where(taps > 1, of_tap, np.where(tiles.kernel_cols > 1, channels, 1))
     most = np.where(taps > 1, shape.kernel[0], np.where(tiles.kernel_cols > 1, shape.kernel[1], shape.in_channels))
-    threads = tiles.channels * tiles.threads * tiles.kernel_threads
+    threads = threads_of(tiles)
     outer = np.minimum(most, np.ceil(np.ceil(taps * of_tap / threads) * threads / inner))
     return 4 * tiles.threads * np.where(taps * of_tap > 1, outer * inner, 1)
 
@@ -118,7 +124,7 @@ def is_held(tiles: Any, shape: Shape, exact: Any = None) -> Any:
     time, at least a row of the window, and halves as they are loaded.
     """
     height, width = window(tiles, shape)
-    sums = tiles.kernel_rows * tiles.kernel_cols * tiles.vector
+    sums = sums_of(tiles)
     values = (height * width + tiles.rows * tiles.cols) * tiles.vector
     limit = _register_limit(warps_of(tiles) * tiles.min_blocks)
     exact = is_exact(tiles, shape) if exact is None else exact
@@ -154,7 +160,7 @@ def estimate(tiles: Any, shape: Shape, target: Target) -> Numbers:
     Blocks at a time are `min_blocks`, for ptxas may take all the registers that those leave.
     """
     height, width = window(tiles, shape)
-    sums = tiles.kernel_rows * tiles.kernel_cols * tiles.vector
+    sums = sums_of(tiles)
     outputs = tiles.rows * tiles.cols
     inputs, grads = _vectors(tiles, height, width), _grads(tiles)
     size = shape.itemsize

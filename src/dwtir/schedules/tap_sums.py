@@ -23,21 +23,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..shape import Shape
 from ..target import Target
+from ..typed import Schedule
 from .base import with_guesses
 from .loops import compute_at, get_blocks, number, unroll_all, unroll_in_source
 from .part_sums import PartSums, sum_parts
-from .tap_cost import Tiles, allocated_bytes, estimate, is_held, tiles_of_channel, window
+from .tap_cost import Tiles, allocated_bytes, estimate, is_held, threads_of, tiles_of_channel, window
 from .tap_tiles import MAX_KERNEL_THREADS, MAX_TAP_SUMS, grad_lanes_of, lanes_of, ranked, vectors_of
 from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_UNROLLED, divisors, even_split
-
-if TYPE_CHECKING:
-    from tvm.s_tir import Schedule
 
 
 @dataclass(frozen=True)
@@ -134,8 +131,7 @@ class TapSums(PartSums):
         self._require_most("unrolled loads", self._loads(shape), MAX_LOADS)
         self._require_most("sums of a thread", self._sums, MAX_TAP_SUMS)
         self._require_parts(shape, target, self.channels)
-        threads = self.channels * self.threads * self.kernel_threads
-        self._require_launch(target, threads=threads, shared_bytes=int(allocated_bytes(self, shape)))
+        self._require_launch(target, threads=threads_of(self), shared_bytes=int(allocated_bytes(self, shape)))
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         return float(estimate(Tiles(*map(np.float64, self.parameters.values())), shape, target))

@@ -19,6 +19,8 @@ from .tap_cost import (
     is_held,
     other_blocks,
     shared_bytes,
+    sums_of,
+    threads_of,
     tiles_of_channel,
     warps_of,
     window,
@@ -128,7 +130,7 @@ def _fitting(tiles: Tiles, shape: Shape) -> Any:
     """Tell which tiles registers can hold at all, and whose code is short."""
     height, width = window(tiles, shape)
     outputs = tiles.rows * tiles.cols
-    sums = tiles.kernel_rows * tiles.kernel_cols * tiles.vector
+    sums = sums_of(tiles)
     short = (height * width + outputs <= _MOST_LOADS) & (sums * outputs <= _MOST_PRODUCTS)
     return short & (sums <= MAX_TAP_SUMS) & is_held(tiles, shape)
 
@@ -158,8 +160,8 @@ def _in_blocks(
         channels=table[origin, which], threads=np.minimum(all_threads, of_channel), min_blocks=all_blocks
     )
     warps, shared, allocated = warps_of(found), shared_bytes(found), allocated_bytes(found, shape)
-    count = found.channels * found.threads * found.kernel_threads
-    room = (count <= min(_MOST_THREADS, target.max_threads_per_block)) & (allocated <= target.shared_bytes_per_block)
+    room = threads_of(found) <= min(_MOST_THREADS, target.max_threads_per_block)
+    room &= allocated <= target.shared_bytes_per_block
     alone = found.min_blocks == 1
     room &= alone | (found.min_blocks * (shared + 1024) <= SHARED)
     room &= alone | (found.min_blocks * warps * 32 <= MAX_THREADS)

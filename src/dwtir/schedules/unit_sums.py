@@ -33,11 +33,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, lcm, prod
-from typing import TYPE_CHECKING
 
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
+from ..typed import PrimFunc, Schedule
 from ..units import LANES, Units
 from .base import with_guesses
 from .cost import registers_for
@@ -46,10 +46,6 @@ from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
 from .tap_cost import LAUNCH, parts_seconds
 from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SUMS, SHARED
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import Schedule
 
 _TOGETHER = (1, 2, 4, 8)
 _CHANNELS = tuple(range(LANES, 129, LANES))
@@ -178,7 +174,7 @@ class UnitSums(MatrixSums):
     def sizes(self, shape: Shape) -> Units:
         return Units(shape, self.channels, self.together, self.images, self.warps, self.parts, self.ahead)
 
-    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
         from ..compute import unit_sums
 
         return unit_sums(self.sizes(shape))

@@ -37,12 +37,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import ceil, log2, prod
-from typing import TYPE_CHECKING
 
 from ..epilogue import Epilogue
 from ..images import Images, is_small
 from ..shape import Shape
 from ..target import Target
+from ..typed import PrimFunc, Schedule
 from .base import Strategy, paying, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
@@ -50,10 +50,6 @@ from .loops import bind, bind_threads
 from .register_window import RegisterWindow
 from .row_stream import RowStream
 from .tiles import BLOCK_COUNTS, CLOCK, divisors, even_split, longer
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import Schedule
 
 _MOST_PIXELS = 64
 """Of an image and of a result: each is a register."""
@@ -225,7 +221,7 @@ class WholeImage(Strategy):
     def _images(self, shape: Shape) -> Images:
         return Images(shape, self.thread_x, self.thread_y, self.rows, self.turns, self.bands)
 
-    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
         from ..compute import whole_images
 
         return whole_images(self._images(shape), epilogue)

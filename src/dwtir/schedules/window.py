@@ -1,18 +1,17 @@
 """What the strategies that keep an input window in registers have in common: their choice."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import gcd, prod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..space_to_batch import SpaceToBatch, space_to_batch, splits_of
 from ..target import Target
+from ..typed import LoopRV, PrimFunc, SBlockRV, Schedule, Self
 from .base import Strategy, varied, with_guesses
 from .cost import (
     LINE,
@@ -35,6 +34,7 @@ from .tiles import (
     MAX_SIDE,
     MAX_SUMS,
     MAX_UNROLLED,
+    REGISTERS,
     inputs_of,
     loads_of,
     most_blocks,
@@ -44,14 +44,9 @@ from .tiles import (
     step,
     taps,
     unrolled_of,
+    whole_phases,
     windows_of,
 )
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV, SBlockRV
-    from typing_extensions import Self
 
 _LEAST_REGISTERS = 0.7
 """Of the registers that a thread is expected to need: with fewer, kernels spill."""
@@ -108,6 +103,9 @@ class Window(Strategy):
 
     one_by_one: ClassVar[dict[str, int]] = {}
     """Fields of tiles whose columns are not side by side."""
+
+    most_registers: ClassVar[int]
+    """What `_registers` counts, above which kernels spill."""
 
     most_values: ClassVar[int]
     """Inputs and sums of a "tile", above which some kernels spill: ptxas does not always work its way down."""
@@ -176,9 +174,16 @@ class Window(Strategy):
         """List the tiles worth comparing, all of which are promising."""
 
     @classmethod
-    @abstractmethod
     def least(cls, shape: Shape) -> Self:
         """Return a tile for shapes of which no larger one fits."""
+        window = windows_of(shape)[-1]
+        rows, cols = (whole_phases(shape, axis, 1, window) for axis in (0, 1))
+        return cls(rows, cols, *cls._least_block(shape), window=window)  # type: ignore[call-arg]
+
+    @classmethod
+    @abstractmethod
+    def _least_block(cls, shape: Shape) -> tuple[int, ...]:
+        """Return the fields of `least` after `cols`, up to `thread_z`."""
 
     @property
     def _threads(self) -> int:
@@ -191,6 +196,8 @@ class Window(Strategy):
 
     def is_promising(self, shape: Shape) -> bool:
         shape = self._split(shape).small
+        if self._registers(shape) > min(self.most_registers, REGISTERS // self._threads):
+            return False
         vector = self.sums // (self.rows * self.cols)
         values = vector * loads_of(shape, self.rows, self.cols, "tile") + self.sums
         return (
@@ -201,7 +208,7 @@ class Window(Strategy):
             and self._has_registers(shape)
         )
 
-    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
         if self.split == "none":
             return super().define(shape, epilogue)
         from .. import compute
@@ -314,6 +321,18 @@ class Window(Strategy):
         """
         few = number(sch, self.sums) * shape.itemsize <= 4 * _FEW_RESIDUALS
         return thread if few else row
+
+    @abstractmethod
+    def _registers(self, shape: Shape) -> int:
+        """Count the registers that are live at once, of a small image of the split."""
+
+    def _live_inputs(self, shape: Shape) -> int:
+        """Count the inputs of a channel in the window's rows in use.
+
+        Of a "tile" those are the rows under one output, for the unrolled code works its way down.
+        """
+        rows = rows_in_use(shape, self.rows) if self.window == "tile" else self.rows
+        return rows * reach(shape, 1, self.cols) * inputs_of(shape)
 
     def _has_registers(self, shape: Shape) -> bool:
         """Tell whether `min_blocks` leaves a thread the registers that it needs, or nearly."""

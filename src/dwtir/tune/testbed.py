@@ -3,11 +3,11 @@
 import contextlib
 from collections.abc import Iterator
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from .. import schedules, spotcheck
+from ..arguments import on_gpu
 from ..build import compile_kernel
 from ..errors import CompileError, DeviceError, DwtirError
 from ..kernel import Kernel
@@ -55,11 +55,8 @@ class Testbed:
         self._prepare()
         manual = schedules.choose(shape, target, task.epilogue)
         self._expected = self._output(compile_kernel(shape, task.epilogue, target, manual))
-        ratio = spotcheck.error_ratio(shape, task.epilogue, self._inputs, self._expected)
-        if not ratio <= 1:
-            raise WrongResultError(
-                f"{manual} is wrong on {shape}: its error is {ratio:.1f} times what sums in float32 may have"
-            )
+        if reason := spotcheck.complaint(manual, shape, task.epilogue, self._inputs, self._expected):
+            raise WrongResultError(reason)
 
     def _prepare(self) -> None:
         """Put the inputs where kernels take them from."""
@@ -100,7 +97,7 @@ class CudaTestbed(Testbed):
         itemsize = shape.itemsize
         set_bytes = itemsize * (sum(a.size for a in self._inputs) + prod(shape.result_shape))
         self._timer = GraphTimer()
-        first = [_on_gpu(array, gpu) for array in self._inputs]
+        first = [*map(on_gpu, self._inputs)]
         self._sets = [first]
         for _ in range(rotation(set_bytes) - 1):
             copies = [tvm.runtime.empty(a.shape, shape.dtype, gpu) for a in first]
@@ -136,13 +133,3 @@ def open_testbed(task: Task, target: Target) -> Testbed:
 
 def _bits(array: Array) -> Array:
     return array.view(f"uint{8 * array.itemsize}")
-
-
-def _on_gpu(array: Array, device: Any) -> Any:
-    import tvm
-
-    if array.dtype.name != "bfloat16":
-        return tvm.runtime.tensor(array, device)
-    tensor = tvm.runtime.empty(array.shape, "bfloat16", device)
-    tensor._create_view(array.shape, "uint16").copyfrom(array.view(np.uint16))
-    return tensor
