@@ -72,9 +72,10 @@ _MANY_TAPS = 100
 """Of a kernel whose weights take so long to load that two images share them."""
 
 # The share of the expected time of others that it may take: of products on tensor cores, and of windows in registers,
-# whose rows take longer than expected where they are no vectors. Of large and of wide images those are last; or of
-# many taps, wide vectors and gradients with a stride.
-_OF_PRODUCTS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS, _OF_LARGE = (1.0, 0.8), 0.93, 1.18, 1.07, (1.03, 0.8)
+# whose rows take longer than expected where they are no vectors. Of large images those are last; of these, of vectors
+# of 4 halves; or of many taps, wide vectors and gradients with a stride.
+_OF_PRODUCTS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS = (1.0, 0.8), 0.93, 1.18, 1.07
+_OF_LARGE = 1.03, 0.97, 0.8
 # Of rows a dilation apart; of blocks that are all there at once, and vectors of 4; and of its own time, that whole rows
 # of large images take.
 _OF_DILATED, _OF_ROUND, _OF_WIDE = 1.05, 0.95, 0.85
@@ -295,7 +296,7 @@ def _margin(shape: Shape, other: Strategy, is_round: bool) -> float:
         return _OF_CHANNELS if shape.layout == "NHWC" else 1.0
     if is_large and not is_single:
         is_sure = other.lanes < 8 and prod(shape.kernel) <= _VERY_FEW_TAPS and not _is_strided(shape)
-        return _OF_LARGE[not is_sure]
+        return _OF_LARGE[(shape.itemsize == 2 and other.lanes == 4) if is_sure else 2]
     if shape.stride != (1, 1) and (shape.operation == "grad_data" or shape.itemsize == 4):
         return _OF_STRIDED[shape.operation]
     if is_single:
