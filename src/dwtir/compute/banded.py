@@ -212,7 +212,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             out[element(g, c, r, lane, m, e)] = rounded[own(c, g, r, lane, m, e)]
 
     def store_pair(rounded, out, c, g, r, lane, m) -> None:
-        """Store two results, of which one may lie beside the image."""
+        """Store two results, of which one may lie beside the image, aligned as what `alternating` loads."""
         n, y, x = tile(g, m, lane)
         row, first = y * R + r, x * COLUMNS + lane % 4 * 2
         column = first - early(c, r)
