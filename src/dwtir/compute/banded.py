@@ -56,7 +56,8 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     TOP, LEFT, SHIFT = 0 if BY_IMAGE else bands.top, bands.left, bands.shift
     UNSEEN = bands.top - (R - 1) * SH if BY_IMAGE else 0  # rows of the kernel that see no image
     GROUPS = bands.groups
-    HELD = {"c": RC, "g": GROUPS, "r": R, "lane": 32, "m": 2, "e": 2}  # sums
+    HELD_PAIRS = {"c": RC, "g": GROUPS, "r": R, "lane": 32, "m": 2}  # of sums
+    HELD = HELD_PAIRS | {"e": 2}
     TURNED, PAIRS, ALTERNATES = bands.is_turned, bands.has_pairs, bands.alternates
     PAIRED = bands.alternates_results
     KINDS = 1 + ALTERNATES  # of rows, each with a band of its own
@@ -171,10 +172,9 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         lane, further, one = place
         row, kind = row // KINDS, row % KINDS
         apart = step * DEPTH + further * APART + lane % 4 * RUN + one - SHIFT - lane // 4 * SW
-        if PAIRED:
-            apart = apart + later(channel // M, kind * SH + row * DH) + early(channel, kind) * SW
-        elif ALTERNATES:
-            apart = apart + later(channel // M, kind)
+        if ALTERNATES:  # rows of results are of a kind if they come in pairs, else those of the window
+            seen = kind * SH + row * DH if PAIRED else kind
+            apart = apart + later(channel // M, seen) + early(channel, kind) * SW
         row, column = UNSEEN + row, apart // DW
         at = (KH - 1 - row, KW - 1 - column) if TURNED else (row, column)
         return T.if_then_else(
@@ -259,7 +259,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         taken = T.meta_var(operands | {"residual": held} if has_residual else operands)
         by_places("epilogue", HELD, end, results, taken, rounded)
         if PAIRED:
-            by_places("store", {name: HELD[name] for name in HELD if name != "e"}, store_pair, rounded, out)
+            by_places("store", HELD_PAIRS, store_pair, rounded, out)
         else:
             by_places("store", HELD, store, rounded, out)
 

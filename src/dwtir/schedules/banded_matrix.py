@@ -44,23 +44,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, gcd, inf, prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ..bands import COLUMNS, Bands
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
+from ..typed import LoopRV, PrimFunc, SBlockRV, Schedule, Self
 from .base import Strategy, by_time, varied, with_guesses
 from .cost import registers_for
 from .loops import bind, compute_at, unroll_all
 from .register_window import RegisterWindow
 from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SIDE, REGISTERS, even_split, longer
-
-if TYPE_CHECKING:
-    from tvm import tirx
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.schedule import LoopRV, SBlockRV
-    from typing_extensions import Self
 
 _MAX_PRODUCTS = 1024
 """Products of a step, in straight line."""
@@ -276,7 +271,7 @@ class BandedMatrix(Strategy):
         busy *= 1 + _EVEN_COLUMN * (bands.down % 2 == 0)
         return longer(busy, CLOCK * shape.least_bytes / _BANDWIDTH, _TOGETHER) + CLOCK * _LAUNCH
 
-    def define(self, shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
+    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
         from ..compute import banded_matrix
 
         return banded_matrix(self.bands(shape), epilogue)

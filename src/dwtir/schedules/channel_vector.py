@@ -33,7 +33,7 @@ from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule
 from .loops import bind, compute_at, get_blocks, stage_operands, unroll_all, unroll_in_source
-from .tiles import BLOCK_COUNTS, even_split, even_tiles, inputs_of, largest_divisor, reach, taps, vectors
+from .tiles import BLOCK_COUNTS, even_split, even_tiles, inputs_of, largest_divisor, loads_of, taps, vectors
 from .window import Access, Footprint, Window
 
 
@@ -124,7 +124,7 @@ class ChannelVector(Window):
         """Count the halves that a kernel of one column leaves in registers as they came, too: those of all rows."""
         found = super()._in_use(shape)
         if self.window == "tile" and shape.itemsize == 2 and shape.kernel[1] == 1:
-            found += reach(shape, 0, self.rows) * self.cols * inputs_of(shape) // 2
+            found += loads_of(shape, self.rows, self.cols, "tile") // 2
         return found
 
     def _accesses(self, shape: Shape, width: int) -> tuple[int, int, int]:

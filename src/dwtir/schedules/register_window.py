@@ -123,7 +123,7 @@ class RegisterWindow(Window):
 
     def _registers(self, shape: Shape) -> int:
         """Count inputs and sums: weights are loaded again sooner than anything spills."""
-        return (self.sums if self.window == "tap" else self._live_inputs(shape)) + self.sums
+        return self._live_inputs(shape) + self.sums
 
     def _accesses(self, shape: Shape, width: int) -> tuple[int, int, int]:
         if self.window == "tap":

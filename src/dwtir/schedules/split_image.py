@@ -295,8 +295,10 @@ def _margin(shape: Shape, other: Strategy, is_round: bool) -> float:
     if not isinstance(other, RegisterWindow):
         return _OF_CHANNELS if shape.layout == "NHWC" else 1.0
     if is_large and not is_single:
-        is_sure = other.lanes < 8 and prod(shape.kernel) <= _VERY_FEW_TAPS and not _is_strided(shape)
-        return _OF_LARGE[(shape.itemsize == 2 and other.lanes == 4) if is_sure else 2]
+        sure, of_four_halves, unsure = _OF_LARGE
+        if other.lanes == 8 or prod(shape.kernel) > _VERY_FEW_TAPS or _is_strided(shape):
+            return unsure
+        return of_four_halves if shape.itemsize == 2 and other.lanes == 4 else sure
     if shape.stride != (1, 1) and (shape.operation == "grad_data" or shape.itemsize == 4):
         return _OF_STRIDED[shape.operation]
     if is_single:

@@ -35,7 +35,6 @@ from .tiles import (
     MAX_SUMS,
     MAX_UNROLLED,
     REGISTERS,
-    inputs_of,
     loads_of,
     most_blocks,
     phases,
@@ -331,8 +330,9 @@ class Window(Strategy):
 
         Of a "tile" those are the rows under one output, for the unrolled code works its way down.
         """
-        rows = rows_in_use(shape, self.rows) if self.window == "tile" else self.rows
-        return rows * reach(shape, 1, self.cols) * inputs_of(shape)
+        if self.window == "tile":
+            return loads_of(shape, rows_in_use(shape, self.rows), self.cols, "row")
+        return loads_of(shape, self.rows, self.cols, self.window)
 
     def _has_registers(self, shape: Shape) -> bool:
         """Tell whether `min_blocks` leaves a thread the registers that it needs, or nearly."""
@@ -350,12 +350,9 @@ class Window(Strategy):
 
     def _in_use(self, shape: Shape) -> int:
         """Count the inputs of a channel that are multiplied together: of the rows under one tap."""
-        if self.window == "tap":
-            return self.rows * self.cols
-        rows = self.rows
         if self.window == "tile":
-            rows = min(rows, rows_in_use(shape, rows))
-        return rows * reach(shape, 1, self.cols) * inputs_of(shape)
+            return loads_of(shape, min(self.rows, rows_in_use(shape, self.rows)), self.cols, "row")
+        return loads_of(shape, self.rows, self.cols, self.window)
 
 
 @lru_cache(maxsize=256)
