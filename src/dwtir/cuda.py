@@ -41,8 +41,6 @@ class Toolkit:
     nvrtc: Path | None
     include: Path | None
     """The folder of ``cuda_fp16.h`` and the other headers."""
-    searched: tuple[Path, ...]
-    """Every root that was looked at, in order."""
 
 
 def find_toolkit() -> Toolkit:
@@ -52,13 +50,12 @@ def find_toolkit() -> Toolkit:
     one-folder-a-library layout of the pip packages, then ``CUDA_PATH`` and ``CUDA_HOME``, or when
     neither is set the toolkit of the ``nvcc`` on ``PATH`` and ``/usr/local/cuda``.
     """
-    roots = tuple(dict.fromkeys(_roots()))
+    roots = tuple(_roots())
     header = _first(roots, ("include",), "cuda_fp16.h")
     return Toolkit(
         cudart=_first(roots, ("lib64", "lib"), _CUDART),
         nvrtc=_first(roots, ("lib64", "lib"), "libnvrtc.so.*"),
         include=header.parent if header else None,
-        searched=roots,
     )
 
 

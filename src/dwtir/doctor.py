@@ -10,17 +10,6 @@ from . import cuda
 from .checks import CHECKS, TARGETS, Finding
 
 
-def _default_target() -> str:
-    # As target.resolve(None) decides: a GPU that is present has to work.
-    return "cuda" if cuda.device_count() else "cpu"
-
-
-def diagnose(target: str | None = None) -> list[Finding]:
-    """Run every check for a target, by default CUDA if the driver shows a GPU, else the CPU."""
-    target = target or _default_target()
-    return [check(target) for check in CHECKS]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the findings; return 0 when the chosen device can work."""
     what = "Check what dwtir needs on this machine, and say how to get what is missing."
@@ -29,8 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     arguments = parser.parse_args(argv)
 
-    target = arguments.target or _default_target()
-    findings = diagnose(target)
+    # As target.resolve(None) decides: a GPU that is present has to work.
+    target = arguments.target or ("cuda" if cuda.device_count() else "cpu")
+    findings = [check(target) for check in CHECKS]
     works = all(finding.status == "ok" for finding in findings if finding.required)
     if arguments.json:
         print(json.dumps({"target": target, "works": works, "findings": [asdict(f) for f in findings]}, indent=2))

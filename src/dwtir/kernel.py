@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from . import cuda, entry, saved
-from .arguments import Signature
+from .arguments import Signature, on_device
 from .epilogue import Epilogue
 from .errors import DwtirError, RecordError, ToolchainError
+from .reference import random_inputs
 from .resources import Resources, with_cubin_resources
 from .schedules import STRATEGIES, Strategy
 from .shape import DepthwiseConv2dShape
@@ -263,26 +263,11 @@ class Kernel:
         import tvm
 
         device = tvm.cuda(0) if self.target.kind == "cuda" else tvm.cpu(0)
-        bound = self._signature.bind(tensors or self._random_tensors(device))
+        if not tensors:
+            tensors = tuple(on_device(array, device) for array in random_inputs(self.shape, self.epilogue))
+        bound = self._signature.bind(tensors)
         evaluator = library.time_evaluator("main", device, number=1, repeat=repeats, min_repeat_ms=min_repeat_ms)
         return Timing.of(evaluator(*bound.arguments).results)
-
-    def _random_tensors(self, device: Any) -> tuple[Any, ...]:
-        """Make TVM tensors of normal values, repeated where a tensor has more than a million."""
-        import tvm
-
-        rng = np.random.default_rng(0)
-        tensors = []
-        for shape in self._signature.shapes[:-1]:
-            values = np.resize(rng.standard_normal(min(prod(shape), 2**20), np.float32), shape)
-            tensor = tvm.runtime.empty(shape, self.shape.dtype, device)
-            if self.shape.dtype == "bfloat16":
-                bits = (values.view(np.uint32) >> 16).astype(np.uint16)
-                tensor._create_view(shape, "uint16").copyfrom(bits)
-            else:
-                tensor.copyfrom(values.astype(self.shape.dtype))
-            tensors.append(tensor)
-        return tuple(tensors)
 
     def export(self, path: str | Path) -> None:
         """Save the kernel as a shared library that `load` reads.

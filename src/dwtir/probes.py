@@ -108,27 +108,25 @@ def probe_cuda() -> str:
     return f"compiled and ran a kernel for {gpu.arch}"
 
 
-def _run_doubling(function: Callable[..., object], device: Any) -> None:
+def probe_opencl() -> str:
+    """Compile a kernel to OpenCL, run it on the device that dwtir would take, and compare."""
+    from .opencl import compile_opencl, find_device
+
+    device = find_device()
+    _run_doubling(compile_opencl(_bound_doubling()))
+    return f"compiled and ran a kernel on {device.name.strip()} ({device.platform.name})"
+
+
+def _run_doubling(function: Callable[..., object], device: Any = None) -> None:
+    """Run it on tensors of a device, or on arrays, and compare."""
     import numpy as np
     import tvm
 
     data = np.arange(64, dtype=np.float32)
-    out = tvm.runtime.tensor(np.zeros_like(data), device=device)
-    function(tvm.runtime.tensor(data, device=device), out)
-    if out.numpy().tolist() != (2 * data).tolist():
-        raise RuntimeError("the kernel ran but its result is wrong")
-
-
-def probe_opencl() -> str:
-    """Compile a kernel to OpenCL, run it on the device that dwtir would take, and compare."""
-    import numpy as np
-
-    from .opencl import compile_opencl, find_device
-
-    device = find_device()
-    data = np.arange(64, dtype=np.float32)
-    out = np.zeros_like(data)
-    compile_opencl(_bound_doubling())(data, out)
+    arrays: list[Any] = [data, np.zeros_like(data)]
+    if device is not None:
+        arrays = [tvm.runtime.tensor(array, device=device) for array in arrays]
+    function(*arrays)
+    out = arrays[1] if device is None else arrays[1].numpy()
     if out.tolist() != (2 * data).tolist():
         raise RuntimeError("the kernel ran but its result is wrong")
-    return f"compiled and ran a kernel on {device.name.strip()} ({device.platform.name})"

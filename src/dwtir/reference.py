@@ -27,6 +27,15 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype(dtype)
 
 
+def random_inputs(shape: Shape, epilogue: Epilogue) -> list[Array]:
+    """Make the tensors that a kernel takes, of normal values, repeated where a tensor has more than a million."""
+    rng, dtype = np.random.default_rng(0), numpy_dtype(shape.dtype)
+    return [
+        np.resize(rng.standard_normal(min(prod(extents), 2**20), np.float32), extents).astype(dtype)
+        for extents in (shape.input_shapes | epilogue.operands(shape)).values()
+    ]
+
+
 def depthwise_conv2d(
     shape: Shape,
     first: Array,

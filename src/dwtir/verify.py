@@ -1,7 +1,5 @@
 """Building a tuning record again, and running it against the reference."""
 
-from math import prod
-
 import numpy as np
 
 from . import cuda, reference, spotcheck
@@ -11,9 +9,6 @@ from .errors import CompileError, DwtirError, RecordError
 from .kernel import Kernel
 from .records import Record
 from .target import Target, resolve
-
-_MAX_VALUES = 1 << 20
-"""Random values of a tensor, which repeats them."""
 
 
 def verify_record(record: Record) -> str:
@@ -45,12 +40,7 @@ def _is_present(target: Target) -> bool:
 
 
 def _compare(kernel: Kernel) -> None:
-    random = np.random.default_rng(0)
-    dtype = reference.numpy_dtype(kernel.shape.dtype)
-    extents = kernel.shape.input_shapes | kernel.epilogue.operands(kernel.shape)
-    inputs = [
-        np.resize(random.uniform(-1, 1, min(prod(size), _MAX_VALUES)), size).astype(dtype) for size in extents.values()
-    ]
+    inputs = reference.random_inputs(kernel.shape, kernel.epilogue)
     out = kernel(*map(on_gpu, inputs)).numpy() if kernel.target.kind == "cuda" else np.asarray(kernel(*inputs))
     if reason := spotcheck.complaint(kernel.strategy, kernel.shape, kernel.epilogue, inputs, out):
         raise RecordError(reason)

@@ -9,7 +9,7 @@ import numpy as np
 from .. import timing
 from ..epilogue import Epilogue
 from ..errors import ToolchainError
-from ..reference import Array, numpy_dtype
+from ..reference import Array, random_inputs
 from ..shape import Shape
 from ..target import Target
 
@@ -44,15 +44,8 @@ class Problem:
 
     def __init__(self, shape: Shape, epilogue: Epilogue, target: Target, cold: bool) -> None:
         self.shape, self.epilogue, self.target = shape, epilogue, target
-        rng = np.random.default_rng(0)
-        extents = shape.input_shapes | epilogue.operands(shape)
-        self.names = list(extents)
-        self.arrays = [
-            np.resize(rng.standard_normal(min(prod(extent), 2**20), np.float32), extent).astype(
-                numpy_dtype(shape.dtype)
-            )
-            for extent in extents.values()
-        ]
+        self.names = [*shape.input_shapes, *epilogue.operands(shape)]
+        self.arrays = random_inputs(shape, epilogue)
         set_bytes = sum(a.nbytes for a in self.arrays) + prod(shape.result_shape) * shape.itemsize
         if not cold:
             self.sets = 1
