@@ -6,13 +6,13 @@ import logging
 import os
 import stat
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from . import saved
 from .errors import RecordError
 from .typed import Module
+from .versions import installed
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ def cache_dir() -> Path:
 
 def key(**parts: Any) -> str:
     """Name a kernel by all that its code depends on: `parts`, our source and the compilers."""
-    parts |= {"source": _source_digest(), "versions": [_version(name) for name in ("apache-tvm", "nvidia-cuda-nvrtc")]}
+    parts |= {"source": _source_digest(), "versions": [installed(name) for name in ("apache-tvm", "nvidia-cuda-nvrtc")]}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -75,13 +75,6 @@ def is_private(path: Path) -> bool:
     if not private:
         _log.warning("%s is not used: it must be yours and writable by nobody else", path)
     return private
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
 
 
 @cache

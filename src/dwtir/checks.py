@@ -1,6 +1,5 @@
 """What `doctor` looks at: one function a check, each of which returns a `Finding`."""
 
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -13,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from . import cache, cuda, nvrtc, probes
 from .errors import DwtirError, ToolchainError
+from .versions import installed
 
 Status = Literal["ok", "missing", "broken"]
 
@@ -88,10 +88,8 @@ def _pin(package: str) -> _Answer:
 
 
 def _distribution(name: str, remedy: str) -> _Answer:
-    try:
-        return "ok", importlib.metadata.version(name), ""
-    except importlib.metadata.PackageNotFoundError:
-        return "missing", "not installed", remedy
+    version = installed(name)
+    return ("missing", "not installed", remedy) if version == "none" else ("ok", version, "")
 
 
 _check("apache-tvm", *TARGETS)(lambda target: _pin("apache-tvm"))

@@ -24,24 +24,16 @@ _HEAD = ("step", "runs on", "grid", "block", "shared B", "regs", "spill B", "err
 _FORMATS = ("<14", "<12", ">12", ">10", ">9", ">5", ">8", ">9", ">10", ">7")
 
 
-@dataclass(frozen=True)
 class _Problem:
     """A layer with data and its true output."""
 
-    shape: Shape
-    data: Array
-    weight: Array
-    expected: Array
-    bound: Array
-
-    @classmethod
-    def make(cls, text: str) -> _Problem:
-        shape = Shape.parse(text)
+    def __init__(self, text: str) -> None:
+        self.shape = Shape.parse(text)
         rng = np.random.default_rng(0)
-        data = rng.standard_normal(shape.data_shape, np.float32)
-        weight = rng.standard_normal(shape.weight_shape, np.float32)
-        given = shape, data, weight
-        return cls(*given, reference.depthwise_conv2d(*given), reference.error_bound(*given))
+        self.data = rng.standard_normal(self.shape.data_shape, np.float32)
+        self.weight = rng.standard_normal(self.shape.weight_shape, np.float32)
+        given = self.shape, self.data, self.weight
+        self.expected, self.bound = reference.depthwise_conv2d(*given), reference.error_bound(*given)
 
 
 @dataclass(frozen=True)
@@ -51,7 +43,7 @@ class _Row:
     resources: Resources
     error: float
     right: bool
-    seconds: float | None = None
+    seconds: float | None
 
 
 def main(target: str | None) -> int:
@@ -73,7 +65,7 @@ def main(target: str | None) -> int:
     print(f"dwtir {__version__} on {device.name} ({device.arch}). {how}")
     failures = 0
     for text in _LAYERS:
-        problem = _Problem.make(text)
+        problem = _Problem(text)
         print(f"\n{problem.shape}: {problem.shape.flop / 1e6:.1f} MFLOP, ", end="")
         print(f"{problem.shape.least_bytes / 1e6:.2f} MB at least")
         _print_cells(_HEAD)
@@ -99,21 +91,24 @@ def _run(problem: _Problem, step: str, device: Target) -> _Row:
         runs_on = "CUDA"
     elif device.kind == "opencl" or (step != "manual" and opencl.available() is None):
         runs_on = "OpenCL"
-    elif step == "manual":
-        runs_on = "CPU"
     else:
-        return _replayed(problem, step)
-    kernel = build(problem.shape, step, target="opencl" if runs_on == "OpenCL" else device)
-    seconds = None if runs_on == "OpenCL" else kernel.time().median
-    if runs_on == "CUDA":
-        out = kernel(on_gpu(problem.data), on_gpu(problem.weight)).numpy()
+        runs_on = "CPU" if step == "manual" else "LLVM replay"
+    resources, seconds = Resources(), None
+    if runs_on == "LLVM replay":
+        out = _replayed(problem, step)
     else:
-        out = kernel(problem.data, problem.weight)
-    error, right = _compare(problem, out)
-    return _Row(step, runs_on, kernel.resources(), error, right, seconds)
+        kernel = build(problem.shape, step, target="opencl" if runs_on == "OpenCL" else device)
+        resources = kernel.resources()
+        seconds = None if runs_on == "OpenCL" else kernel.time().median
+        if runs_on == "CUDA":
+            out = kernel(on_gpu(problem.data), on_gpu(problem.weight)).numpy()
+        else:
+            out = kernel(problem.data, problem.weight)
+    error = np.abs(out.astype(np.float64) - problem.expected)
+    return _Row(step, runs_on, resources, float(error.max()), bool((error <= problem.bound).all()), seconds)
 
 
-def _replayed(problem: _Problem, step: str) -> _Row:
+def _replayed(problem: _Problem, step: str) -> Array:
     """Run a GPU step on LLVM, for a GPU of the usual limits."""
     import tvm
     import tvm_ffi
@@ -126,13 +121,7 @@ def _replayed(problem: _Problem, step: str) -> _Row:
     out = np.full(problem.shape.out_shape, np.nan, np.float32)
     arrays = (problem.data, problem.weight, out)
     tvm.compile(mod, target=resolve("cpu").tvm())["main"](*map(tvm_ffi.from_dlpack, arrays))
-    error, right = _compare(problem, out)
-    return _Row(step, "LLVM replay", Resources(), error, right)
-
-
-def _compare(problem: _Problem, out: Array) -> tuple[float, bool]:
-    error = np.abs(out.astype(np.float64) - problem.expected)
-    return float(error.max()), bool((error <= problem.bound).all())
+    return out
 
 
 def _print_row(row: _Row, previous: float | None) -> None:

@@ -167,9 +167,9 @@ class Kernel:
         ToolchainError
             If the kernel was compiled for a GPU that is not here.
         """
-        bound = self._signature.bind(inputs, out)
-        self._launch(bound.arguments, inputs, out)
-        return bound.result
+        arguments, result = self._signature.bind(inputs, out)
+        self._launch(arguments, inputs, out)
+        return result
 
     def launcher(self) -> Callable[..., None]:
         """Return what computes from torch tensors as `entry` says, for many calls.
@@ -265,9 +265,9 @@ class Kernel:
         device = tvm.cuda(0) if self.target.kind == "cuda" else tvm.cpu(0)
         if not tensors:
             tensors = tuple(on_device(array, device) for array in random_inputs(self.shape, self.epilogue))
-        bound = self._signature.bind(tensors)
+        arguments, _ = self._signature.bind(tensors)
         evaluator = library.time_evaluator("main", device, number=1, repeat=repeats, min_repeat_ms=min_repeat_ms)
-        return Timing.of(evaluator(*bound.arguments).results)
+        return Timing.of(evaluator(*arguments).results)
 
     def export(self, path: str | Path) -> None:
         """Save the kernel as a shared library that `load` reads.

@@ -200,13 +200,7 @@ def _broadcastable(shape: Shape, operands: Mapping[str, Array] | None) -> dict[s
     }
 
 
-def _sigmoid(x: Float64) -> Float64:
-    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))
-
-
-def _erf(x: Float64) -> Float64:
-    return np.asarray(np.vectorize(erf, otypes=[np.float64])(x))
-
+_erf = np.vectorize(erf, otypes=[np.float64])
 
 _STEPS: dict[str, Callable[[Float64, Mapping[str, Float64]], Float64]] = {
     "bias": lambda x, t: x + t["bias"],
@@ -215,7 +209,7 @@ _STEPS: dict[str, Callable[[Float64, Mapping[str, Float64]], Float64]] = {
     "relu": lambda x, t: np.maximum(x, 0.0),
     "relu6": lambda x, t: np.clip(x, 0.0, 6.0),
     "hardswish": lambda x, t: x * np.clip(x + 3.0, 0.0, 6.0) / 6.0,
-    "silu": lambda x, t: x * _sigmoid(x),
+    "silu": lambda x, t: x * 0.5 * (1.0 + np.tanh(0.5 * x)),
     "gelu": lambda x, t: 0.5 * x * (1.0 + _erf(x / np.sqrt(2.0))),
 }
 _SLOPE = {"bias": 1.0, "residual": 1.0, "relu": 1.0, "relu6": 1.0, "hardswish": 1.5, "silu": 1.1, "gelu": 1.13}

@@ -4,7 +4,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-_SETTINGS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
+SETTINGS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 @cache
@@ -15,7 +15,7 @@ def use_all_cores() -> None:
     whose CPUs are cores, and looks at no affinity. What the user has set stays.
     It takes effect if nothing has run on TVM's pool yet, for that is when TVM looks.
     """
-    if not any(name in os.environ for name in _SETTINGS):
+    if not any(name in os.environ for name in SETTINGS):
         os.environ["TVM_NUM_THREADS"] = str(physical_cores())
 
 

@@ -24,7 +24,7 @@ TraceJson: TypeAlias = list[Any]
 
 
 def space_trace(
-    strategy: Strategy, shape: Shape, target: Target, epilogue: Epilogue | None = None
+    strategy: Strategy, shape: Shape, target: Target, epilogue: Epilogue = NO_STEPS
 ) -> tuple[Schedule, TraceJson]:
     """Schedule the convolution with the tile as random variables, decided as in `strategy`.
 
@@ -38,7 +38,7 @@ def space_trace(
     return sch, plain(sch.trace.as_json())
 
 
-def decided(strategy: Strategy, shape: Shape, epilogue: Epilogue | None = None) -> Schedule:
+def decided(strategy: Strategy, shape: Shape, epilogue: Epilogue) -> Schedule:
     """Schedule the convolution with each number of the tile drawn from itself alone.
 
     Its trace is what a record keeps: it says the parameters, and depends on
@@ -52,15 +52,13 @@ def _numbers(strategy: Strategy) -> dict[str, int]:
     return {field: value for field, value in strategy.parameters.items() if type(value) is int}
 
 
-def _drawn(
-    strategy: Strategy, shape: Shape, epilogue: Epilogue | None, candidates: Mapping[str, Sequence[int]]
-) -> Schedule:
+def _drawn(strategy: Strategy, shape: Shape, epilogue: Epilogue, candidates: Mapping[str, Sequence[int]]) -> Schedule:
     """Schedule the convolution with some fields drawn, each decided as in `strategy`."""
     from tvm.s_tir import Schedule
 
     variables = strategy.parameters
     try:
-        sch = Schedule(strategy.define(shape, epilogue or NO_STEPS))
+        sch = Schedule(strategy.define(shape, epilogue))
         for field, values in candidates.items():
             variables[field] = sample(sch, values, values.index(variables[field]))
         type(strategy)(**variables).apply(sch, shape)

@@ -1,6 +1,7 @@
 """The versions that a record was measured with, as a line, and as one of a whole folder."""
 
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,14 @@ _COMMON = "versions.txt"
 """The file with the line of a folder's first record, which those of the same versions leave out."""
 
 _MAX_BYTES = 1024
+
+
+def installed(package: str) -> str:
+    """Return the version of a package, or ``none``."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def read(text: str) -> dict[str, str]:

@@ -15,7 +15,6 @@ from .plots import check_path, plot
 from .report import markdown, text
 from .results import Results, write_csv
 from .rounds import add_measuring
-from .row import Row
 from .session import Session, Settings
 
 _EPILOG = """\
@@ -70,7 +69,8 @@ def _measure(arguments: Sequence[str]) -> int:
     session.measure(wanted)
     results = replace(session.results(), cases=session.measure_articles() if options.what == ["seeds"] else {})
     print("\n".join(text(results)))
-    _write_rows(results.rows, options.csv)
+    if options.csv is not None:
+        write_csv(results.rows, options.csv)
     if options.json is not None:
         results.write(options.json)
     if options.plot is not None:
@@ -89,12 +89,6 @@ def _command(options: argparse.Namespace) -> str:
     parts += [f"--schedule {options.schedule} --baselines {options.baselines}"]
     parts += ["--warm"] if options.warm else []
     return " ".join([*parts, f"--rounds {options.rounds}"])
-
-
-def _write_rows(rows: Sequence[Row], path: Path | None) -> None:
-    if path is not None:
-        with path.open("w", newline="", encoding="utf-8") as stream:
-            write_csv(rows, stream)
 
 
 def _report(arguments: Sequence[str]) -> int:
@@ -116,7 +110,8 @@ def _report(arguments: Sequence[str]) -> int:
     if options.markdown is not None:
         page = "\n\n".join("\n".join(markdown(results)) for results in found.values())
         options.markdown.write_text(f"{page}\n", encoding="utf-8")
-    _write_rows([row for results in found.values() for row in results.rows], options.csv)
+    if options.csv is not None:
+        write_csv([row for results in found.values() for row in results.rows], options.csv)
     for path, results in found.items() if options.plot is not None else ():
         print("\n".join(plot(results, options.plot, prefix=f"{path.stem}-")), file=sys.stderr)
     return 0

@@ -12,6 +12,7 @@ article of 2025 gives v1 as 2.3 times as fast as naive; its times make that 4.3.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import TypeAlias
 
 from ..epilogue import Epilogue
@@ -186,15 +187,11 @@ def measure(target: Target, *, baselines: bool, rounds: int) -> dict[Case, Found
     if target.kind != "cuda":
         return dict.fromkeys(PUBLISHED_US, NEEDS_GPU)
     found: dict[Case, Found] = {}
-    cases = sorted(PUBLISHED_US, key=_layer)
-    for (shape, epilogue), group in groupby(cases, key=_layer):
+    layer = attrgetter("shape", "epilogue")
+    for (shape, epilogue), group in groupby(sorted(PUBLISHED_US, key=layer), key=layer):
         problem = Problem(Shape.parse(shape), Epilogue.of(epilogue), target, cold=False)
         found |= _measure_layer(problem, list(group), baselines, rounds)
     return {case: found[case] for case in PUBLISHED_US}
-
-
-def _layer(case: Case) -> tuple[str, str]:
-    return case.shape, case.epilogue
 
 
 def _measure_layer(problem: Problem, cases: list[Case], baselines: bool, rounds: int) -> dict[Case, Found]:

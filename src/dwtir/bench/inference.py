@@ -1,10 +1,9 @@
 """Inference of whole networks: eager and compiled, as they are and with dwtir's kernels."""
 
-import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
-from functools import cache, partial
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..errors import ArgumentError, CompileError
 from ..kernel import Timing
 from ..nn import convert
 from ..nn.chain import is_depthwise
-from ..nn.measure import seconds
+from ..nn.measure import captured, seconds
 from ..reference import Array
 from ..target import Target
 from .contenders import Contender, convolutions
@@ -111,7 +110,7 @@ class _Run:
 
     def __init__(self, way: str, model: Callable[[Any], Any], images: Any) -> None:
         self.way, self._model, self._images = way, model, images
-        self._graph: Any = None
+        self.graph: Any = None
         self._out: Any = None
 
     def once(self) -> None:
@@ -120,7 +119,7 @@ class _Run:
 
     def call(self, _: int) -> None:
         """Run it, by its graph where it has one."""
-        (self.once if self._graph is None else self._graph.replay)()
+        (self.once if self.graph is None else self.graph.replay)()
 
     def result(self) -> Array:
         """Run it, and return the output in float32."""
@@ -128,27 +127,6 @@ class _Run:
         if not isinstance(self._out, torch.Tensor):
             raise ArgumentError(f"the output must be a tensor, got {type(self._out).__name__}")
         return np.asarray(self._out.float().cpu().numpy())
-
-    def capture(self) -> None:
-        """Let a CUDA graph run it from now on."""
-        self._graph = captured(self.once)
-
-
-def captured(run: Callable[[], None], pool: Any = None) -> Any:
-    """Return a CUDA graph of a run; those with the `pool` of another may not run at once."""
-    stream, graph = _stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):  # what is built, loaded or chosen at first
-            run()
-        gc.collect()  # a kernel that is unloaded during a capture ends it
-        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
-            run()
-    return graph
-
-
-_stream = cache(torch.cuda.Stream)
-"""Returns the stream of all captures: only on one do they share memory."""
 
 
 def _checked(
@@ -169,7 +147,7 @@ def _checked(
             continue
         if graphs:
             try:
-                run.capture()
+                run.graph = captured(run.once)
             except Exception as error:  # what CUDA says to what no graph takes
                 notes.append(f"{run.way} is not in a CUDA graph: {in_short(error)}")
         found = _error(run.result(), expected)

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 
 from .._version import __version__
 from ..target import KNOWN_GPUS, Target
-from ..threads import physical_cores
+from ..threads import SETTINGS, physical_cores
+from ..versions import installed
 from .problem import import_torch
 
 LOUD = 0.2
@@ -35,7 +35,6 @@ _SMI_SECONDS = 30
 _COPY_BYTES, _GPU_COPY_BYTES = 2**26, 2**30
 _MATRIX = 2048
 _REPEATS = 5
-_THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 def about(target: Target) -> dict[str, str]:
@@ -49,15 +48,10 @@ def about(target: Target) -> dict[str, str]:
         found["CPU"] = _cpu_model()
         found["cores"] = f"{physical_cores()} of {os.cpu_count()} logical CPUs"
         found["malloc"] = keep_memory()
-        found |= {name: os.environ[name] for name in _THREADS if name in os.environ}
+        found |= {name: os.environ[name] for name in SETTINGS if name in os.environ}
     found["python"] = platform.python_version()
     found["dwtir"] = __version__  # also of a checkout that is not installed
-    for package in ("apache-tvm", "torch"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "none"
-    return found
+    return found | {package: installed(package) for package in ("apache-tvm", "torch")}
 
 
 def _cpu_model() -> str:

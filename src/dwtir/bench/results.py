@@ -8,7 +8,7 @@ import lzma
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ..epilogue import Epilogue
 from ..errors import DwtirError, RecordError
@@ -73,13 +73,14 @@ class Results:
             raise RecordError(f"{path}: not a benchmark's results: {error!r}") from error
 
 
-def write_csv(rows: Sequence[Row], stream: TextIO) -> None:
+def write_csv(rows: Sequence[Row], path: Path) -> None:
     """Write a line a row."""
     facts = [row.facts() for row in rows]
     names = dict.fromkeys(name for row in facts for name in row)
-    writer = csv.DictWriter(stream, list(names))
-    writer.writeheader()
-    writer.writerows(facts)
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(names))
+        writer.writeheader()
+        writer.writerows(facts)
 
 
 def _lines(entries: Sequence[dict[str, Any]]) -> str:

@@ -12,10 +12,11 @@ import torch
 from ..errors import ArgumentError, CompileError
 from ..nn import replace
 from ..nn.chain import is_depthwise
+from ..nn.measure import captured
 from ..reference import Array
 from ..target import Target
 from .contenders import Contender, convolutions
-from .inference import FORMATS, captured, timed
+from .inference import FORMATS, timed
 from .network_row import NUDGED, NetworkRow
 from .networks import Network, seeded
 from .rounds import in_short

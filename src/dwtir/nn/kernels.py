@@ -83,7 +83,7 @@ def shape_of(
     weight_size: Sequence[int],
     dtype: torch.dtype,
     form: torch.memory_format,
-    *geometry: Sequence[int],
+    *geometry: Any,
     operation: str = "forward",
 ) -> Shape:
     """Describe a convolution by the sizes of its image and weight, or raise what is wrong."""
@@ -96,9 +96,9 @@ def shape_of(
         height=height,
         width=width,
         kernel=(weight_size[2], weight_size[3]),
-        stride=(stride[0], stride[1]),
-        padding=(padding[0], padding[1], padding[2], padding[3]),
-        dilation=(dilation[0], dilation[1]),
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
         channel_multiplier=weight_size[0] // channels,
         dtype=DTYPES[dtype],
         layout="NCHW" if form is torch.contiguous_format else "NHWC",

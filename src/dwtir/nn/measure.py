@@ -1,10 +1,12 @@
 """Times two ways to compute a layer in turns, as a network that calls them would see it."""
 
+import gc
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import ceil
 from statistics import median
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -28,7 +30,9 @@ def medians(calls: Sequence[_Call], device: torch.device, *, graphs: bool = Fals
     calls_at_once = 1
     with torch.no_grad():
         if graphs and device.type == "cuda":
-            calls, calls_at_once = [_captured(call, device) for call in calls], _GRAPH_CALLS
+            with torch.cuda.device(device):
+                calls = [captured(call, count=_GRAPH_CALLS).replay for call in calls]
+            calls_at_once = _GRAPH_CALLS
         counts = [_count(call, device) for call in calls]
         times: list[list[float]] = [[] for _ in calls]
         for _ in range(_ROUNDS):
@@ -41,21 +45,22 @@ def medians(calls: Sequence[_Call], device: torch.device, *, graphs: bool = Fals
     return [median(measured) for measured in times]
 
 
-def _captured(call: _Call, device: torch.device) -> _Call:
-    """Capture calls in a CUDA graph, and return what replays it."""
-    with torch.cuda.device(device):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):  # what is built, loaded or chosen at a first call
-                call()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(_GRAPH_CALLS):
-                call()
-    replay: _Call = graph.replay
-    return replay
+def captured(run: _Call, pool: Any = None, *, count: int = 1) -> Any:
+    """Return a CUDA graph of so many runs; those with the `pool` of another may not run at once."""
+    stream, graph = _stream(torch.cuda.current_device()), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # what is built, loaded or chosen at first
+            run()
+        gc.collect()  # a kernel that is unloaded during a capture ends it
+        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+            for _ in range(count):
+                run()
+    return graph
+
+
+_stream = cache(torch.cuda.Stream)
+"""Returns the stream of all captures on a device: only on one do they share memory."""
 
 
 def _count(call: _Call, device: torch.device) -> int:

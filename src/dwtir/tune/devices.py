@@ -4,10 +4,12 @@ A candidate that was being measured when a worker died twice is given up; all ot
 go to the next worker.
 """
 
+from __future__ import annotations
+
 import contextlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import DeviceError, DwtirError
 from ..records import strategy_to_json
@@ -15,6 +17,9 @@ from ..schedules import Strategy
 from ..target import Target
 from .channels import Answer, Channel, Message
 from .outcome import Task
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
 
 _TASK_SECONDS = 300.0
 _CANDIDATE_SECONDS = 120.0
@@ -52,18 +57,6 @@ class Result:
     cause: str = ""
     error: str = ""
     device: str = ""
-
-
-class JobQueue(ABC):
-    """Candidates that wait for a device."""
-
-    @abstractmethod
-    def take(self) -> Job | None:
-        """Return the next candidate, or None while there is none."""
-
-    @abstractmethod
-    def give_back(self, jobs: Iterable[Job]) -> None:
-        """Put candidates that were taken first in the queue again."""
 
 
 class Device:
@@ -120,7 +113,7 @@ class Device:
         if self._deaths >= _MAX_DEATHS:
             raise DeviceLostError(f"{self.name}: {self._deaths} workers failed in a row; the last: {error}") from error
 
-    def measure(self, queue: JobQueue, limit: Callable[[], float | None], stop: Callable[[], bool]) -> Iterator[Result]:
+    def measure(self, queue: Fleet, limit: Callable[[], float | None], stop: Callable[[], bool]) -> Iterator[Result]:
         """Measure candidates as they are built; the limit is the best time so far, in seconds.
 
         If several workers die in a row, that is a `DeviceLostError`.

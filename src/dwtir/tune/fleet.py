@@ -4,17 +4,17 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ..errors import DwtirError
 from ..schedules import Strategy
 from ..target import Target
-from .devices import Device, DeviceLostError, Job, JobQueue, Result
+from .devices import Device, DeviceLostError, Job, Result
 from .outcome import Task
 
 
-class Fleet(JobQueue):
+class Fleet:
     """Some devices of one kind, which are closed with it, and a thread for each.
 
     There should be at least `window` candidates on their way.
@@ -96,12 +96,14 @@ class Fleet(JobQueue):
                 self._changed.wait_for(lambda: self._jobs or self._stop.is_set())
 
     def take(self) -> Job | None:
+        """Return the next candidate, or None while there is none."""
         with self._changed:
             return self._jobs.popleft() if self._jobs else None
 
-    def give_back(self, jobs: Iterable[Job]) -> None:
+    def give_back(self, jobs: Sequence[Job]) -> None:
+        """Put candidates that were taken first in the queue again."""
         with self._changed:
-            self._jobs.extendleft(reversed(list(jobs)))
+            self._jobs.extendleft(reversed(jobs))
             self._changed.notify_all()
 
     def submit(self, jobs: Sequence[Job]) -> None:

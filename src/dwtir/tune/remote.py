@@ -204,8 +204,9 @@ def local_servers(names: Sequence[str], kind: str) -> Iterator[tuple[tuple[str, 
                     servers[key] = subprocess.Popen(
                         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                     )
-            _await(port, servers, Path(logs))
-            yield ("127.0.0.1", port), keys
+            address = "127.0.0.1", port
+            _await(_Tracker(address, False, None), servers, Path(logs))
+            yield address, keys
         finally:
             _end_servers(servers.values())
 
@@ -234,25 +235,17 @@ def _local_tracker() -> Iterator[int]:
         tracker.terminate()
 
 
-def _await(port: int, servers: Mapping[str, subprocess.Popen[bytes]], logs: Path) -> None:
+def _await(tracker: _Tracker, servers: Mapping[str, subprocess.Popen[bytes]], logs: Path) -> None:
     """Wait until the tracker has all servers."""
-    from tvm.rpc import connect_tracker
-
     deadline = time.monotonic() + _START_SECONDS
-    with contextlib.closing(connect_tracker("127.0.0.1", port)) as tracker:
-        while True:
-            there = {str(info["key"]) for info in tracker.summary()["server_info"]}
-            missing = [key for key in servers if f"server:{key}" not in there]
-            if not missing:
-                return
-            for key in missing:
-                name = key.partition("-")[2]
-                code, late = servers[key].poll(), time.monotonic() > deadline
-                if code is not None or late:
-                    words = "\n".join((logs / key).read_text(errors="replace").splitlines()[-10:])
-                    how = f"ended with status {code}" if code is not None else "did not start in time"
-                    raise DeviceError(f"the server of {name} {how}:\n{words}")
-            time.sleep(_POLL_SECONDS)
+    while missing := servers.keys() - tracker.keys():
+        for key in missing:
+            code, late = servers[key].poll(), time.monotonic() > deadline
+            if code is not None or late:
+                words = "\n".join((logs / key).read_text(errors="replace").splitlines()[-10:])
+                how = f"ended with status {code}" if code is not None else "did not start in time"
+                raise DeviceError(f"the server of {key.partition('-')[2]} {how}:\n{words}")
+        time.sleep(_POLL_SECONDS)
 
 
 def _end_servers(servers: Collection[subprocess.Popen[bytes]]) -> None:

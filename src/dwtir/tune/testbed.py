@@ -97,13 +97,7 @@ class CudaTestbed(Testbed):
         itemsize = shape.itemsize
         set_bytes = itemsize * (sum(a.size for a in self._inputs) + prod(shape.result_shape))
         self._timer = GraphTimer()
-        first = [*map(on_gpu, self._inputs)]
-        self._sets = [first]
-        for _ in range(rotation(set_bytes) - 1):
-            copies = [tvm.runtime.empty(a.shape, shape.dtype, gpu) for a in first]
-            for copy, tensor in zip(copies, first, strict=True):
-                copy.copyfrom(tensor)
-            self._sets.append(copies)
+        self._sets = [[*map(on_gpu, self._inputs)] for _ in range(rotation(set_bytes))]
         self._in_turn = 2 if len(self._sets) >= _RESIDENT_SETS else 1
         self._outs = [tvm.runtime.empty(shape.result_shape, shape.dtype, gpu) for _ in self._sets]
         # All bits set are a NaN.
