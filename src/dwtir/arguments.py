@@ -224,7 +224,6 @@ class Signature:
         return self._scratch[key]
 
     def _check(self, name: str, shape: tuple[int, ...], facts: _Facts, device: str) -> None:
-        """Compare one tensor with what the kernel was built for."""
         home = "cpu" if self.device == "opencl" else self.device
         if facts.device.partition(":")[0] != home:
             raise ArgumentError(f"{name} must be on {home}, got {facts.device}")

@@ -145,7 +145,6 @@ def records_of(target: Target, within: Iterable[Path] | None = None) -> Iterator
 
 
 def _usable(path: Path, target: Target) -> Record | None:
-    """Read a record for a device, or warn why it is not used."""
     try:
         record = Record.read(path)
         for name in ("kind", "arch"):

@@ -68,7 +68,6 @@ def _folders(options: Namespace) -> list[Path]:
 
 
 def _read_all(options: Namespace) -> Iterator[tuple[Path, Record | RecordError]]:
-    """Yield every file, with its record or its error."""
     for folder in _folders(options):
         for path in database.record_paths(folder):
             try:
@@ -78,7 +77,6 @@ def _read_all(options: Namespace) -> Iterator[tuple[Path, Record | RecordError]]
 
 
 def _good(options: Namespace) -> Iterator[tuple[Path, Record]]:
-    """Yield the good records, and print the errors of the others."""
     for path, record in _read_all(options):
         if isinstance(record, Record):
             yield path, record

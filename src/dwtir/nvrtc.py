@@ -52,7 +52,6 @@ class Cubin:
     arch: str
     kernels: tuple[KernelResources, ...]
     """One for every kernel of the source."""
-    log: str
 
 
 # Stand-ins for the two headers that TVM includes in every kernel. They declare
@@ -207,7 +206,7 @@ def _compile(source: str, arch: str, options: list[str]) -> Cubin:
     kernels = _resources(log)
     if not kernels:
         raise CompileError(f"NVRTC reported no kernel for {arch}; its log is {log!r}")
-    return Cubin(code, arch, kernels, log)
+    return Cubin(code, arch, kernels)
 
 
 def _compile_program(program: Any, arguments: list[bytes]) -> Any:

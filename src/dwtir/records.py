@@ -194,7 +194,7 @@ class Record:
             if record[name] != canonical:
                 raise RecordError(f"{name} must be written {canonical!r}, got {record[name]!r}")
         target = target_json.read(text("device", record["device"]), record["target"])
-        strategy = read_strategy(record["strategy"], record["parameters"])
+        strategy = strategy_from_json(record)
         strategy.check_use(shape, target)
         if not isinstance(record["run_secs"], list):
             raise RecordError(f"run_secs must be a list, got {brief(record['run_secs'])}")

@@ -32,7 +32,6 @@ def error_ratio(shape: Shape, epilogue: Epilogue, inputs: Sequence[Array], out: 
     outs = (channels[:, None] * multiplier + np.arange(multiplier)).reshape(-1)
 
     def cut(name: str, array: Array) -> Array:
-        """Take a tensor's part."""
         if name == "weight":
             return array.take(channels, axis=2 if nhwc else 0)
         if name in ("data", "grad_out", "out", "residual"):
@@ -64,10 +63,10 @@ def _sample(shape: Shape) -> tuple[Array, Array]:
     per_channel = prod(shape.out_shape[1:]) // shape.in_channels * prod(shape.kernel)
     pairs = max(1, _MAX_PRODUCTS // max(per_channel, 1))
     if shape.operation == "grad_weight":  # sums over all images
-        count = min(shape.in_channels, max(1, pairs // shape.batch))
-        return _spread(shape.batch, shape.batch), _spread(shape.in_channels, count)
-    count = min(shape.in_channels, pairs)
-    images = min(shape.batch, max(1, pairs // count), 4)
+        images, count = shape.batch, min(shape.in_channels, max(1, pairs // shape.batch))
+    else:
+        count = min(shape.in_channels, pairs)
+        images = min(shape.batch, max(1, pairs // count), 4)
     return _spread(shape.batch, images), _spread(shape.in_channels, count)
 
 

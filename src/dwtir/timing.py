@@ -110,7 +110,6 @@ class GraphTimer:
         self._do("cudaEventRecordWithFlags", event, self._stream, self._api.cudaEventRecordExternal)
 
     def _launch(self, graph: Any) -> float:
-        """Launch a graph and return the seconds between its events."""
         self._do("cudaGraphLaunch", graph, self._stream)
         self._do("cudaStreamSynchronize", self._stream)
         return float(self._do("cudaEventElapsedTime", self._start, self._stop)) * 1e-3

@@ -48,7 +48,6 @@ def decided(strategy: Strategy, shape: Shape, epilogue: Epilogue) -> Schedule:
 
 
 def _numbers(strategy: Strategy) -> dict[str, int]:
-    """Find the fields of a tile that are numbers."""
     return {field: value for field, value in strategy.parameters.items() if type(value) is int}
 
 

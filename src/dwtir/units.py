@@ -116,7 +116,6 @@ class Units:
         return max(crowd for crowd, _ in self._spread(pitch))
 
     def _spread(self, pitch: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Spread the units of inputs, and of gradients."""
         rows = min(LANES, 2 * LANES // self.together_read)  # of a fragment, read together
         columns = -(-rows // self.together)
         return _spread(self.step, pitch, columns), _spread(self.columns, pitch, columns)

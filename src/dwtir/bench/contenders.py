@@ -21,8 +21,6 @@ class Contender:
 
     name: str
     """Such as ``dwtir`` or ``torch NHWC cudnn``."""
-    layout: str
-    """Of its tensors."""
     call: Callable[[int], object]
     """Computes a set of the problem, on torch's current stream."""
     result: Callable[[], Array]
@@ -51,7 +49,7 @@ def ours(problem: Problem, schedule: str, *, name: str = "dwtir", on_miss: str =
     def call(number: int) -> object:
         return kernel(*sets[number], out=outs[number])
 
-    return Contender(name, shape.layout, call, lambda: _read(outs[0]))
+    return Contender(name, call, lambda: _read(outs[0]))
 
 
 def _read(out: Any) -> Array:
@@ -116,7 +114,7 @@ def _torch(torch: Any, problem: Problem, layout: str, name: str, *, cudnn: bool,
             array, axes = array.reshape(shape.in_channels, shape.channel_multiplier, *shape.kernel), (2, 3, 0, 1)
         return array.transpose(axes) if shape.layout == "NHWC" else array
 
-    return Contender(name, layout, call, result)
+    return Contender(name, call, result)
 
 
 @contextlib.contextmanager

@@ -94,7 +94,7 @@ def infer(
     allowed = max(_ERROR[dtype], 2 * eager_error)
     with inductor.patch(_COMPILE):
         right, notes = _checked(network.name, runs, expected, allowed, graphs=target.kind == "cuda")
-        contenders = [Contender(run.way, layout, run.call, run.result) for run in right]
+        contenders = [Contender(run.way, run.call, run.result) for run in right]
         timings, load = timed(target, contenders, rounds, patience)
     return NetworkRow(
         *(network.name, "inference", batch, dtype, layout, timings, len(report.replaced)),
@@ -118,11 +118,9 @@ class _Run:
             self._out = self._model(self._images)
 
     def call(self, _: int) -> None:
-        """Run it, by its graph where it has one."""
         (self.once if self.graph is None else self.graph.replay)()
 
     def result(self) -> Array:
-        """Run it, and return the output in float32."""
         self.call(0)
         if not isinstance(self._out, torch.Tensor):
             raise ArgumentError(f"the output must be a tensor, got {type(self._out).__name__}")

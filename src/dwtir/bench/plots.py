@@ -69,7 +69,6 @@ def plot(
 
 
 def _take_palette(file: Path, source: str) -> None:
-    """Write a PNG file again with a palette and a note."""
     from PIL import Image, PngImagePlugin
 
     notes = PngImagePlugin.PngInfo()
@@ -135,7 +134,6 @@ def _form(row: Row) -> str:
 
 
 def _layout(row: Row) -> str:
-    """Name the layout, and the operation where it is a gradient."""
     operation = row.shape.operation
     return row.shape.layout if operation == "forward" else f"{operation} {row.shape.layout}"
 

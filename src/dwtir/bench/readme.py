@@ -104,7 +104,6 @@ def _block(found: dict[Path, Results]) -> list[str]:
 
 
 def _form(row: Row) -> str:
-    """Name what the rows of a line have in common."""
     what = "" if row.shape.operation == "forward" else f"{row.shape.operation}, "
     return f"{what}{row.shape.layout}, {'cold' if row.cold else 'warm'}"
 

@@ -78,7 +78,6 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _time(row: Row, found: tuple[str, float] | None) -> str:
-    """Write a contender's time with its mark."""
     if found is None:
         return "-"
     name, seconds = found

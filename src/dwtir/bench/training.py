@@ -96,9 +96,7 @@ def train(
     except Exception as error:  # whatever the model's own code raises
         raise ArgumentError(f"cannot train {what} on {target.name}: {in_short(error)}") from error
     notes = _compare(what, trainers, losses, PRECISIONS[precision], graphs=device == "cuda")
-    contenders = [
-        Contender(way, layout, trainer.call, trainer.result) for way, trainer in trainers.items() if way in losses
-    ]
+    contenders = [Contender(way, each.call, each.result) for way, each in trainers.items() if way in losses]
     timings, load = timed(target, contenders, rounds, patience)
     return NetworkRow(
         *(network.name, "training", batch, precision, layout, timings, replaced),
@@ -157,7 +155,6 @@ class _Trainer:
         self._loss: Any = None
 
     def call(self, _: int) -> None:
-        """Take a step on the only set of images."""
         (self._step if self._graph is None else self._graph.replay)()
 
     def _step(self) -> None:

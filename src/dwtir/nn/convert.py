@@ -174,14 +174,13 @@ def _decide(
     forward: ConvertedForward, image: Image, note: str, measure: Callable[..., list[float]] | None
 ) -> ConvertedLayer:
     """Build the kernel for a kind of image, and measure it if wanted."""
-    left = partial(ConvertedLayer, forward.name, "", False)
     with image.context(), torch.no_grad():
         example = image.random()
         try:
             shape = str(forward.shape(example))
             forward.run(example)
         except (ArgumentError, InvalidShapeError, InvalidScheduleError) as error:
-            return left(str(error))
+            return ConvertedLayer(forward.name, "", False, str(error))
         before = after = None
         if measure is not None:
             calls = [partial(forward.chain.original, example), partial(forward.run, example)]

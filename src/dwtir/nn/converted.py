@@ -80,7 +80,6 @@ class ConvertedForward:
         return chain.original(image)
 
     def _refusal(self, image: Tensor) -> str | None:
-        """Say why the kernel is not for this call."""
         tensors = (image, *self.chain.sources) if torch.is_grad_enabled() else ()
         if any(tensor.requires_grad for tensor in tensors):
             return "a gradient is wanted; torch.no_grad() says that it is not"
@@ -119,7 +118,6 @@ class ConvertedForward:
         return self._derived.get(("weight", image.dtype, last, weight.device), [weight], make)[0]
 
     def _operands(self, dtype: torch.dtype) -> list[Tensor]:
-        """Return the epilogue's tensors in the type of the image."""
         chain = self.chain
         bias = chain.conv.bias
         if chain.norm is None and (bias is None or bias.dtype == dtype):

@@ -153,7 +153,6 @@ def _prepared(device: torch.device, epilogue: str, operation: str, *found: Any) 
 
 
 def _explain(kernel: Kernel, image: Tensor, other: Tensor, *operands: Tensor) -> None:
-    """Raise an `ArgumentError` if tensors are none for a kernel."""
     if kernel.shape.layout == "NHWC":
         image = image.permute(0, 2, 3, 1)
         if kernel.shape.operation == "grad_weight":

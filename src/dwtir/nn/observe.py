@@ -99,12 +99,10 @@ class _Observer(TorchDispatchMode):
             users.append(None)
 
     def enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        """Before a watched module runs."""
         self.runs.setdefault(module, []).append(Run(Image.of(next(iter((*args, *kwargs.values()))))))
         self._running = module
 
     def leave(self, module: torch.nn.Module, args: Any, output: Tensor) -> None:
-        """After a watched module has run."""
         self._running = None
         # What works in place gives back the tensor it took: from here on it is its output.
         self._watched[output] = self.runs[module][-1].users

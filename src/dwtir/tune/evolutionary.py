@@ -134,7 +134,6 @@ class _Designs:
         return [(inst, values, int(decisions[inst])) for inst, values in drawn]
 
     def read(self, trace: Trace) -> Strategy:
-        """Return the strategy and parameters that a trace has drawn."""
         chosen, space = self._design(trace)
         drawn = [values[decision] for _, values, decision in self.draws(trace)]
         return chosen.from_parameters(chosen.parameters | dict(zip(space, drawn, strict=True)))
@@ -148,7 +147,6 @@ class _Designs:
         return all(own[field] in space.get(field, (value,)) for field, value in chosen.parameters.items())
 
     def is_valid(self, trace: Trace) -> bool:
-        """Tell whether what a trace has drawn is worth a trial."""
         return is_worth_a_trial(self.read(trace), *self._place)
 
     def features(self, strategy: Strategy) -> list[float]:

@@ -236,7 +236,6 @@ def _local_tracker() -> Iterator[int]:
 
 
 def _await(tracker: _Tracker, servers: Mapping[str, subprocess.Popen[bytes]], logs: Path) -> None:
-    """Wait until the tracker has all servers."""
     deadline = time.monotonic() + _START_SECONDS
     while missing := servers.keys() - tracker.keys():
         for key in missing:

@@ -109,7 +109,6 @@ class _Session:
         self._last_gain = self.done
 
     def is_done(self) -> bool:
-        """Tell whether to begin nothing new."""
         settings = self._settings
         elapsed = 0.0 if self._begun is None else time.monotonic() - self._begun
         spent = (
@@ -120,7 +119,6 @@ class _Session:
         return any(limit is not None and used >= limit for limit, used in spent)
 
     def run(self, fleet: Fleet, stop: threading.Event) -> None:
-        """Keep the fleet busy until the session is done."""
         self._submit(fleet, self._first_candidates())
         exhausted = False
         while not stop.is_set():
@@ -214,7 +212,6 @@ class _Session:
         )
 
     def outcome(self, record: Record, written: bool, seconds: float) -> Outcome:
-        """Say what came of it."""
         return Outcome(
             self._task,
             self._settings.search,

@@ -229,7 +229,6 @@ def _failure(error: Exception) -> Answer:
 
 
 def _versions(target: Target) -> dict[str, str]:
-    """Name the device and what it is driven by."""
     if target.kind != "cuda":
         return {}
     from .. import cuda, nvrtc
