@@ -38,7 +38,6 @@ class Toolkit:
 
     cudart: Path | None
     """The CUDA runtime library in the version that TVM needs."""
-    nvrtc: Path | None
     include: Path | None
     """The folder of ``cuda_fp16.h`` and the other headers."""
 
@@ -52,17 +51,13 @@ def find_toolkit() -> Toolkit:
     """
     roots = tuple(_roots())
     header = _first(roots, ("include",), "cuda_fp16.h")
-    return Toolkit(
-        cudart=_first(roots, ("lib64", "lib"), _CUDART),
-        nvrtc=_first(roots, ("lib64", "lib"), "libnvrtc.so.*"),
-        include=header.parent if header else None,
-    )
+    return Toolkit(_first(roots, ("lib64", "lib"), _CUDART), header.parent if header else None)
 
 
 def _roots() -> Iterator[Path]:
     spec = importlib.util.find_spec("nvidia")  # a namespace package: one entry a site folder
     for site in (spec.submodule_search_locations or ()) if spec else ():
-        for package in ("cu13", "cuda_runtime", "cuda_nvrtc"):
+        for package in ("cu13", "cuda_runtime"):
             if (root := Path(site, package)).is_dir():
                 yield root
     if named := [os.environ[key] for key in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(key)]:
@@ -73,14 +68,14 @@ def _roots() -> Iterator[Path]:
     yield Path("/usr/local/cuda")
 
 
-def _first(roots: tuple[Path, ...], folders: tuple[str, ...], pattern: str) -> Path | None:
+def _first(roots: tuple[Path, ...], folders: tuple[str, ...], name: str) -> Path | None:
     machine = "sbsa" if platform.machine() == "aarch64" else platform.machine()
     for root in roots:
         # Distribution and conda packages keep the real folders under targets/.
         for base in (root, root / "targets" / f"{machine}-linux"):
             for folder in folders:
-                if found := sorted((base / folder).glob(pattern)):
-                    return found[0]
+                if (found := base / folder / name).exists():
+                    return found
     return None
 
 
@@ -238,7 +233,6 @@ _ATTRIBUTES = {
     "warp_size": 10,
     "multiprocessors": 16,
     "l2_bytes": 38,
-    "shared_bytes_per_block_optin": 97,
 }
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
 
@@ -258,14 +252,7 @@ class DeviceProperties:
     l2_bytes: int
     max_threads_per_block: int
     shared_bytes_per_block: int
-    """The limit of static shared memory. Dynamic shared memory may take
-    ``shared_bytes_per_block_optin``."""
-    shared_bytes_per_block_optin: int
-
-    @property
-    def folder_name(self) -> str:
-        """The name as folders of records and results spell it, "nvidia-h200"."""
-        return folder_name(self.name)
+    """The limit of static shared memory."""
 
 
 def device_properties(index: int = 0) -> DeviceProperties:
@@ -298,5 +285,5 @@ def _version(number: int) -> str:
 
 
 def folder_name(name: str) -> str:
-    """Turn a device's name into a folder's: ``"NVIDIA H200"`` -> ``"nvidia-h200"``."""
+    """Turn a device's name into that of folders of records and results: ``"NVIDIA H200"`` -> ``"nvidia-h200"``."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unknown"

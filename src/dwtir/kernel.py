@@ -168,7 +168,13 @@ class Kernel:
             If the kernel was compiled for a GPU that is not here.
         """
         arguments, result = self._signature.bind(inputs, out)
-        self._launch(arguments, inputs, out)
+        run = self._run or self._cannot_run()
+        try:
+            with self._on_device(inputs[0]):
+                run(*arguments)
+        except Exception:
+            self._signature.explain(inputs, out)
+            raise
         return result
 
     def launcher(self) -> Callable[..., None]:
@@ -193,15 +199,6 @@ class Kernel:
     def explain(self, *inputs: Any) -> None:
         """Raise an `ArgumentError` if torch tensors, in the kernel's layout, are none for it."""
         self._signature.explain(inputs)
-
-    def _launch(self, arguments: tuple[Any, ...], inputs: tuple[Any, ...], out: Any) -> None:
-        run = self._run or self._cannot_run()
-        try:
-            with self._on_device(inputs[0]):
-                run(*arguments)
-        except Exception:
-            self._signature.explain(inputs, out)
-            raise
 
     def _on_device(self, tensor: Any) -> AbstractContextManager[Any]:
         """Make a torch tensor's GPU the current one, which compiled code leaves so."""

@@ -27,14 +27,10 @@ def parameters_of(text: str) -> dict[str, Any]:
     """Read the parameters that a text names."""
     parameters: dict[str, Any] = {}
     for token in text.strip().split("_"):
-        name, entry = _parse_token(token, text)
-        for key in name if isinstance(name, tuple) else (name,):
-            if key in parameters:
-                raise InvalidShapeError(f"{key} is given twice in shape {text!r}")
-        if isinstance(name, tuple):
-            parameters.update(zip(name, entry, strict=True))
-        else:
-            parameters[name] = entry
+        for name, value in _parse_token(token, text).items():
+            if name in parameters:
+                raise InvalidShapeError(f"{name} is given twice in shape {text!r}")
+            parameters[name] = value
     if not {"batch", "kernel"} <= parameters.keys():
         raise InvalidShapeError(
             f"shape {text!r} lacks its sizes or its kernel; write for example '1x256x96x96_k3x3_psame'"
@@ -42,25 +38,26 @@ def parameters_of(text: str) -> dict[str, Any]:
     return parameters
 
 
-def _parse_token(token: str, text: str) -> tuple[str | tuple[str, ...], Any]:
-    """Read one part of the text form: the parameters it names and their values."""
+def _parse_token(token: str, text: str) -> dict[str, Any]:
+    """Read the parameters of one part of the text form."""
     lowered = token.lower()
     if lowered in DTYPES:
-        return "dtype", lowered
+        return {"dtype": lowered}
     if lowered.upper() in LAYOUTS:
-        return "layout", lowered.upper()
+        return {"layout": lowered.upper()}
     for operation, ending in OPERATIONS.items():
         if lowered == ending != "":
-            return "operation", operation
+            return {"operation": operation}
     if lowered in ("psame", "pvalid"):
-        return "padding", lowered[1:].upper()
+        return {"padding": lowered[1:].upper()}
     match = re.fullmatch(r"([kspdm]?)(\d{1,10}(?:x\d{1,10})*)", lowered, flags=re.ASCII)
     if match:
         values = tuple(int(digits) for digits in match[2].split("x"))
         if not match[1] and len(values) == len(_SIZES):
-            return _SIZES, values
-        if match[1] and len(values) in _NUMBERED[match[1]][1]:
-            return _NUMBERED[match[1]][0], values if len(values) > 1 else values[0]
+            return dict(zip(_SIZES, values, strict=True))
+        name, counts = _NUMBERED.get(match[1], ("", ()))
+        if len(values) in counts:
+            return {name: values if len(values) > 1 else values[0]}
     raise InvalidShapeError(
         f"cannot read {token!r} in shape {text!r}; write for example '1x256x96x96_k3x3_s1x1_psame_d1x1_m1_float32_nchw'"
     )

@@ -15,7 +15,7 @@ from typing import Any
 from .cuda import INSTALL_CUDA, find_toolkit
 from .cuda_functions import with_functions
 from .errors import CompileError, InvalidTargetError, ToolchainError
-from .search_limits import current, stopped
+from .search_limits import SlowCompileError, SpillError, current, stopped
 
 _REGISTERS_OF_SM = 65536
 _SPILL = {False: 4, True: 20}
@@ -34,8 +34,7 @@ class KernelResources:
     registers: int
     """Of one thread."""
     spill_store_bytes: int
-    spill_load_bytes: int
-    """Traffic of registers that did not fit, a thread."""
+    """What a thread stores of registers that did not fit."""
     stack_frame_bytes: int
     """Local memory of one thread. More than the spills need means an array that is indexed at run
     time and so could not live in registers."""
@@ -49,7 +48,6 @@ class Cubin:
 
     code: bytes
     """The ELF image that the driver loads."""
-    arch: str
     kernels: tuple[KernelResources, ...]
     """One for every kernel of the source."""
 
@@ -129,7 +127,7 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     source = with_functions(source)
     cubin = _compile(_with_min_blocks(source, min_blocks), arch, options)
     if search and min_blocks is not None and _spills(cubin) > _SPILL[True]:
-        raise search.spills(min_blocks, _spills(cubin))
+        raise search.refuse(SpillError(f"min_blocks={min_blocks} lets a thread spill {_spills(cubin)} bytes"))
 
     def worth(cubin: Cubin) -> float:
         blocks = _blocks(cubin, source, min_blocks or 1) if _spills(cubin) < _MUCH else 1
@@ -191,7 +189,7 @@ def _compile(source: str, arch: str, options: list[str]) -> Cubin:
         with stopped(nvrtc, program, search):
             result = _compile_program(program, [option.encode() for option in options])
         if search and result.name == "NVRTC_ERROR_CANCELLED":
-            raise search.takes_too_long()
+            raise search.refuse(SlowCompileError(f"NVRTC was stopped, after {search.seconds:g} s at the latest"))
         log = _buffer("nvrtcGetProgramLog", program).rstrip(b"\0 \n").decode()
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             if find_toolkit().include is None and "could not open source file" in log:
@@ -206,7 +204,7 @@ def _compile(source: str, arch: str, options: list[str]) -> Cubin:
     kernels = _resources(log)
     if not kernels:
         raise CompileError(f"NVRTC reported no kernel for {arch}; its log is {log!r}")
-    return Cubin(code, arch, kernels)
+    return Cubin(code, kernels)
 
 
 def _compile_program(program: Any, arguments: list[bytes]) -> Any:
@@ -270,7 +268,6 @@ _FUNCTION = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
 _NUMBERS = {
     "stack_frame_bytes": re.compile(r"(\d+) bytes stack frame"),
     "spill_store_bytes": re.compile(r"(\d+) bytes spill stores"),
-    "spill_load_bytes": re.compile(r"(\d+) bytes spill loads"),
     "registers": re.compile(r"Used (\d+) registers"),
     "shared_bytes": re.compile(r"(\d+) bytes smem"),  # left out by ptxas when 0
 }

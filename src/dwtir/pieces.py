@@ -117,12 +117,8 @@ class Pieces:
 
     def at(self, kw: int, col: int) -> int | None:
         """Find the place in its window of what a column of a part has under a tap, if it has one."""
-        down, before = self.shape.stride[1], self.shape.before[1]
-        late = self.lead - before // self._phases
-        if self.shape.operation == "forward":
-            return late + col * down + kw * self.shape.dilation[1]
-        over = kw * self.shape.dilation[1] + col - before % down
-        return None if over % down else late + over // down
+        beside = kw * self.shape.dilation[1] + col - self.shape.before[1]
+        return None if beside % self._phases else self.lead + self.images.under(1, kw, col)
 
     def columns(self, kw: int) -> tuple[range, int]:
         """List a thread's columns that a tap has an input for, and find the first one's place in its window."""

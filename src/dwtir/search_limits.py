@@ -38,14 +38,6 @@ class Limit:
         self.error = error
         return error
 
-    def spills(self, min_blocks: int, spilled: int) -> DwtirError:
-        """Refuse a candidate for what its threads spill."""
-        return self.refuse(SpillError(f"min_blocks={min_blocks} lets a thread spill {spilled} bytes"))
-
-    def takes_too_long(self) -> DwtirError:
-        """Refuse a candidate over which NVRTC was stopped."""
-        return self.refuse(SlowCompileError(f"NVRTC was stopped, after {self.seconds:g} s at the latest"))
-
 
 current: ContextVar[Limit | None] = ContextVar("current", default=None)
 """The limit of the search that a kernel is compiled for, if any."""

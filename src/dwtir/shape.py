@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from math import gcd, prod
 from typing import Any, SupportsIndex, TypeAlias
@@ -113,9 +113,9 @@ class DepthwiseConv2dShape:
         for name, pair in {"kernel": kernel, "stride": stride, "dilation": dilation}.items():
             put(name, _pair(name, pair))
         put("channel_multiplier", _integer("channel_multiplier", channel_multiplier, 1))
-        put("dtype", _choice("dtype", dtype, tuple(DTYPES)))
+        put("dtype", _choice("dtype", dtype, DTYPES))
         put("layout", _choice("layout", layout, LAYOUTS))
-        put("operation", _choice("operation", operation, tuple(OPERATIONS)))
+        put("operation", _choice("operation", operation, OPERATIONS))
         put("padding", self._resolve_padding(padding))
         self._check_sizes()
 
@@ -353,7 +353,7 @@ def _pair(name: str, value: object) -> Pair:
     return first, second
 
 
-def _choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
+def _choice(name: str, value: object, allowed: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise InvalidShapeError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
     return value

@@ -205,9 +205,8 @@ def _tvm_attributes(target: object) -> dict[str, Any]:
 @cache
 def _present_gpu(index: int) -> Target:
     gpu = cuda.device_properties(index)
-    found = KNOWN_GPUS.get(gpu.folder_name)
-    if found is None:
-        found = Target(gpu.folder_name, "cuda", gpu.arch, gpu.multiprocessors)
+    name = cuda.folder_name(gpu.name)
+    found = KNOWN_GPUS.get(name, Target(name, "cuda", gpu.arch, gpu.multiprocessors))
     limits = {name: getattr(gpu, name) for name in _LIMITS.values()}
     return replace(found, arch=gpu.arch, units=gpu.multiprocessors, **limits)
 

@@ -86,8 +86,7 @@ class Lane:
     """A thread for calls that may never return."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None]
-        self._calls = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="rpc", daemon=True).start()
 
     def _run(self) -> None:
