@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,11 @@ ALIGNMENT = 16
 """Bytes that the first element of every tensor is aligned to: the widest vector of a GPU."""
 
 
-_Bound: TypeAlias = tuple[tuple[Any, ...], Any]
-"""Checked arguments: what the compiled function takes, and what the caller gets."""
+class Bound(NamedTuple):
+    """Checked arguments: what the compiled function takes, and what the caller gets."""
+
+    arguments: tuple[Any, ...]
+    result: Any
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Signature:
         self._torch_weight = (shape.out_channels, 1, *shape.kernel) if shape.layout == "NCHW" and several else None
         self._numpy_dtype = numpy_dtype(shape.dtype)
 
-    def bind(self, inputs: tuple[Any, ...], out: Any = None) -> _Bound:
+    def bind(self, inputs: tuple[Any, ...], out: Any = None) -> Bound:
         """Check the tensors, or raise an `ArgumentError`; make the output if there is none."""
         if len(inputs) != len(self.names) - 1:
             wanted = ", ".join(self.names[:-1])
@@ -83,7 +86,7 @@ class Signature:
     # torch: the hot path. Compiled code compares types, sizes, strides and devices itself;
     # here is what it does not look at. The words for an error come after.
 
-    def _bind_torch(self, torch: Any, inputs: tuple[Any, ...], out: Any) -> _Bound:
+    def _bind_torch(self, torch: Any, inputs: tuple[Any, ...], out: Any) -> Bound:
         inputs = self._with_own_weight(inputs)
         given = inputs if out is None else (*inputs, out)
         recording, fine, addresses = torch.is_grad_enabled(), True, []
@@ -105,7 +108,7 @@ class Signature:
             except ArgumentError:  # or a tensor is smaller than the kernel's, and ends before out
                 self.explain(inputs, out)
                 raise
-        return self.arguments(inputs, out), out
+        return Bound(self.arguments(inputs, out), out)
 
     def arguments(self, inputs: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         """Return what the compiled function takes of torch tensors: with a workspace."""
@@ -151,7 +154,7 @@ class Signature:
 
     # NumPy: likewise.
 
-    def _bind_numpy(self, inputs: tuple[Any, ...], out: Any) -> _Bound:
+    def _bind_numpy(self, inputs: tuple[Any, ...], out: Any) -> Bound:
         dtype, on_host = self._numpy_dtype, self.device != "cuda"
         tensors, addresses = [], []
         for name, shape, array in self._named(inputs, out):
@@ -178,8 +181,8 @@ class Signature:
             self._check_overlap(addresses)
         if self.device == "opencl":
             scratch = [np.empty(extents, numpy_dtype(dtype)) for dtype, extents in self._workspace]
-            return (*inputs, *scratch, out), out
-        return tuple(tensors), out
+            return Bound((*inputs, *scratch, out), out)
+        return Bound(tuple(tensors), out)
 
     def _explain_numpy(self, name: str, shape: tuple[int, ...], array: Any) -> None:
         if not isinstance(array, np.ndarray):
@@ -187,7 +190,7 @@ class Signature:
         facts = _Facts(array.shape, str(array.dtype), "cpu", array.flags.c_contiguous, _address(array))
         self._check(name, shape, facts, "cpu")
 
-    def _bind_dlpack(self, inputs: tuple[Any, ...], out: Any) -> _Bound:
+    def _bind_dlpack(self, inputs: tuple[Any, ...], out: Any) -> Bound:
         import tvm_ffi
 
         tensors, facts = [], []
@@ -206,9 +209,9 @@ class Signature:
         scratch = self._kept_workspace(device)
         if out is not None:
             self._check_overlap([fact.address for fact in facts])
-            return (*tensors[:-1], *scratch, tensors[-1]), out
+            return Bound((*tensors[:-1], *scratch, tensors[-1]), out)
         made = tvm.runtime.empty(self.shapes[-1], self.dtype, device)
-        return (*tensors, *scratch, made), _importer(inputs[0])(made)
+        return Bound((*tensors, *scratch, made), _importer(inputs[0])(made))
 
     def _kept_workspace(self, device: Any) -> list[Any]:
         """Give a thread its workspace on a device, the same at every call.

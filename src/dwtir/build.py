@@ -148,7 +148,6 @@ def schedule_for(shape: Shape, epilogue: Epilogue, strategy: Strategy) -> Schedu
 def _find_strategy(
     shape: Shape, epilogue: Epilogue, schedule: str | Strategy, target: Target, on_miss: str
 ) -> tuple[Strategy, dict[str, str]]:
-    """Turn what the caller asked for into a strategy, and say where it came from."""
     if on_miss not in ("warn", "error"):
         raise InvalidScheduleError(f"on_miss must be 'warn' or 'error', got {on_miss!r}")
     provenance = {"dwtir": __version__, "apache-tvm": version("apache-tvm")}

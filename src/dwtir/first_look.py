@@ -25,8 +25,6 @@ _FORMATS = ("<14", "<12", ">12", ">10", ">9", ">5", ">8", ">9", ">10", ">7")
 
 
 class _Problem:
-    """A layer with data and its true output."""
-
     def __init__(self, text: str) -> None:
         self.shape = Shape.parse(text)
         rng = np.random.default_rng(0)

@@ -83,9 +83,9 @@ class Images:
     def above(self, seen: int, row: int) -> int:
         """Find how far down the dilated kernel a row of a band is, for the row of the image that it sees so late."""
         down = self.shape.stride[0]
-        return (
-            seen - row * down if self.shape.operation == "forward" else self.shape.before[0] % down + seen * down - row
-        )
+        if self.shape.operation == "forward":
+            return seen - row * down
+        return self.shape.before[0] % down + seen * down - row
 
     def are_apart(self, rows: int) -> bool:
         """Tell whether no two of so many neighbours of the result have a tap over the same row of the image."""
@@ -103,11 +103,9 @@ class Images:
 
     def under(self, axis: int, tap: int, result: int) -> int:
         """Find the row (axis 0) or column (axis 1) of the image that a result has under a tap."""
-        stride, before = self.shape.stride[axis], self.shape.before[axis]
-        beside = tap * self.shape.dilation[axis] - before
-        if self.shape.operation == "forward":
-            return result * stride + beside
-        return (result + beside) // stride
+        stride = self.shape.stride[axis]
+        beside = tap * self.shape.dilation[axis] - self.shape.before[axis]
+        return result * stride + beside if self.shape.operation == "forward" else (result + beside) // stride
 
     @property
     def weights(self) -> int:

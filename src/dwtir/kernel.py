@@ -72,12 +72,8 @@ class KernelInfo:
             "target": asdict(self.target),
             "strategy": self.strategy.name,
             "parameters": self.strategy.parameters,
-            "provenance": self.provenance,
-            "script": self.script,
-            "trace": self.trace,
-            "source": self.source,
             "resources": asdict(self.resources),
-            "workspace": self.workspace,
+            **{name: getattr(self, name) for name in ("provenance", "script", "trace", "source", "workspace")},
         }
 
     @classmethod
@@ -202,9 +198,12 @@ class Kernel:
 
     def _on_device(self, tensor: Any) -> AbstractContextManager[Any]:
         """Make a torch tensor's GPU the current one, which compiled code leaves so."""
-        if not (self._on_gpu and _is_elsewhere(tensor)):
+        if not self._on_gpu or not getattr(tensor, "is_cuda", False):
             return _HERE
-        device: AbstractContextManager[Any] = sys.modules["torch"].cuda.device(tensor.device)
+        torch: Any = sys.modules["torch"]
+        if tensor.get_device() == torch._C._cuda_getDevice():
+            return _HERE
+        device: AbstractContextManager[Any] = torch.cuda.device(tensor.device)
         return device
 
     def script(self) -> str:
@@ -294,14 +293,6 @@ class Kernel:
 
 
 _HERE = nullcontext()
-
-
-def _is_elsewhere(tensor: Any) -> bool:
-    """Tell whether it is a torch tensor of another GPU than the current."""
-    if not getattr(tensor, "is_cuda", False):
-        return False
-    here: int = sys.modules["torch"]._C._cuda_getDevice()
-    return bool(tensor.get_device() != here)
 
 
 def load(path: str | Path) -> Kernel:

@@ -115,7 +115,6 @@ def _products(shape: Shape) -> int:
 
 
 def _sum_products(shape: Shape, first: Float64, second: Float64) -> Float64:
-    """Take the operation's products and sum them, tap by tap."""
     return _OPERATIONS[shape.operation](shape, **dict(zip(shape.input_shapes, (first, second), strict=True)))
 
 

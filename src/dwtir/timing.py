@@ -50,7 +50,6 @@ class GraphTimer:
         self._start, self._stop = self._do("cudaEventCreate"), self._do("cudaEventCreate")
 
     def _do(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the CUDA runtime, which has to succeed."""
         status, *results = getattr(self._api, name)(*arguments)
         if status != self._api.cudaError_t.cudaSuccess:
             raise DeviceError(f"{name}: {status.name}")

@@ -34,9 +34,8 @@ def ours(problem: Problem, schedule: str, *, name: str = "dwtir", on_miss: str =
     sets: list[list[Any]]
     outs: list[Any]
     if problem.target.kind == "cpu":
-        sets = [list(map(_copy, problem.arrays)) for _ in range(problem.sets)]
-        outs = [aligned(shape.result_shape, np.dtype(numpy_dtype(shape.dtype))) for _ in sets]
-        outs[0].view(f"uint{8 * shape.itemsize}").fill(2 ** (8 * shape.itemsize) - 1)
+        sets = [list(map(aligned, problem.arrays)) for _ in range(problem.sets)]
+        outs = [aligned(np.full(shape.result_shape, np.nan, numpy_dtype(shape.dtype))) for _ in sets]
     else:
         torch = import_torch()
         sets = [
@@ -54,12 +53,6 @@ def ours(problem: Problem, schedule: str, *, name: str = "dwtir", on_miss: str =
 
 def _read(out: Any) -> Array:
     return out if isinstance(out, np.ndarray) else np.asarray(out.float().cpu().numpy())
-
-
-def _copy(array: Array) -> Array:
-    copy = aligned(array.shape, array.dtype)
-    copy[...] = array
-    return copy
 
 
 def _memory(name: str, tensor: Any, shape: Shape) -> Any:

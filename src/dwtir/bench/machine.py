@@ -75,7 +75,6 @@ class Clocks:
         self._reason = ""
 
     def sample(self) -> None:
-        """Read the clocks now."""
         if self._gpu and not self._reason:
             gpu = import_torch().cuda.get_device_properties(0)
             found, self._reason = gpu_clocks(f"GPU-{gpu.uuid}")

@@ -27,12 +27,13 @@ def import_torch(what: str = "a benchmark on a GPU") -> Any:
     return torch
 
 
-def aligned(extent: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return an array in memory that is aligned as PyTorch's is; NumPy aligns to 16 bytes."""
-    count = prod(extent) * dtype.itemsize
-    memory = np.empty(count + _ALIGNMENT, np.uint8)
+def aligned(array: Array) -> Array:
+    """Copy an array to memory that is aligned as PyTorch's is; NumPy aligns to 16 bytes."""
+    memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
     skip = -memory.ctypes.data % _ALIGNMENT
-    return memory[skip : skip + count].view(dtype).reshape(extent)
+    copy = memory[skip : skip + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 class Problem:

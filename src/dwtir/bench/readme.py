@@ -105,7 +105,6 @@ def _form(row: Row) -> str:
 
 
 def _figures(rows: Sequence[Row], same: bool) -> tuple[str, str, str]:
-    """Return the mean of the ratios, how many lose, and the worst."""
     found = [(ratio, row) for row in rows if (ratio := row.ratio(row.shape.layout if same else None)) is not None]
     if not found:
         return "-", "-", "-"

@@ -104,7 +104,6 @@ class Session:
         return found
 
     def results(self) -> Results:
-        """Return what there is so far."""
         facts = {**about(self.target), **self._clocks.about()}
         facts |= {"limits": limits(self._rated), "command": self.command, "sessions": str(self._sessions)}
         return Results(self._rated, facts, [replace(row, target=self._rated) for row in self.rows.values()])

@@ -147,7 +147,6 @@ def restore(model: torch.nn.Module) -> None:
 
 
 def _outermost(modules: Iterable[Any]) -> list[Any]:
-    """Leave out the modules that are inside of others."""
     found = list(modules)
     inside = {inner for module in found for inner in module.modules() if inner is not module}
     return [module for module in found if module not in inside]

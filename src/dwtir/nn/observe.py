@@ -35,7 +35,6 @@ class Image:
 
     @classmethod
     def of(cls, image: Tensor) -> Image:
-        """Describe a tensor."""
         return cls(tuple(image.shape), image.stride(), image.dtype, image.device, autocast(image))
 
     def random(self) -> Tensor:

@@ -39,22 +39,23 @@ class PipeChannel(Channel):
         # A session of its own: Ctrl-C is for us, who then end the worker.
         command, pipe = [sys.executable, "-m", "dwtir.tune.worker"], subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self._buffer = b""
 
     def call(self, message: Message, seconds: float) -> Answer:
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
+            self._stdin.write(json.dumps(message).encode() + b"\n")
+            self._stdin.flush()
         except OSError as error:
             raise DeviceError(f"the worker is gone: {self._last_words()}") from error
         answer: Answer = json.loads(self._line(seconds))
         return answer
 
     def _line(self, seconds: float) -> bytes:
-        assert self._process.stdout is not None
         deadline = time.monotonic() + seconds
-        pipe = self._process.stdout.fileno()
+        pipe = self._stdout.fileno()
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
@@ -74,10 +75,9 @@ class PipeChannel(Channel):
         return f"signal {-code}" if code < 0 else f"exit status {code}"
 
     def close(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):  # what it did not read is of no use now
-                    pipe.close()
+        for pipe in (self._stdin, self._stdout):
+            with contextlib.suppress(OSError):  # what it did not read is of no use now
+                pipe.close()
         self._process.kill()
         self._process.wait()
 

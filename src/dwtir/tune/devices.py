@@ -69,12 +69,14 @@ class Device:
         self.versions: dict[str, str] = {}
         self._connect, self._threads, self._note = connect, threads, note
         self._channel: Channel | None = None
-        self._task: tuple[Task, Target] | None = None
+        self._task: Task | None = None
+        self._message: Message = {}
         self._deaths = 0
 
     def take_up(self, task: Task, target: Target) -> None:
         """Let the worker prepare for a layer; a `DwtirError` if its manual kernel fails."""
-        self._task = task, target
+        layer = {"shape": str(task.shape), "epilogue": list(task.epilogue.steps), "target": asdict(target)}
+        self._task, self._message = task, {"op": "task", **layer, "threads": self._threads}
         self._prepare()
 
     def _prepare(self) -> None:
@@ -83,18 +85,12 @@ class Device:
             try:
                 if self._channel is None:
                     self._channel = self._connect()
-                self._send_task()
-                return
+                answer = self._call(self._message, _TASK_SECONDS)
+                break
             except DeviceError as error:
                 self._died(error)
-
-    def _send_task(self) -> None:
-        assert self._task is not None
-        task, target = self._task
-        layer = {"shape": str(task.shape), "epilogue": list(task.epilogue.steps), "target": asdict(target)}
-        answer = self._call({"op": "task", **layer, "threads": self._threads}, _TASK_SECONDS)
         if answer.get("cause"):
-            raise DwtirError(f"{task} on {self.name}: {answer['error']}")
+            raise DwtirError(f"{self._task} on {self.name}: {answer['error']}")
         self.versions = answer["versions"]
 
     def _call(self, message: Message, seconds: float) -> Answer:
@@ -106,7 +102,6 @@ class Device:
         return answer
 
     def _died(self, error: DeviceError) -> None:
-        """Put the worker away; give up when several died in a row."""
         self.close()
         self._deaths += 1
         self._note(f"{self.name}: {error}")
@@ -173,7 +168,6 @@ class Device:
         return [tuple(result["times"]) for result in answer["results"]]
 
     def close(self) -> None:
-        """End the worker."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None

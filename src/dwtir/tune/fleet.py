@@ -107,7 +107,6 @@ class Fleet:
             self._changed.notify_all()
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Put candidates in the queue."""
         with self._changed:
             self._jobs.extend(jobs)
             self.outstanding += len(jobs)
@@ -132,7 +131,6 @@ class Fleet:
         return self.devices[0].final(strategies, rounds)
 
     def close(self) -> None:
-        """End all workers."""
         self._leave()
         for device in self.devices:
             device.close()

@@ -33,7 +33,6 @@ class Journal:
         self._made_by = f"dwtir {__version__}, TVM {version('apache-tvm')}"
 
     def append(self, trial: Trial) -> None:
-        """Write a trial at the end."""
         line = {
             "made_by": self._made_by,
             "number": trial.number,
@@ -79,5 +78,4 @@ class Journal:
         return Trial(number, strategy, tuple(times), *texts)
 
     def clear(self) -> None:
-        """Forget all trials."""
         self.path.unlink(missing_ok=True)

@@ -150,8 +150,7 @@ def gpus_fleet(
     """
     if not gpus or len(set(gpus)) < len(gpus) or not all(gpus):
         raise InvalidTargetError(f"GPUs are named once each, such as 0,1, got {','.join(gpus)!r}")
-    with local_servers(gpus, kind) as (address, keys):
-        tracker = _Tracker(address, False, target or kind)
+    with local_servers(gpus, kind) as (tracker, keys):
         places = [("gpu " * (kind == "cuda") + gpu, key) for gpu, key in keys.items()]
         device, fleet = _fleet(tracker, places, target or kind, note)
         with contextlib.closing(fleet):
@@ -185,11 +184,11 @@ def _target_there(channel: Channel, target: TargetLike, seconds: float) -> Targe
 
 
 @contextlib.contextmanager
-def local_servers(names: Sequence[str], kind: str) -> Iterator[tuple[tuple[str, int], dict[str, str]]]:
+def local_servers(names: Sequence[str], kind: str) -> Iterator[tuple[_Tracker, dict[str, str]]]:
     """Start a tracker on loopback and some servers, and end them with the context.
 
     Of the kind ``"cuda"``, the names are GPUs as ``CUDA_VISIBLE_DEVICES`` has them. It yields the
-    tracker's address, and a secret key for each name.
+    tracker, and a secret key for each name.
     """
     secret = secrets.token_hex(16)
     keys = {name: f"{secret}-{name}" for name in names}
@@ -204,9 +203,9 @@ def local_servers(names: Sequence[str], kind: str) -> Iterator[tuple[tuple[str, 
                     servers[key] = subprocess.Popen(
                         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                     )
-            address = "127.0.0.1", port
-            _await(_Tracker(address, False, None), servers, Path(logs))
-            yield address, keys
+            tracker = _Tracker(("127.0.0.1", port), False, kind)
+            _await(tracker, servers, Path(logs))
+            yield tracker, keys
         finally:
             _end_servers(servers.values())
 

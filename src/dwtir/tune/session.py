@@ -83,8 +83,6 @@ def tune_task(
 
 
 class _Session:
-    """Trials of a task, with those of earlier sessions."""
-
     def __init__(self, task: Task, target: Target, settings: Settings, folder: Path, display: Display) -> None:
         self.folder = folder
         self.record: Record | None = None

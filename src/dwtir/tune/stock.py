@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .. import cuda
 from ..errors import DeviceError, InvalidTargetError, ToolchainError
 from ..kernel import Kernel
@@ -71,10 +69,8 @@ class RemoteTestbed(Testbed):
             super().__init__(task, target)
 
     def _prepare(self) -> None:
-        shape = self.task.shape
-        self._bits = np.dtype(f"uint{8 * shape.itemsize}")
-        self._nans = np.full(shape.result_shape, np.iinfo(self._bits).max, self._bits)
-        self._tensors = [self._upload(array.view(self._bits)) for array in self._inputs]
+        self._nans = self._nan_bits()
+        self._tensors = [self._upload(array.view(self._nans.dtype)) for array in self._inputs]
         self._tensors.append(self._upload(self._nans))
 
     def _upload(self, bits: Any) -> Any:
@@ -92,7 +88,7 @@ class RemoteTestbed(Testbed):
         import tvm
 
         local = self._empty(shape, tvm.cpu(0))
-        return local, local._create_view(shape, self._bits.name)
+        return local, local._create_view(shape, self._nans.dtype.name)
 
     def _empty(self, shape: Sequence[int], device: Any) -> Any:
         import tvm

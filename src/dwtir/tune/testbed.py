@@ -64,6 +64,11 @@ class Testbed:
     def _output(self, kernel: Kernel) -> Array:
         return np.asarray(kernel(*self._inputs))
 
+    def _nan_bits(self) -> Array:
+        """Make an output with all bits set, which is a NaN."""
+        bits = f"uint{8 * self.task.shape.itemsize}"
+        return np.full(self.task.shape.result_shape, np.iinfo(bits).max, bits)
+
     def check(self, kernel: Kernel) -> None:
         """Compare a candidate's output with all that is expected, or raise a `WrongResultError`."""
         out = self._output(kernel)
@@ -94,15 +99,12 @@ class CudaTestbed(Testbed):
         import tvm
 
         shape, gpu = self.task.shape, tvm.cuda(0)
-        itemsize = shape.itemsize
-        set_bytes = itemsize * (sum(a.size for a in self._inputs) + prod(shape.result_shape))
+        set_bytes = sum(a.nbytes for a in self._inputs) + shape.itemsize * prod(shape.result_shape)
         self._timer = GraphTimer()
         self._sets = [[*map(on_gpu, self._inputs)] for _ in range(rotation(set_bytes))]
         self._in_turn = 2 if len(self._sets) >= _RESIDENT_SETS else 1
         self._outs = [tvm.runtime.empty(shape.result_shape, shape.dtype, gpu) for _ in self._sets]
-        # All bits set are a NaN.
-        ones = np.full(shape.result_shape, 2 ** (8 * itemsize) - 1, f"uint{8 * itemsize}")
-        self._nans = tvm.runtime.tensor(ones, gpu)
+        self._nans = tvm.runtime.tensor(self._nan_bits(), gpu)
 
     def _output(self, kernel: Kernel) -> Array:
         out = self._outs[0]

@@ -46,14 +46,13 @@ from .outcome import Task
 from .testbed import Testbed, WrongResultError, device_errors
 
 
-class _StuckError(CompileError):
+class _StuckError(SlowCompileError):
     """A candidate is still being built when it should have been long ago."""
 
 
 _CAUSES: tuple[tuple[type[Exception], str], ...] = (
     (SpillError, "spills"),
     (SlowCompileError, "too long to build"),
-    (_StuckError, "too long to build"),
     (WrongResultError, "wrong result"),
     (InvalidScheduleError, "refused by the strategy"),
     (CompileError, "does not compile"),
@@ -112,7 +111,6 @@ class Worker:
         self._kept: dict[Strategy, Kernel] = {}
 
     def handle(self, message: Message) -> Answer:
-        """Answer one message."""
         operations = {
             "device": self._device,
             "task": self._task,
