@@ -123,9 +123,7 @@ class Signature:
         weight = inputs[1]
         if self._torch_weight is None or getattr(weight, "shape", None) != self._torch_weight:
             return inputs
-        if not weight.is_contiguous():
-            return inputs
-        return (inputs[0], weight.view(self.shapes[1]), *inputs[2:])
+        return (inputs[0], weight.view(self.shapes[1]), *inputs[2:]) if weight.is_contiguous() else inputs
 
     def explain(self, inputs: tuple[Any, ...], out: Any = None) -> None:
         """Look at torch's tensors as compiled code does, and raise an error for what it refuses."""

@@ -9,7 +9,7 @@ counted from its end, so that traces of later strategies may be put before the o
 import base64
 import lzma
 import zlib
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files as package_files
 
 from . import files
@@ -21,7 +21,7 @@ _RAW = -15
 """Deflate without zlib's head and checksum: what is unpacked is compared with what it must be."""
 
 
-@lru_cache(maxsize=1)
+@cache
 def _dictionary() -> bytes:
     return lzma.decompress((package_files("dwtir") / "data" / "traces.txt.xz").read_bytes())
 

@@ -8,7 +8,7 @@ it, and the rows of both articles with the times that their authors published.
 import json
 import lzma
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -30,7 +30,7 @@ class Layer:
     count: int = 1
 
 
-@lru_cache(maxsize=1)
+@cache
 def _data() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(lzma.decompress((files("dwtir") / "data" / "suite.json.xz").read_bytes()))
     return found

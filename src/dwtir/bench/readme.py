@@ -22,12 +22,16 @@ _LOST = ("below 1", "worst")
 _HEAD = ("device", "layers", "rows", "same layout", *_LOST, "any layout", *_LOST)
 
 
-def _results(readme: Path) -> dict[Path, Results]:
-    """Read the committed results beside a README."""
+def sources(readme: Path) -> list[Path]:
+    """Find the committed results beside a README."""
     found = sorted((readme.parent / _FOLDER).glob(f"bench-*{_SUFFIX}"))
     if not found:
         raise RecordError(f"no results: {readme.parent / _FOLDER} has no bench-*{_SUFFIX}")
-    return {source: Results.read(source) for source in found}
+    return found
+
+
+def _results(readme: Path) -> dict[Path, Results]:
+    return {source: Results.read(source) for source in sources(readme)}
 
 
 def _stem(source: Path) -> str:
