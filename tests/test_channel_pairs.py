@@ -132,6 +132,25 @@ def test_tiles_that_hang_over_every_edge(tile, backend, kernel, epilogue):
     backend.check(tile, Shape.parse(f"4x40x7x11_{kernel}_float16_nhwc"), epilogue)
 
 
+@parametrize(
+    ("tile", "about"),
+    [
+        (ChannelPairs(32, 2, 2, 2, 4, 2), "4x24x7x11_k3x5_p1x2_m2_float16_nhwc+bias+residual+relu"),
+        (ChannelPairs(16, 2, 2, 2, 4, 2, words=1), "3x16x7x11_k7_p3_m2_float16_nhwc+scale_shift+relu"),
+        (ChannelPairs(24, 2, 2, 3, 3, 2), "4x24x7x11_k3_p1_m3_bfloat16_nhwc+bias+relu6"),  # pairs of two channels
+        (ChannelPairs(40, 2, 1, 2, 3, 2), "2x8x7x11_k5_s2_p4_m5_float16_nhwc+bias+relu"),
+        (ChannelPairs(16, 1, 3, 1, 7, 1), "3x20x7x11_k3x5_p1x2_float16_nhwc+bias+residual+relu"),  # 4 move together
+        (ChannelPairs(24, 2, 3, 2, 3, 1, words=2), "3x22x7x11_k3_p1_float16_nhwc+scale_shift+residual+relu"),  # 2
+        (ChannelPairs(8, 1, 3, 1, 7, 1), "3x3x7x11_k5_p2_bfloat16_nhwc+scale_shift+residual+relu"),  # alone
+        (ChannelPairs(16, 2, 3, 1, 1, 1), "3x13x7x11_k5_p2_bfloat16_nhwc_dgrad"),
+        (ChannelPairs(48, 2, 3, 2, 3, 1), "3x10x7x11_k3_p1_m3_float16_nhwc+bias+relu"),
+    ],
+)
+@parametrize("backend", BACKENDS)
+def test_multipliers_and_parts_of_vectors(backend, tile, about):
+    backend.check(tile, *layer(about))
+
+
 @given(*map(st.integers, (1, 1, 1, 0, 0, 1, 1, 1), (7, 3, 3, 5, 6, 13, 5, 14)))
 def test_each_row_is_left_once_with_all_that_it_sees(kernel, stride, dilation, top, bottom, height, rows, steps):
     """Of any padding; and all have a row of the kernel in common, for the bias."""

@@ -133,7 +133,8 @@ def near(shape, bad, strategy):
     columns = (first[1] - beside <= x) & (x <= last[1] + beside)
     bad = as_nchw(shape, bad)
     if strategy is ChannelPairs:
-        bad = bad | bad[:, np.arange(shape.in_channels) ^ 1]
+        last_channel = shape.in_channels - 1
+        bad = bad | bad[:, np.minimum(np.arange(shape.in_channels) ^ 1, last_channel)]
     seen = rows.astype(int) @ bad @ columns.T.astype(int) > 0
     seen = seen.repeat(shape.channel_multiplier, axis=1)
     return seen if shape.layout == "NCHW" else seen.transpose(0, 2, 3, 1)

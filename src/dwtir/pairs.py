@@ -5,7 +5,7 @@ In memory two channels of a pixel are one word of 32 bits, and a tensor core tak
 as its rows. The other matrix is banded, and has zeros between the two channels::
 
     out[4 * strip + x, c] = sum over i, d of input[4 * strip * SW + i, d] * band[(i, d), (x, c)]
-    band[(i, d), (x, c)] = weight[(i - x * SW) / DW, c] if c == d, else 0
+    band[(i, d), (x, c)] = weight[(i - x * SW) / DW, c] if c // M == d, else 0
 
 A strip is 4 columns of results. A block of threads has strips side by side, of some images and channels,
 and goes down their rows: a step takes the next stage of inputs, adds what they are part of to the sums of
@@ -32,6 +32,9 @@ VECTOR = 8
 """Channels that move together: 16 bytes, which are `WORDS` pairs, each an operand of a product."""
 
 WORDS = VECTOR // 2
+
+SECTOR = 32
+"""Bytes that memory moves at least."""
 
 LAG = 2
 """Steps from the products of a result to its storing: meanwhile no warp waits for others that are one behind."""
@@ -64,8 +67,38 @@ class Pairs:
 
     @property
     def vectors(self) -> int:
-        """Vectors of a pixel."""
+        """Vectors of a pixel of results."""
         return self.channels // VECTOR
+
+    @property
+    def source_vectors(self) -> int:
+        """Vectors of a pixel of inputs."""
+        return self.vectors // self.shape.channel_multiplier
+
+    @property
+    def source_span(self) -> int:
+        """Channels of inputs that move together: with a number of channels that is no multiple of `VECTOR`, fewer."""
+        return gcd(self.shape.in_channels, VECTOR)
+
+    @property
+    def result_span(self) -> int:
+        """Channels of results that move together."""
+        return gcd(self.shape.result_channels, VECTOR)
+
+    @property
+    def partial(self) -> float:
+        """Times the bytes of results that the sectors have which blocks share of the same pixels."""
+        blocks, span = self.blocks[-1], self.result_span
+        if blocks == 1 or span == VECTOR:
+            return 1.0
+        beyond = SECTOR - 2 * span  # of a block's share of a pixel, which may begin anywhere, on average
+        return 1 + blocks * beyond / (2 * self.shape.result_channels)
+
+    @property
+    def repeats(self) -> int:
+        """Pairs of results, side by side in a warp, whose inputs are the same pair."""
+        multiplier = self.shape.channel_multiplier
+        return multiplier if self.words % multiplier == 0 else 1
 
     @property
     def groups(self) -> int:
@@ -232,7 +265,7 @@ class Pairs:
     @property
     def stage_halves(self) -> int:
         """Halves of a stage."""
-        return self.images * self.stage_rows * self.width * self.channels
+        return self.images * self.stage_rows * self.width * self.source_vectors * VECTOR
 
     @property
     def results(self) -> int:
@@ -273,7 +306,7 @@ class Pairs:
     def input_at(self, stage: Any, image: Any, row: Any, column: Any, vector: Any) -> Any:
         """Find a vector of inputs in shared memory, by its place in a stage."""
         line = (stage * self.images + image) * self.stage_rows + row
-        return _place(line * self.width, column, vector, self.vectors) * VECTOR
+        return _place(line * self.width, column, vector, self.source_vectors) * VECTOR
 
     def result_at(self, line: Any, column: Any, part: Any, size: int) -> Any:
         """Find 16 bytes of results in shared memory, of so many, by their image's row."""

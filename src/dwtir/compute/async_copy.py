@@ -10,32 +10,34 @@ from tvm.script import tirx as T
 from ..units import LANES
 from . import script
 
-BYTES = 16
+BYTES = 2 * LANES
 
 
 @cache
-def intrinsic(dtype: str) -> str:
-    """Register ``cp.async`` of 8 halves, or of none and zeros instead; return its name for `Schedule.tensorize`.
+def intrinsic(dtype: str, lanes: int = LANES) -> str:
+    """Register ``cp.async`` of 8, 4 or 2 halves, or of none and zeros instead; return its name for `tensorize`.
 
     How many bytes there are stands in a register: all or 0, and then none are read, wherever they
     would be. L2 fetches the 128 bytes around from memory, which other blocks want soon.
     """
-    name = f"dwtir.cp_async_{dtype}"
+    size = 2 * lanes
+    name = f"dwtir.cp_async_{dtype}" + (f"x{lanes}" if lanes < LANES else "")
+    through = "ca" if lanes < LANES else "cg"  # by L1, or by L2 alone, as only 16 bytes can be
 
     @script.inline
-    def copies(size, source, to):
-        for v in range(LANES):
+    def copies(there, source, to):
+        for v in range(lanes):
             with T.sblock("copy"):
-                vv = T.axis.spatial(LANES, v)
-                to[vv] = T.if_then_else(size[0] == BYTES, source[vv], T.cast(0, dtype))
+                vv = T.axis.spatial(lanes, v)
+                to[vv] = T.if_then_else(there[0] == size, source[vv], T.cast(0, dtype))
 
     @script.inline
-    def instruction(size, source, to):
+    def instruction(there, source, to):
         # Of `access_ptr` TVM knows that it writes, and puts one more barrier into each step. So
         # a buffer has to be used before and after all copies, or others come to lie there: `parts.use`.
         T.evaluate(
-            T.ptx["cp.async.cg.shared.global.L2::128B"](
-                T.address_of(to[0]), T.address_of(source[0]), BYTES, T.cast(size[0], "uint32")
+            T.ptx[f"cp.async.{through}.shared.global.L2::128B"](
+                T.address_of(to[0]), T.address_of(source[0]), size, T.cast(there[0], "uint32")
             )
         )
 
@@ -43,11 +45,11 @@ def intrinsic(dtype: str) -> str:
         @script.prim_func(s_tir=True)
         def func(s: T.handle, a: T.handle, b: T.handle) -> None:
             S = T.match_buffer(s, (1,), "int32", offset_factor=1, scope="local")
-            A = T.match_buffer(a, (LANES,), dtype, align=BYTES, offset_factor=1)
-            B = T.match_buffer(b, (LANES,), dtype, offset_factor=1, scope="shared.dyn")
+            A = T.match_buffer(a, (lanes,), dtype, align=size, offset_factor=1)
+            B = T.match_buffer(b, (lanes,), dtype, offset_factor=1, scope="shared.dyn")
             with T.sblock("root"):
-                T.reads(S[0], A[0:LANES])
-                T.writes(B[0:LANES])
+                T.reads(S[0], A[0:lanes])
+                T.writes(B[0:lanes])
                 body(S, A, B)
 
         return func

@@ -18,29 +18,44 @@ class Operands:
         self.pairs, self._tasks, self._has_bias = pairs, Tasks(pairs), has_bias
 
     def bands(self, bands: list[tirx.Buffer], weight: tirx.Buffer, operands, c, vw, vl) -> None:
-        """Make the banded matrices: a lane has a column's, of one of its channels."""
-        pairs, shape = self.pairs, self.pairs.shape
+        """Make the banded matrices: a lane has a column's, of one of its channels.
+
+        That of a pair of results is multiplied by one of a pair of inputs: with a multiplier, by either.
+        """
+        pairs, shape, M = self.pairs, self.pairs.shape, self.pairs.shape.channel_multiplier
         (KH, KW), SW, DW = shape.kernel, shape.stride[1], shape.dilation[1]
         own = self._own()
         vector, first = self._tasks.channels(vw)
-        channel = T.min((c * pairs.vectors + vector) * VECTOR, shape.result_channels - VECTOR) + first
+        channel = T.min((c * pairs.vectors + vector) * VECTOR, shape.result_channels - pairs.result_span) + first
+        by_pairs = M == 1 and pairs.result_span == VECTOR
         for row in range(KH):
             for quad in range(pairs.quads):
                 apart = quad * COLUMNS + vl % 4 - vl // 8 * SW
                 column = apart // DW if DW > 1 else apart
                 seen = [0 <= apart, column < KW] + ([apart % DW == 0] if DW > 1 else [])
                 tap = (KH - 1 - row, KW - 1 - column) if shape.operation == "grad_data" else (row, column)
-                with T.vectorized(2 * pairs.words) as e:
-                    at = (*tap, channel + e, 0)
-                    other = T.cast(0, shape.dtype)
-                    if self._has_bias and (row, quad) == (pairs.common_tap, pairs.quads - 1):
-                        other = T.if_then_else(vl % 4 == 3, operands["bias"][channel + e], other)
-                    value = T.if_then_else(tirx.all(*seen), weight[at], other)
-                    T.buffer_store(own, value, [e])
+                has_bias = self._has_bias and (row, quad) == (pairs.common_tap, pairs.quads - 1)
+
+                def value(number, tap=tap, seen=seen, has_bias=has_bias) -> tirx.PrimExpr:
+                    at, other = (*tap, number // M, number % M), T.cast(0, shape.dtype)
+                    if has_bias:
+                        other = T.if_then_else(vl % 4 == 3, operands["bias"][number], other)
+                    return T.if_then_else(tirx.all(*seen), weight[at], other)
+
+                if by_pairs:
+                    with T.vectorized(2 * pairs.words) as e:
+                        T.buffer_store(own, value(channel + e), [e])
+                for e in range(0 if by_pairs else 2 * pairs.words):
+                    mine = e // 2 * 2 + vl // 4 % 2
+                    is_half = (vector * VECTOR + first + mine) // M % 2 == e % 2
+                    only = value(T.min(channel + mine, shape.result_channels - 1))
+                    T.buffer_store(own, T.if_then_else(is_half, only, T.cast(0, shape.dtype)), [e])
                 band, step, further = self._part_of(bands, quad)
                 for word in range(pairs.words):
-                    mine = self._by_word(cuda_functions.HALF_OF, own, word, vl // 4 % 2)
-                    T.buffer_store(band, mine, [vw, row, step, word, vl, further, tirx.Ramp(0, 1, 2)])
+                    pair = own[tirx.Ramp(word * 2, 1, 2)]
+                    if by_pairs:
+                        pair = self._by_word(cuda_functions.HALF_OF, own, word, vl // 4 % 2)
+                    T.buffer_store(band, pair, [vw, row, step, word, vl, further, tirx.Ramp(0, 1, 2)])
 
     def window(self, name: str, row: int, staged: tirx.Buffer, held: list[tirx.Buffer], step, vw) -> None:
         """Take a row of inputs."""
@@ -48,16 +63,16 @@ class Operands:
         with by_lane(name) as vl:
             untold()
             own = self._own()
-            vector, first = self._tasks.channels(vw)
             for half in range(2):
                 _, n, x = self._tasks.strip(vw, half, vl)
                 for quad in range(pairs.quads):
                     column = x * (COLUMNS * pairs.shape.stride[1]) + vl % 4 + quad * COLUMNS
-                    at = pairs.input_at(step % pairs.stages, n, row, column, vector) + first
-                    copy_vector(staged, at, own, 0, 2 * pairs.words)
+                    for part, (vector, first, size) in enumerate(self._tasks.sources(vw)):
+                        at = pairs.input_at(step % pairs.stages, n, row, column, vector) + first
+                        copy_vector(staged, at, own, part * size, size)
                     part, place, further = self._part_of(held, quad)
                     for word in range(pairs.words):
-                        held_word = self._by_word(cuda_functions.WORD, own, word)
+                        held_word = self._by_word(cuda_functions.WORD, own, word // pairs.repeats)
                         if self._has_bias and quad == pairs.quads - 1:
                             ones = tirx.Broadcast(tirx.const(1, pairs.shape.dtype), 2)
                             held_word = T.Select(vl % 4 == 3, ones, held_word)

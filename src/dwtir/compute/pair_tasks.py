@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from math import gcd
+from typing import Any, NamedTuple, TypeAlias
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -13,41 +14,62 @@ from ..pairs import COLUMNS, LAG, STRIPS, VECTOR, Pairs
 Find: TypeAlias = Callable[[Any, Any], tuple[Any, ...]]
 """Tells by turn and element whether a vector is wanted, whether it is there, the element, and the vector's place."""
 
-_Task: TypeAlias = tuple[Any, Any, Any]
+_Task: TypeAlias = tuple[Any, Any, Any, Any]
+
+
+class _Deal(NamedTuple):
+    """Lines of columns of spans, dealt out to threads: columns at a time, and turns over columns and over lines."""
+
+    span: int  # channels that move together
+    spans: int  # of a pixel
+    lanes: int  # threads with the same span
+    wide: int
+    across: int
+    down: int
+
+    @property
+    def turns(self) -> int:
+        return self.across * self.down
+
+    def task(self, turn, thread) -> _Task:
+        place, number, parts = thread // self.spans, thread % self.spans, VECTOR // self.span
+        line = turn // self.across * (self.lanes // self.wide) + place // self.wide
+        first = number % parts * self.span if parts > 1 else 0
+        return line, turn % self.across * self.wide + place % self.wide, number // parts, first
+
+
+def _deal(pairs: Pairs, lines: int, columns: int, vectors: int, span: int) -> _Deal:
+    spans = vectors * (VECTOR // span)
+    lanes = 32 * pairs.warps // spans
+    wide = [n for n in (8, 16, 32) if lanes % n == 0] or [gcd(lanes, 8)]
+    deals = (_Deal(span, spans, lanes, n, -(-columns // n), -(-lines * n // lanes)) for n in wide)
+    return min(deals, key=lambda deal: deal.turns)
 
 
 class Tasks:
-    """Tasks of threads: line, column and vector. A block is its place in images, rows, columns and channels."""
+    """Tasks of threads: line, column, vector and the first channel there.
+
+    A block is its place in images, rows, columns and channels.
+    """
 
     def __init__(self, pairs: Pairs) -> None:
         self.pairs = pairs
-        self._lanes = 32 * pairs.warps // pairs.vectors  # threads with the same vector
-        self._loads = self._deal(pairs.images * pairs.stage_rows, pairs.width)
-        self._stores = self._deal(pairs.images * pairs.rows, COLUMNS * pairs.across)
-        self.loads, self.stores = (across * down for _, across, down in (self._loads, self._stores))
-
-    def _deal(self, lines: int, columns: int) -> tuple[int, int, int]:
-        """Deal lines of columns out to threads: columns at a time, and turns over lines and over columns."""
-        lanes = self._lanes
-        deals = ((n, -(-lines * n // lanes), -(-columns // n)) for n in (8, 16, 32) if lanes % n == 0)
-        return min(deals, key=lambda deal: deal[1] * deal[2])
-
-    def _task(self, turn, deal: tuple[int, int, int], thread) -> _Task:
-        wide, _, across = deal
-        place = thread // self.pairs.vectors
-        line = turn // across * (self._lanes // wide) + place // wide
-        return line, turn % across * wide + place % wide, thread % self.pairs.vectors
+        lines, wide = pairs.images * pairs.stage_rows, pairs.width
+        self._loads = _deal(pairs, lines, wide, pairs.source_vectors, pairs.source_span)
+        lines, wide = pairs.images * pairs.rows, COLUMNS * pairs.across
+        self._stores = _deal(pairs, lines, wide, pairs.vectors, pairs.result_span)
+        self.loads, self.stores = self._loads.turns, self._stores.turns
 
     def result(self, block, step, turn, thread) -> tuple[Any, tuple[Any, ...], _Task]:
         """Tell whether a step has results for a thread's turn; find them, and their place in shared memory."""
         pairs, shape = self.pairs, self.pairs.shape
-        line, column, vector = task = self._task(turn, self._stores, thread)
+        line, column, vector, first = task = self._stores.task(turn, thread)
         n, y, x, c = block
         columns = pairs.across * COLUMNS
         image, down = n * pairs.images + line // pairs.rows, step * pairs.rows + line % pairs.rows
         down += pairs.begun - pairs.delay
         row, right = y * pairs.height + down, x * columns + column
-        channel = (c * pairs.vectors + vector) * VECTOR
+        channel = (c * pairs.vectors + vector) * VECTOR + first
         inside = [line < pairs.images * pairs.rows, image < shape.batch, 0 <= down, row < shape.result_height]
         inside += [column < columns, right < shape.result_width, channel < shape.result_channels]
         return tirx.all(*inside), (image, row, right, channel), task
@@ -58,16 +80,16 @@ class Tasks:
         (height, width), (sh, sw), left = shape.source, shape.stride, shape.before[1]
 
         def find(turn, lane) -> tuple[Any, ...]:
-            line, column, vector = task = self._task(turn, self._loads, thread)
+            line, column, *there = task = self._loads.task(turn, thread)
             n, y, x, c = block
             n, down = n * pairs.images + line // pairs.stage_rows, stage * pairs.stage_rows + line % pairs.stage_rows
             row = y * (pairs.height * sh) + pairs.first_row + down
             right = x * (pairs.across * COLUMNS * sw) - left + column
-            channel = (c * pairs.vectors + vector) * VECTOR
+            channel = (c * pairs.source_vectors + there[0]) * VECTOR + there[1]
             here = [n < shape.batch, 0 <= row, row < height, 0 <= right, right < width]
-            here += [channel < shape.result_channels, down < pairs.input_rows]
+            here += [channel < shape.in_channels, down < pairs.input_rows]
             wanted = [line < pairs.images * pairs.stage_rows, column < pairs.width, stage < pairs.steps]
-            at = pairs.input_at(stage % pairs.stages, 0, *task)
+            at = pairs.input_at(stage % pairs.stages, 0, *task[:-1]) + task[-1]
             return tirx.all(*wanted), tirx.all(*here), image[n, row, right, channel + lane], at
 
         return find
@@ -84,7 +106,7 @@ class Tasks:
     def residual_at(self, step, task: _Task) -> Any:
         """Find a vector of a residual in shared memory."""
         pairs = self.pairs
-        return (step + LAG) % pairs.buffers * pairs.results + pairs.result_at(*task, VECTOR)
+        return (step + LAG) % pairs.buffers * pairs.results + pairs.result_at(*task[:-1], VECTOR) + task[-1]
 
     def strip(self, warp, half, lane) -> tuple[Any, Any, Any]:
         """Find a strip of a product: whether it is one, its image and its place there."""
@@ -99,3 +121,10 @@ class Tasks:
         """Find a warp's vector, and its first channel there."""
         first = warp % self.pairs.parts * (2 * self.pairs.words)
         return first // VECTOR, first % VECTOR
+
+    def sources(self, warp) -> list[tuple[Any, Any, int]]:
+        """List what a warp reads of a pixel: each vector of inputs, its first channel there, and how many."""
+        words, repeats, M = self.pairs.words, self.pairs.repeats, self.pairs.shape.channel_multiplier
+        together = words // repeats if repeats == M else 1
+        firsts = (warp % self.pairs.parts * words + word for word in range(0, words, together * repeats))
+        return [(first // M * 2 // VECTOR, first // M * 2 % VECTOR, 2 * together) for first in firsts]

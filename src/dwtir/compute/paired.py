@@ -32,7 +32,6 @@ from .. import cuda_functions
 from ..epilogue import Epilogue
 from ..pairs import COLUMNS, LAG, VECTOR, Pairs
 from . import script
-from .async_copy import BYTES
 from .forward import both_ends
 from .mma import multiply
 from .pair_operands import Operands
@@ -91,22 +90,23 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     RESIDUAL = "residual" in epilogue.steps
     SIZE = 16 // (4 if fused.shared.steps else 2)
     tasks, multiplied = Tasks(pairs), Operands(pairs, fused.bias and SPARE)
+    SPAN = pairs.result_span
 
     @script.inline
-    def load(shared, turns, find):
-        """Begin to copy vectors to shared memory, or zeros where there are none."""
+    def load(shared, turns, find, span):
+        """Begin to copy spans to shared memory, or zeros where there are none."""
         size = local("int32", 1)
         for k in T.unroll(turns):
             first = T.meta_var(find(k, 0))
             if first[0]:
-                size[0] = T.if_then_else(first[1], BYTES, 0)
-                for v in range(VECTOR):
+                size[0] = T.if_then_else(first[1], 2 * span, 0)
+                for v in range(span):
                     with T.sblock("copy"):
                         vk, vv = T.axis.remap("SS", [k, v])
                         found = T.meta_var(find(vk, vv))
                         T.reads(size[0], found[2])
                         T.writes(shared[found[3] + vv])
-                        shared[found[3] + vv] = T.if_then_else(size[0] == BYTES, found[2], T.cast(0, dtype))
+                        shared[found[3] + vv] = T.if_then_else(size[0] == 2 * span, found[2], T.cast(0, dtype))
 
     def take(bands, taken: dict[str, tirx.Buffer], weight, operands, c, vw, vl) -> None:
         """Take what stays: the bands, and operands of fused steps, into shared memory.
@@ -234,35 +234,37 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         T.reads(results[:])
         T.writes(*([out[block[0] * IMAGES : block[0] * IMAGES + IMAGES, :, :, :]] if is_told else []))
         buffer = (step + (pairs.buffers - LAG)) % pairs.buffers * pairs.results
-        sums = local(results.dtype, VECTOR)
-        own = local(dtype, VECTOR)
-        loaded = load_taken(taken, thread % VECTORS * VECTOR, VECTOR) if fused.shared.steps else {}
+        sums = local(results.dtype, SPAN)
+        own = local(dtype, SPAN)
+        loaded = load_taken(taken, thread % (VECTORS * VECTOR // SPAN) * SPAN, SPAN) if fused.shared.steps else {}
         for turn in range(tasks.stores):
             inside, place, task = tasks.result(block, step - LAG, turn, thread)
-            line, column, vector = task
+            line, column, vector, first = task
             with T.If(inside), T.Then():
-                for part in range(VECTOR // SIZE):
-                    first = buffer + pairs.result_at(line, column, vector * (VECTOR // SIZE) + part, SIZE)
-                    copy_vector(results, first, sums, part * SIZE, SIZE)
+                for part in range(0, SPAN, SIZE):
+                    number = vector * (VECTOR // SIZE) + (first + part) // SIZE
+                    at = buffer + pairs.result_at(line, column, number, SIZE) + (first + part) % SIZE
+                    copy_vector(results, at, sums, part, min(SIZE, SPAN))
                 if RESIDUAL:
-                    loaded["residual"] = local(dtype, VECTOR)
-                    copy_vector(added, tasks.residual_at(step - LAG, task), loaded["residual"], 0, VECTOR)
-                for e in range(VECTOR):
+                    loaded["residual"] = local(dtype, SPAN)
+                    copy_vector(added, tasks.residual_at(step - LAG, task), loaded["residual"], 0, SPAN)
+                for e in range(SPAN):
                     T.buffer_store(own, finish_shared(sums[e], loaded, e, (e,)), [e])
-                with T.vectorized(VECTOR) as e:
+                with T.vectorized(SPAN) as e:
                     T.buffer_store(out, own[e], [*place[:-1], place[-1] + e])
 
     def load_first(shared: Shared, image, block, stage, vw, vl) -> None:
         untold()
-        load(shared.staged, tasks.loads, tasks.inputs(image, block, stage, vw * 32 + vl))
+        load(shared.staged, tasks.loads, tasks.inputs(image, block, stage, vw * 32 + vl), pairs.source_span)
         commit_copies()
 
     def load_later(has_stage: bool, image, operands, shared: Shared, block, step, vw, vl) -> None:
         untold()
         if has_stage:
-            load(shared.staged, tasks.loads, tasks.inputs(image, block, step + (AHEAD + 1), vw * 32 + vl))
+            find = tasks.inputs(image, block, step + (AHEAD + 1), vw * 32 + vl)
+            load(shared.staged, tasks.loads, find, pairs.source_span)
         if RESIDUAL:
-            load(shared.added, tasks.stores, tasks.residuals(operands["residual"], block, step, vw * 32 + vl))
+            load(shared.added, tasks.stores, tasks.residuals(operands["residual"], block, step, vw * 32 + vl), SPAN)
         commit_copies()
 
     @script.inline

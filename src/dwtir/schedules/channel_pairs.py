@@ -65,6 +65,9 @@ _LEAST_TAPS = 25
 _CHANNELS, _ROWS, _WORDS = (16, 32, 48, 64, 80, 96), (7, 4, 3, 2, 1), (4, 2, 1)
 """Channels of a block, rows of a step, pairs of channels of a warp (1 above 7x7) worth trying."""
 
+_MOST_CHANNELS = 128
+"""Channels of a block worth trying, of a number of channels that is no multiple of a vector."""
+
 _REGISTERS, _PER_ROW = {4: (46, 1.0), 2: (19, 1.25), 1: (34, 1.0)}, 6
 """Registers of a thread beside its sums and weights, by its words, and how often it has those."""
 
@@ -104,7 +107,7 @@ class ChannelPairs(Strategy):
     operations = ("forward", "grad_data")
     needs_mma = True
     silu_by_fma = False  # warps that are at different places share what computes it better: 4 % less time
-    device = "a GPU from sm_80 on (channels by eights, channel_multiplier 1, stride at most the kernel, of gradients 1)"
+    device = "a GPU from sm_80 on (stride at most the kernel; of gradients it and channel_multiplier 1)"
 
     channels: int
     images: int
@@ -120,10 +123,8 @@ class ChannelPairs(Strategy):
     def _is_for(cls, shape: Shape, target: Target) -> bool:
         return (
             super()._is_for(shape, target)
-            and shape.channel_multiplier == 1
-            and shape.in_channels % VECTOR == 0
             and shape.stride[0] <= window_of(shape, 0, 1)  # it copies all rows
-            and (shape.operation == "forward" or shape.stride == (1, 1))
+            and (shape.operation == "forward" or (*shape.stride, shape.channel_multiplier) == (1, 1, 1))
         )
 
     @classmethod
@@ -143,7 +144,14 @@ class ChannelPairs(Strategy):
     def guesses(cls, shape: Shape, target: Target) -> tuple[ChannelPairs, ...]:
         """List the tiles, the fastest first."""
         tiles = by_time(cls._tiles(shape, target), shape, target)
-        return varied(tiles, lambda tile: (tile.channels, tile.rows, tile.words)) or (cls(VECTOR, 1, 1, 1, 1, 1),)
+        return varied(tiles, lambda tile: (tile.channels, tile.rows, tile.words)) or (
+            cls(cls._least(shape), 1, 1, 1, 1, 1),
+        )
+
+    @staticmethod
+    def _least(shape: Shape) -> int:
+        """Return the least channels of a block: results of a vector of inputs."""
+        return VECTOR * shape.channel_multiplier
 
     @classmethod
     def _tiles(cls, shape: Shape, target: Target, epilogue: Epilogue = NO_STEPS) -> Iterator[ChannelPairs]:
@@ -151,8 +159,11 @@ class ChannelPairs(Strategy):
         width, height = -(-shape.result_width // COLUMNS), shape.result_height
         across = even_split(width, STRIPS)
         images = min(shape.batch, max(1, STRIPS // across))
-        whole = shape.result_channels
-        channels = [n for n in _CHANNELS if n <= whole and (n < 64 or whole % n == 0)] or [VECTOR]
+        least = cls._least(shape)
+        whole = -(-shape.result_channels // least) * least
+        channels = [n for n in _CHANNELS if n <= whole and (n < 64 or whole % n == 0) and n % least == 0] or [least]
+        if shape.result_channels % VECTOR:  # sectors that blocks share are moved by each of them
+            channels += {n for n in (-(-whole // least // 2) * least, whole) if n <= _MOST_CHANNELS}
         most = 3 if prod(shape.kernel) > _FEW_TAPS else 2
         shares = _WORDS[: most if max(shape.dilation) == 1 else 1]
         for words, channel, rows, parts, ahead in product(
@@ -178,8 +189,9 @@ class ChannelPairs(Strategy):
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
+        least = cls._least(shape)
         values = {
-            "channels": [n for n in (VECTOR, *_CHANNELS) if n <= shape.result_channels],
+            "channels": [n for n in (least, *_CHANNELS) if n < shape.result_channels + least and n % least == 0],
             "images": (1, 2, 4, 8),
             "across": (1, even_split(-(-shape.result_width // COLUMNS), STRIPS)),
             "rows": _ROWS,
@@ -206,8 +218,9 @@ class ChannelPairs(Strategy):
 
     def check(self, shape: Shape, target: Target) -> None:
         pairs = self.pairs(shape)
-        self._require(self.channels % VECTOR == 0, "channels", self.channels, f"a multiple of {VECTOR}")
-        self._require_most("channels", self.channels, shape.result_channels)
+        least = self._least(shape)
+        self._require(self.channels % least == 0, "channels", self.channels, f"a multiple of {least}")
+        self._require_most("channels", self.channels, -(-shape.result_channels // least) * least)
         self._require_in("words", _WORDS)
         self._require_most("images", self.images, shape.batch)
         self._require_most("across", self.across, -(-shape.result_width // COLUMNS))
@@ -247,15 +260,16 @@ class ChannelPairs(Strategy):
         blocks, products = prod(pairs.blocks), pairs.products // sum(count for _, count in pairs.depths)
         at_a_time = min(self.min_blocks, ceil(blocks / target.units))
         rows, columns = (min(sizes) for sizes in zip((pairs.input_rows, pairs.width), shape.source, strict=True))
-        read = blocks * pairs.images * rows * columns * pairs.channels
+        read = blocks * pairs.images * rows * columns * pairs.source_vectors * VECTOR
         under_way = at_a_time * shape.itemsize * pairs.stage_halves * (self.ahead if self.steps > 1 else 1) / 65536
         rounds = max(1.0, blocks / (target.units * self.min_blocks))
-        memory = shape.itemsize * (read + prod(shape.result_shape)) / bandwidth
+        memory = shape.itemsize * (read + prod(shape.result_shape)) / bandwidth * pairs.partial
         memory *= 1 + little / under_way + much * under_way
         memory *= (1 + last * (ceil(rounds) / rounds - 1)) * (1 + alone / at_a_time)
         warp = of_product * products * pairs.quads + row * (2 * pairs.quads * pairs.stage_rows + self.rows)
         warps = pairs.warps if pairs.warps < 4 else 4 * ceil(pairs.warps / 4)  # as many as the fullest quarter has
-        runs = pairs.images * pairs.stage_rows * pairs.width + pairs.results // self.channels
+        runs = pairs.images * pairs.stage_rows * pairs.width * (VECTOR / pairs.source_span) ** 0.8
+        runs += pairs.results // self.channels * (VECTOR / pairs.result_span) ** 0.8
         rest = pairs.rests * (step + warps * row * self.rows)
         busy = self.steps * (step + warps * warp + run * runs) + rest + first
         busy *= ceil(blocks / target.units) / _CLOCK
@@ -276,7 +290,8 @@ class ChannelPairs(Strategy):
             if name.startswith(("first", "band", "ready", "begin", "pad", "epilogue", "shift")):
                 bind_threads(sch, *loops[-2:])
             elif name.startswith("copy"):
-                sch.tensorize(loops[-1], async_copy.intrinsic(shape.dtype))
+                if (lanes := int(sch.get(loops[-1]).extent)) > 1:
+                    sch.tensorize(loops[-1], async_copy.intrinsic(shape.dtype, lanes))
             elif name.startswith("multiply"):
                 sch.bind(loops[-1], "threadIdx.y")
             elif name.startswith(("start", "window", "leave")):
