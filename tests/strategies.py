@@ -197,7 +197,7 @@ STRUCTURES = {
     "split": SPLITS,
     "padding": ("staged", "inline"),
     "step": LADDER_STEPS,
-    "loads": ("pairs", "fours"),
+    "loads": ("pairs", "fours", "planes"),
 }
 """The values of the strategies' string fields, which `Strategy.space` does not list."""
 

@@ -7,12 +7,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from backends import H200, REPLAY, on_h200
+from backends import CUDA, H200, REPLAY, on_h200
 from dwtir import Shape
 from dwtir.bands import COLUMNS, DEPTH, TILES, Bands
 from dwtir.nvrtc import _with_min_blocks
 from dwtir.planes import Planes
 from dwtir.schedules import BandedMatrix, BandedPlanes
+from kernels import layer
 from strategies import shapes
 
 parametrize = pytest.mark.parametrize
@@ -30,6 +31,30 @@ def test_each_product_is_one_instruction(about, dtype, ending):
     resources = kernel.resources()
     assert resources.threads == 32 * tile.warps
     assert resources.shared_bytes == 0
+
+
+@parametrize(
+    ("tile", "about"),
+    [
+        (BandedMatrix(7, 5, 4, 1, "planes"), "5x6x28x28_k5_p2_float16+bias+residual+relu"),  # a plane of a warp
+        (BandedMatrix(14, 7, 2, 1, "planes"), "9x3x14x14_k7_p3_bfloat16_dgrad"),  # 8, and vectors of 4
+        (BandedMatrix(14, 3, 2, 1, "planes"), "9x3x28x28_k5_s2_p2_float16+scale_shift+relu6"),
+        (BandedMatrix(5, 5, 4, 1, "planes"), "5x3x20x20_k5_p2_float16"),  # three tiles across are four
+        (BandedMatrix(9, 5, 2, 1, "planes"), "7x2x18x22_k5x3_p2x0_float16"),
+    ],
+)
+@parametrize("backend", [REPLAY, pytest.param(CUDA, marks=pytest.mark.gpu)])
+def test_planes_come_and_leave_by_vectors(backend, tile, about):
+    shape, epilogue = layer(about)
+    backend.check(tile, shape, epilogue)
+    bands, source = tile.bands(shape), on_h200(shape, tile, epilogue=epilogue).source()
+    for name, plane in (("data|grad_out", bands.sheet), ("out", bands.leaving)):
+        kind = {8: "uint4", 4: "half4|nv_bfloat164"}[plane.vector]
+        assert re.search(rf"\(({kind})\*\)\(({name})_ptr", source)
+    tiles = bands.down * bands.across
+    assert bands.images * tiles == TILES
+    if tiles < 8:  # lanes whose tiles are of neighbouring planes read from other banks
+        assert bands.sheet.vectors * bands.sheet.vector // 2 % 32 == 4 * tiles
 
 
 COPIERS = {
@@ -135,10 +160,13 @@ def test_results_of_an_odd_width_leave_in_pairs_with_a_residual():
 
 
 TURNS = {
-    "128x96x56x56_k5_p2_float16": (8, 5, 4, 6, "fours"),
+    "128x96x56x56_k5_p2_float16": (28, 5, 1, 10, "planes"),
+    "64x128x40x40_k5_p2_float16": (8, 5, 4, 6, "fours"),
     "1x96x56x56_k5_p2_float16": (7, 5, 4, 1, "pairs"),
-    "128x192x28x28_k7_p3_bfloat16": (14, 7, 2, 10, "pairs"),
-    "128x480x14x14_k5_p2_float16": (14, 5, 2, 10, "pairs"),
+    "128x192x28x28_k7_p3_bfloat16": (28, 7, 1, 10, "planes"),
+    "64x256x24x24_k7_p3_bfloat16": (12, 7, 2, 10, "pairs"),
+    "128x480x14x14_k5_p2_float16": (7, 5, 2, 16, "planes"),
+    "8x480x14x14_k5_p2_float16": (7, 5, 1, 16, "planes"),
 }
 
 

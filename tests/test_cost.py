@@ -140,6 +140,7 @@ CHOICES = {
     "banded_matrix": """
         128x96x56x56_k7_p3_float16 128x240x28x28_k5_p2_float16 128x96x57x57_k7_p3_float16 64x256x55x57_k3_p1_bfloat16
         32x192x35x35_k5_p2_float16 128x96x56x56_k7_p3_float16_dgrad 128x96x56x56_k5_p2_float16
+        128x480x14x14_k5_p2_float16
     """,
     "banded_planes": """
         128x1024x15x15_k13_p6_float16 32x128x56x56_k31_p15_bfloat16_nhwc 32x96x56x56_k25_p12_float16_nhwc
@@ -153,11 +154,12 @@ CHOICES = {
         128x96x56x56_k5_p2_float16_nhwc+scale_shift+silu 128x96x56x56_k5_p2_float16_nhwc+bias+residual
         128x384x14x14_k5_p2_float16_nhwc+bias+relu 128x384x14x14_k5_p2_float16_nhwc+bias+residual+relu
         128x384x14x14_k5_p2_float16_nhwc+bias+silu 128x240x28x28_k5_p2_float16_nhwc+bias+silu
-        128x144x56x56_s2_k5_p2_float16_nhwc+scale_shift+silu
+        128x144x56x56_s2_k5_p2_float16_nhwc+scale_shift+silu 128x90x56x56_k5_p2_float16_nhwc
+        128x97x56x56_k7_p3_float16_nhwc 128x48x56x56_k7_p3_m2_float16_nhwc 128x32x56x56_k5_p2_m3_float16_nhwc
     """,
     "channel_vector": """
         1x96x56x56_k5_p2_float16_nhwc 1x384x14x14_k7_p3_float16_nhwc 64x256x56x56_k3_p1_nhwc 128x96x56x56_k5_p2_nhwc
-        64x256x56x56_k3_p1_float16_nhwc 128x96x56x56_k3_p1_float16_nhwc 128x90x56x56_k5_p2_float16_nhwc
+        64x256x56x56_k3_p1_float16_nhwc 128x96x56x56_k3_p1_float16_nhwc 128x97x56x56_k5_p2_float16_nhwc
     """,
     # Some halves: few products an input, neither every other row is pairs nor every other plane, in many pieces.
     "register_window": """
@@ -167,7 +169,6 @@ CHOICES = {
     """,
     "row_stream": """
         128x96x56x56_k7_p6_d2_float16_nhwc 128x96x56x56_k7_p3 128x96x56x56_k7_p3_nhwc
-        128x90x56x56_k7_p3_float16_nhwc
         128x384x14x14_k5_p2_float16_nhwc+bias+gelu 128x240x28x28_k5_p2_float16_nhwc+bias+gelu
     """,
     "split_image": """
@@ -175,7 +176,7 @@ CHOICES = {
         128x384x14x14_k7_p3_dgrad 128x512x14x14_k3_p1 128x192x28x28_k7_p3 128x512x14x14_k3_p1_float16
         128x672x14x14_k5_s2_p2_dgrad 128x240x28x28_k5_s2_p2_float16_dgrad 128x144x56x56_k3_s2_p1_float16_dgrad
         128x96x56x56_k13_s2_p6_float16_dgrad 1x512x14x14_k27_p13 128x256x28x28_k29_p14_dgrad
-        128x512x14x14_k27_p13_nhwc 128x728x19x19_k3_p1_float16 16x333x17x19_k15_p7_nhwc 128x480x14x14_k5_p2_float16
+        128x512x14x14_k27_p13_nhwc 128x728x19x19_k3_p1_float16 16x333x17x19_k15_p7_nhwc
         128x240x28x28_k5_s2_p2_float16 32x192x35x35_k3_p1_float16 64x300x13x13_k7_p3_float16 64x192x11x11_k13_s2_p6
     """,
     # Some for want of registers for the sums, of many outputs, of pairs, or of whole vectors.

@@ -83,7 +83,6 @@ def test_what_has_no_split_is_refused():
     ],
 )
 def test_where_images_are_split(text, split):
-    """Measured: see bench/results/samples-nvidia-h100.md."""
     shape = Shape.parse(text)
     strategy = RegisterWindow if shape.layout == "NCHW" else ChannelVector
     assert strategy.choose(shape, H200).split == split

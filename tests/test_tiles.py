@@ -31,7 +31,7 @@ REFUSED = {
         rows=65: rows must be at most 64
         kernel_rows=8: kernel_rows must be at most 7
         rows=12 warps=2: warps must be at most 1
-        height=14 width=14 loads=fours: loads must be one of ('pairs',)
+        height=14 width=14 loads=fours: loads must be one of ('pairs', 'planes')
         batch=9 height=64 width=64 kernel=63 padding=31 rows=60 kernel_rows=63: unrolled loads
         batch=9 height=64 width=64 kernel=31 padding=15 rows=32 kernel_rows=31: unrolled products
     """,
@@ -47,10 +47,11 @@ REFUSED = {
         channels=96 ahead=9: shared bytes per block must be at most
         min_blocks=17: min_blocks must be at most
         words=3: words must be one of
-        in_channels=12: channels by eights
-        channel_multiplier=2: channels by eights
-        kernel=1 padding=0 stride=2: channels by eights
-        stride=2 operation=grad_data: channels by eights
+        in_channels=12: channels must be at most 16, got 32
+        channel_multiplier=3: channels must be a multiple of 24, got 32
+        kernel=1 padding=0 stride=2: stride at most the kernel
+        stride=2 operation=grad_data: of gradients it and channel_multiplier 1
+        channel_multiplier=2 operation=grad_data: of gradients it and channel_multiplier 1
     """,
     ("8x96x56x56_k7_p3_float16_nhwc", BandedChannels(4, 2, 7, 4, 4, 3)): """
         rows=57: rows must be at most 56

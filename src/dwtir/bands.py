@@ -15,12 +15,19 @@ beside it: what lies between a part's columns is loaded for the other part.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from math import gcd, prod
+from typing import Any, NamedTuple
 
 from .shape import Shape
 
 TILES, COLUMNS, DEPTH = 16, 8, 16
 """Rows, columns and depth of the product: tiles of results, results of a row, inputs."""
+
+VECTOR, _LEAST_VECTOR = 8, 4
+"""Halves that planes are staged by, at the most and at least."""
+
+_BANKS = 64
+"""Halves that lie in different banks of shared memory."""
 
 
 def place_of(tile: Any, down: Any, across: Any) -> tuple[Any, Any, Any]:
@@ -31,6 +38,14 @@ def place_of(tile: Any, down: Any, across: Any) -> tuple[Any, Any, Any]:
 def window_of(shape: Shape, axis: int, results: int) -> int:
     """Count the rows (axis 0) or columns (axis 1) of inputs that neighbouring results see."""
     return (results - 1) * shape.stride[axis] + (shape.kernel[axis] - 1) * shape.dilation[axis] + 1
+
+
+class Sheet(NamedTuple):
+    """A plane in shared memory: halves of a vector, where the image begins, with zeros before it, and vectors."""
+
+    vector: int
+    begin: int
+    vectors: int
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,8 @@ class Bands:
     """Whether `Planes` are read, to which the images were copied, or the images themselves."""
     run: int = 2
     """Inputs side by side that a lane loads."""
+    is_staged: bool = False
+    """Whether warps have planes of inputs and results in shared memory, which come and leave by vectors."""
 
     @property
     def is_turned(self) -> bool:
@@ -108,6 +125,53 @@ class Bands:
         """That is left in a part."""
         (down, right), (rows, columns) = self.shape.dilation, self.parts
         return down // rows, right // columns
+
+    @property
+    def can_stage(self) -> bool:
+        """Whether a group of tiles has whole planes, of vectors, and each channel of results inputs of its own."""
+        shape = self.shape
+        planes = prod(shape.source), shape.result_height * shape.result_width
+        return (
+            not self.is_copied
+            and not self.is_odd
+            and self.parts == (1, 1)
+            and shape.channel_multiplier == 1
+            and shape.result_width % 2 == 0
+            and all(plane % _LEAST_VECTOR == 0 for plane in planes)
+            and TILES % (self.down * self.across) == 0
+            and not self.goes_by_image
+        )
+
+    @property
+    def images(self) -> int:
+        """Images of a group, if planes are staged."""
+        return TILES // (self.down * self.across)
+
+    @property
+    def sheet(self) -> "Sheet":
+        """Sizes of a plane of inputs that is staged, with all that tiles read of it."""
+        shape, (height, width) = self.shape, self.shape.source
+        vector = gcd(VECTOR, height * width)
+        begin = -(-(self.left + self.top * width) // vector) * vector
+        down = (self.down * self.rows - 1) * shape.stride[0]
+        down += (self.kernel_steps * self.kernel_rows - 1) * shape.dilation[0]
+        right = (self.across - 1) * COLUMNS * shape.stride[1] + self.depth_steps * DEPTH
+        end = max(height * width, (down - self.top) * width + right - self.left)
+        return Sheet(vector, begin, self._apart(begin + end, vector))
+
+    @property
+    def leaving(self) -> "Sheet":
+        """Sizes of a plane of results that is staged."""
+        size = self.shape.result_height * self.shape.result_width
+        vector = gcd(VECTOR, size)
+        return Sheet(vector, 0, self._apart(size, vector))
+
+    def _apart(self, elements: int, vector: int) -> int:
+        """Count vectors of a plane, for lanes whose tiles are of others to find theirs in other banks."""
+        wanted = self.down * self.across * COLUMNS
+        if wanted < _BANKS:
+            elements += (wanted - elements) % _BANKS
+        return -(-elements // vector)
 
     @property
     def source_channels(self) -> int:
@@ -178,9 +242,12 @@ class Bands:
         """Tiles in a row of an image.
 
         Of an odd width three are four, and so on, the last one empty: then 8 tiles lie in
-        fewer rows, which costs less than pieces of more of them.
+        fewer rows, which costs less than pieces of more of them. Of planes that are staged,
+        too, for groups to have whole ones.
         """
         tiles = -(-self.shape.result_width // (COLUMNS * self.parts[1]))
+        if self.is_staged:
+            return 1 << (tiles - 1).bit_length()
         return tiles + 1 if self.alternates and tiles % 4 == 3 else tiles
 
     @property
@@ -198,6 +265,21 @@ class Bands:
         """Count the rows of the kernel that a tile reads in a step of so many rows."""
         others = (self.rows - 1) * self.shape.stride[0] if self.goes_by_image else 0
         return others + kernel_rows
+
+    @property
+    def loads(self) -> int:
+        """Loads of a lane in a step."""
+        return 4 * self.depth_steps * self.window_rows(self.kernel_rows)
+
+    @property
+    def products(self) -> int:
+        """Products of a warp in a step."""
+        return self.rows * self.kernel_rows * self.depth_steps
+
+    @property
+    def band_registers(self) -> int:
+        """Registers of a step's bands."""
+        return 2 * self.depth_steps * self.band_rows(self.kernel_rows) * (1 + self.alternates)
 
     def place(self, tile: Any) -> tuple[Any, Any, Any]:
         return place_of(tile, self.down, self.across)

@@ -4,6 +4,8 @@ The blocks are those of `compute`, and some more:
 
 ``gather``, ``planes``
     the images and, in NHWC, the weights, as `dwtir.planes` has them, if they are copied at all;
+``sheet``
+    planes of inputs in shared memory, if they are staged;
 ``pad``
     the inputs of 16 tiles, with their zeros, where the lanes of a warp hold them;
 ``band``
@@ -17,7 +19,9 @@ The blocks are those of `compute`, and some more:
 ``epilogue``
     the fused steps and the one rounding;
 ``store``
-    the results, from those who hold them to their place.
+    the results, from those who hold them to their place, or to planes in shared memory;
+``spread``
+    these from there.
 
 What a lane holds follows ``mma.sync.m16n8k16`` in the PTX ISA. Lane ``4 * m + x`` has inputs
 ``2 * x``, ``2 * x + 1`` and eight further, or, as their order is free, four from ``4 * x``, of tiles
@@ -63,7 +67,9 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     KINDS = 1 + ALTERNATES  # of rows, each with a band of its own
     LOADED = {"c": SC, "g": GROUPS + SLACK, "ih": PH, "s": STEPS, "lane": 32, "k": 2, "m": 2, "e": 2 // KINDS}
     RUN, APART = bands.run, 8 if bands.run == 2 else 2  # from lane to lane, and from a lane's pair to its next
-    NHWC, COPIED = shape.layout == "NHWC", bands.is_copied
+    NHWC, COPIED, STAGED = shape.layout == "NHWC", bands.is_copied, bands.is_staged
+    SHEET, LEAVING = bands.sheet, bands.leaving
+    IMAGES = bands.images if STAGED else 1
     copies = Planes(bands)
     POSITIONS, WEIGHTS = copies.positions, copies.images
     dtype = shape.dtype
@@ -168,6 +174,15 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         value, at = (alternating, T.Ramp(one * 2, 1, 2)) if ALTERNATES else (pad, one)
         T.buffer_store(window, value(image, *place), turn(*others, at))
 
+    def staged(sheet: tirx.Buffer, channel, group, row, step, lane, further, half, one) -> Any:
+        """Load an input from a plane in shared memory, which has rows of zeros around the image, but no columns."""
+        n, y, x = bands.place(half * 8 + lane // 4)
+        first = x * (COLUMNS * SW) + step * DEPTH + further * APART + lane % 4 * RUN
+        at = SHEET.begin + (line(y, row, SH) - TOP) * W + first + one - LEFT
+        is_there = T.cast(tirx.all(LEFT <= first, first < LEFT + W), "int32") != 0  # TVM infers no bounds from it
+        value = sheet[channel, group, n, at // SHEET.vector, at % SHEET.vector]
+        return T.if_then_else(is_there, value, T.cast(0, dtype))
+
     def tap(weight: tirx.Buffer, channel, row, step, *place) -> Any:
         lane, further, one = place
         row, kind = row // KINDS, row % KINDS
@@ -226,6 +241,29 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             single = T.Select(is_first, rounded[c, g, r, lane, m, 1], rounded[c, g, r, lane, m, 0])
             T.buffer_store(out, single, [n, c, row, T.Select(is_first, 0, OW - 1)])
 
+    def stage(image: tirx.Buffer, channel, group, number, vector, lane) -> Any:
+        n, first = group * IMAGES + number, vector * SHEET.vector - SHEET.begin
+        at = first + lane
+        is_there = tirx.all(n < N, 0 <= first, first < H * W)
+        return T.if_then_else(is_there, image[n, channel, at // W, at % W], T.cast(0, dtype))
+
+    def leave(rounded, leaving, c, g, r, lane, m, e) -> None:
+        n, y, x = bands.place(m * 8 + lane // 4)
+        row, column = line(y, r), x * COLUMNS + lane % 4 * 2 + e
+        at = row * OW + column
+        T.reads(rounded[c, g, r, lane, m, e])
+        T.writes(leaving[c, g, 0:IMAGES, 0 : LEAVING.vectors, 0 : LEAVING.vector])
+        with T.If(tirx.all(row < OH, x * COLUMNS + lane % 4 * 2 < OW)), T.Then():
+            place = [c, g, n, at // LEAVING.vector, at % LEAVING.vector]
+            T.buffer_store(leaving, rounded[c, g, r, lane, m, e], place)
+
+    def spread(leaving, out, c, g, number, vector, lane) -> None:
+        n, at = g * IMAGES + number, vector * LEAVING.vector + lane
+        T.reads(leaving[c, g, number, vector, lane])
+        T.writes(out[n, c, at // OW, at % OW])
+        with T.If(tirx.all(n < N, vector * LEAVING.vector < OH * OW)), T.Then():
+            T.buffer_store(out, leaving[c, g, number, vector, lane], [n, c, at // OW, at % OW])
+
     @script.prim_func(s_tir=True)
     def banded() -> None:
         image, weight, operands, out = T.meta_var(declare())
@@ -238,7 +276,13 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             planes = T.sblock_alloc_buffer((SC, POSITIONS), dtype)
             fill("gather", "f c", gathered, copied, image, weight)
             fill("planes", "c f", planes, swapped, gathered)
-        by_places("pad", LOADED, hold, window, planes if COPIED else image)
+        if STAGED:
+            sheet = T.sblock_alloc_buffer((SC, GROUPS + SLACK, IMAGES, SHEET.vectors, SHEET.vector), dtype)
+            leaving = T.sblock_alloc_buffer((RC, GROUPS, IMAGES, LEAVING.vectors, LEAVING.vector), dtype)
+            fill("sheet", "c g i f v", sheet, stage, image)
+            fill("pad", "c g ih s lane k m e", window, staged, sheet)
+        else:
+            by_places("pad", LOADED, hold, window, planes if COPIED else image)
         fill("band", "c kh s lane k e", band, tap, planes if NHWC else weight)
         for c, g, r, kh, s, lane, h, e, k in T.grid(RC, GROUPS + SLACK, R, ROWS, STEPS, 32, 2, 2, DEPTH):
             with T.sblock("depthwise_conv2d"):
@@ -260,6 +304,9 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         by_places("epilogue", HELD, end, results, taken, rounded)
         if PAIRED:
             by_places("store", HELD_PAIRS, store_pair, rounded, out)
+        elif STAGED:
+            by_places("store", HELD, leave, rounded, leaving)
+            by_places("spread", dict(zip("cgifv", leaving.shape, strict=True)), spread, leaving, out)
         else:
             by_places("store", HELD, store, rounded, out)
 

@@ -15,10 +15,12 @@ KW / 32 and so on for wider kernels; but it takes one instruction where others t
 halves need no conversion. With few taps there is little to save, and memory or the loads
 take longer: `claims` says from where on it pays.
 
-An input row is loaded for the lanes that multiply it, 4 bytes each, and serves all `rows`
+Where a warp has whole planes, and many, they come by vectors into shared memory, with rows of zeros around, and
+lanes load from there; results go back the same way. Else an input row is loaded for the lanes that multiply it,
+4 bytes each, and serves all `rows`
 outputs above it. 8 bytes are half as many loads, and moves to where products take them: they pay
 with few products to a load, in low tiles. Lanes with the same inputs in a row hold neighbouring
-tiles, so that a warp loads whole cache lines. No shared memory. Blocks that run together have
+tiles, so that a warp loads whole cache lines. Blocks that run together have
 neighbouring channels, planes side by side.
 
 Rows of an odd width begin with an aligned pair and in the middle of one, in turn. So that all
@@ -43,7 +45,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil, gcd, inf, prod
+from math import inf, prod
 from typing import ClassVar
 
 from ..bands import COLUMNS, Bands
@@ -51,11 +53,12 @@ from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
 from ..typed import LoopRV, PrimFunc, SBlockRV, Schedule, Self
+from . import band_cost
 from .base import Strategy, by_time, varied, with_guesses
 from .cost import registers_for
 from .loops import bind, compute_at, unroll_all
 from .register_window import RegisterWindow
-from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SIDE, REGISTERS, even_split, longer
+from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SIDE, even_split
 
 _MAX_PRODUCTS = 1024
 """Products of a step, in straight line."""
@@ -72,19 +75,15 @@ _SECOND_KIND = 40
 _BLOCKS = (4, 1), (4, 3), (4, 4), (2, 9), (1, 20)
 """Warps of a block, and blocks at a time: the first alone where rows are even."""
 
-_CROWD, _MOST_TAPS = 20, 49
-"""Warps for each SM from which on, and taps up to which, some multiply while others wait."""
+_CROWD, _SOME, _MOST_TAPS = 20, 5, 49
+"""Warps for each SM from which on, also those with planes, and taps up to which some multiply while others wait."""
 
-_HIGH, _LOW, _LOW_TAPS = 14, 8, 25
-"""Rows of tiles, and of low ones that load by fours; taps up to which these are faster."""
+_HIGHEST, _HIGH, _LOW, _LOW_TAPS = 28, 14, 8, 25
+"""Rows of tiles of planes, of others, and of low ones that load by fours; taps up to which these are faster."""
 
-# Time in rows of an odd width, fitted to 224 kernels of 19 layers on an H200: a launch; bytes a second, also by the
-# window's model, and of rows that begin anywhere; cycles of a start, a product, a load, a store to a row, and of a warp
-# whose code's length doubles its time; warps that take as long as a wait; what an even number of tiles in a column
-# adds; and how bytes and work come together.
-_LAUNCH, _BANDWIDTH, _WINDOW_BANDWIDTH, _OF_ANY_ROWS = 2.2e-6, 4.2e12, 4.4e12, 3.6e12
-_START, _PRODUCT, _LOAD, _STORE, _CACHED, _WAIT, _EVEN_COLUMN, _TOGETHER = 209, 5.37, 1.55, 1.72, 4040, 0.7, 0.05, 1.6
-_PER_BAND = 2.5  # registers that the compiler takes, where it may
+_FULL = 0.8
+"""Share of tiles' columns that are results, from which on planes pay."""
+
 _LEAST_ROWS, _MOST_ROWS = 8, 16  # inputs of a tile's own, and results; of others the model knows little
 
 
@@ -112,7 +111,8 @@ class BandedMatrix(Strategy):
     """Warps of a block."""
     min_blocks: int = 1
     loads: str = "pairs"
-    """What a lane loads at once: "pairs" of inputs, or "fours" where rows are aligned to 8 bytes."""
+    """What is loaded at once: "pairs" of inputs by a lane, "fours" where rows are aligned to 8 bytes, or whole
+    "planes" by a warp, where a group of tiles has them, into shared memory, by which results leave, too."""
 
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
@@ -131,7 +131,7 @@ class BandedMatrix(Strategy):
         if own is None:
             return True
         other = RegisterWindow.choose(shape, target).expected_seconds(shape, target)
-        return own < other + shape.least_bytes * (1 / _OF_ANY_ROWS - 1 / _WINDOW_BANDWIDTH)
+        return own < other + shape.least_bytes * band_cost.OF_ANY_ROWS
 
     @classmethod
     def _is_for(cls, shape: Shape, target: Target) -> bool:
@@ -150,11 +150,31 @@ class BandedMatrix(Strategy):
         bands, taps = self.bands(shape), prod(shape.kernel)
         is_whole = _is_in_one_step(bands) and bands.depth_steps * prod(bands.parts) == 1
         is_crowd = bands.groups * shape.result_channels >= _CROWD * target.units
-        if not is_whole or not is_crowd or taps > _MOST_TAPS:
+        if not is_whole or taps > _MOST_TAPS:
+            return self
+        if staged := self._by_planes(shape, target):
+            return staged
+        if not is_crowd:
             return self
         if bands.has_fours and taps <= _LOW_TAPS:
             return replace(self, rows=even_split(_height(shape), _LOW), min_blocks=6, loads="fours")
         return replace(self, warps=min(2, self.warps), min_blocks=10)
+
+    def _by_planes(self, shape: Shape, target: Target) -> Self | None:
+        """Return the tile whose warps have planes, if there are some and their tiles are nearly full.
+
+        With more taps tiles are higher, for rows to be loaded less often.
+        """
+        height = shape.result_height
+        for rows in (-(-height // 2), height)[:: -1 if prod(shape.kernel) > _LOW_TAPS else 1]:
+            blocks = 16 if rows <= _LOW else 12 if rows <= _HIGH else 10
+            tile = replace(self, rows=rows, kernel_rows=shape.kernel[0], warps=1, min_blocks=blocks, loads="planes")
+            bands = tile.bands(shape)
+            is_full = shape.result_width > _FULL * bands.across * COLUMNS
+            groups = bands.groups * shape.result_channels / target.units
+            if bands.can_stage and rows <= _HIGHEST and shape.stride == (1, 1) and is_full and groups >= _SOME:
+                return replace(tile, warps=1 + (rows <= _HIGH and groups >= _CROWD))
+        return None
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
@@ -188,19 +208,20 @@ class BandedMatrix(Strategy):
         return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: Shape) -> bool:
-        bands, loads, products = self._counts(shape)
-        band = _band(bands)
-        needed = 30 + loads + 4 * self.rows + band + _SECOND_KIND * bands.alternates
+        bands = self.bands(shape)
+        needed = 30 + bands.loads + 4 * self.rows + bands.band_registers + _SECOND_KIND * bands.alternates
         return (
             self.kernel_rows <= bands.product_rows
             and needed <= self.registers[bands.kernel_steps == 1]
-            and loads <= MAX_LOADS
-            and products <= _MAX_PRODUCTS
+            and bands.loads <= MAX_LOADS
+            and bands.products <= _MAX_PRODUCTS
             and not (bands.alternates and self._least(bands, needed) > self._has)
         )
 
     def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> Self:
         """Take small blocks: others start while some end with an epilogue."""
+        if self.loads == "planes":
+            return self
         rows = self.rows if self.loads == "pairs" else even_split(_height(shape), _HIGH)
         tile = replace(self, rows=rows, warps=min(2, self.warps), min_blocks=8, loads="pairs")
         bands = tile.bands(shape)
@@ -214,62 +235,39 @@ class BandedMatrix(Strategy):
 
     def _least(self, bands: Bands, needed: int) -> int:
         """Estimate the registers without which a tile spills; in one step, rows come and go."""
-        least = _SECOND_KIND + 4 * self.rows + _band(bands) * bands.depth_steps
+        least = _SECOND_KIND + 4 * self.rows + bands.band_registers * bands.depth_steps
         return least if bands.kernel_steps == 1 else needed
 
     def check(self, shape: Shape, target: Target) -> None:
         self._require_most("rows", self.rows, MAX_SIDE)
-        bands, loads, products = self._counts(shape)
-        self._require_in("loads", ("pairs", "fours")[: 1 + bands.has_fours])
+        bands = self.bands(shape)
+        self._require_in("loads", ("pairs", *["fours"] * bands.has_fours, *["planes"] * bands.can_stage))
         self._require_most("kernel_rows", self.kernel_rows, bands.product_rows)
         self._require_most("warps", self.warps, bands.groups, ", one a group")
-        self._require_most("unrolled loads", loads, MAX_LOADS)
-        self._require_most("unrolled products", products, _MAX_PRODUCTS)
+        self._require_most("unrolled loads", bands.loads, MAX_LOADS)
+        self._require_most("unrolled products", bands.products, _MAX_PRODUCTS)
         self._require_launch(target, threads=32 * self.warps)
 
-    def _counts(self, shape: Shape) -> tuple[Bands, int, int]:
-        """Return sizes, and how many loads and products a step has."""
-        bands = self.bands(shape)
-        loads = 4 * bands.depth_steps * bands.window_rows(self.kernel_rows)
-        return bands, loads, self.rows * self.kernel_rows * bands.depth_steps
-
     def bands(self, shape: Shape) -> Bands:
-        return Bands(shape, self.rows, self.kernel_rows, run=2 if self.loads == "pairs" else 4)
+        is_staged = self.loads == "planes"
+        return Bands(shape, self.rows, self.kernel_rows, run=4 if self.loads == "fours" else 2, is_staged=is_staged)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float | None:
         """Estimate the time in rows of an odd width."""
-        return self._odd_cycles(shape, target) / CLOCK if self.bands(shape).alternates else None
+        return self._cycles(shape, target) / CLOCK if self.bands(shape).alternates else None
 
     def _cycles(self, shape: Shape, target: Target) -> float:
         """Estimate the cycles of an SM, which needs four warps to be busy, for comparison with other tiles."""
-        bands, loads, products = self._counts(shape)
+        bands = self.bands(shape)
         if bands.alternates:
-            return self._odd_cycles(shape, target)
+            return CLOCK * band_cost.expected_seconds(bands, self.warps, self._has, target.units)
         load, weight, multiply, store, begin, start = self.cycles
         weights = 4 * bands.band_rows(self.kernel_rows) * bands.depth_steps
-        step = load * loads + weight * weights + multiply * products + begin
+        step = load * bands.loads + weight * weights + multiply * bands.products + begin
         stores = 2 * self.rows * (1 + shape.result_width % 2)
         warp = bands.kernel_steps * step + stores * store + start
         warps = bands.groups * shape.result_channels / target.units
         return warp * max(4.0, warps)
-
-    def _odd_cycles(self, shape: Shape, target: Target) -> float:
-        """Estimate the time in rows of an odd width: stores take long, in as many rows as 8 tiles lie in."""
-        bands, loads, products = self._counts(shape)
-        pieces = (COLUMNS - gcd(COLUMNS, bands.across)) / bands.across + 1
-        inside = shape.result_height / bands.down
-        is_single = shape.result_width % 2 == 1 and not bands.alternates_results
-        stores = 4 * inside * pieces**2 * (1 + is_single)
-        warp = _START + _PRODUCT * bands.kernel_steps * products + _LOAD * loads + _STORE * stores
-        warp *= 1 + warp / _CACHED
-
-        wanted = 8 * ceil((loads + 4 * self.rows + _PER_BAND * _band(bands)) / 8)
-        fitting = REGISTERS // (32 * self.warps * min(256, self._has, wanted))
-        blocks = ceil(bands.groups / self.warps) * shape.result_channels / target.units
-        at_a_time = max(1.0, min(fitting, ceil(blocks)) * self.warps / 4)
-        busy = ceil(max(1.0, blocks / fitting)) * warp * (at_a_time + _WAIT * bands.kernel_steps)
-        busy *= 1 + _EVEN_COLUMN * (bands.down % 2 == 0)
-        return longer(busy, CLOCK * shape.least_bytes / _BANDWIDTH, _TOGETHER) + CLOCK * _LAUNCH
 
     def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
         from ..compute import banded_matrix
@@ -278,6 +276,7 @@ class BandedMatrix(Strategy):
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, band, conv, epilogue, store = map(sch.get_sblock, ("pad", "band", "depthwise_conv2d", "epilogue", "store"))
+        bands = self.bands(shape)
         warp, lane = self._deal(sch, shape, store)
 
         # Results leave in pairs, and so come what they are added to.
@@ -285,7 +284,7 @@ class BandedMatrix(Strategy):
         sch.set_scope(epilogue, 0, "local")
         unroll_all(sch, sch.get_loops(epilogue)[-3:])
         loads = place_residual(sch, epilogue, lane)
-        if self.bands(shape).alternates_results:
+        if bands.alternates_results:
             unroll_all(sch, sch.get_loops(store)[-2:])
         else:
             loads.append(store)
@@ -294,6 +293,8 @@ class BandedMatrix(Strategy):
             unroll_all(sch, outer)
             sch.vectorize(pair) if shape.result_width % 2 == 0 else sch.unroll(pair)
         self._multiply(sch, shape, (pad, band, conv), warp)
+        if bands.is_staged:
+            self._stage(sch, shape, store, warp)
 
     def _deal(self, sch: Schedule, shape: Shape, store: SBlockRV) -> tuple[LoopRV, LoopRV]:
         """Give a warp a group of tiles; lanes hold what the tensor cores want of them."""
@@ -303,6 +304,20 @@ class BandedMatrix(Strategy):
         sch.reorder(*outer, warp, lane, rows, *pair)
         bind(sch, outer, warp, lane)
         return warp, lane
+
+    def _stage(self, sch: Schedule, shape: Shape, store: SBlockRV, warp: LoopRV) -> None:
+        """Let planes of a warp come and leave by way of shared memory."""
+        sheet, spread = sch.get_sblock("sheet"), sch.get_sblock("spread")
+        compute_at(sch, sheet, warp, "shared")
+        sch.set_scope(store, 0, "shared")
+        sch.reverse_compute_at(spread, warp, preserve_unit_loops=True)
+        sch.bind(sch.get_loops(sheet)[-4], "threadIdx.y")
+        for block in (sheet, spread):
+            *_, images, vectors, vector = sch.get_loops(block)
+            turns, lane = sch.split(sch.fuse(images, vectors), [None, 32])
+            sch.bind(lane, "threadIdx.x")
+            sch.vectorize(vector)
+            sch.unroll(turns)
 
     def _multiply(self, sch: Schedule, shape: Shape, blocks: tuple[SBlockRV, SBlockRV, SBlockRV], warp: LoopRV) -> None:
         """Compute the sums of a warp from the blocks `pad`, `band` and `depthwise_conv2d`."""
@@ -350,11 +365,6 @@ def place_residual(sch: Schedule, epilogue: SBlockRV, thread: LoopRV) -> list[SB
     compute_at(sch, load, thread)
     sch.set_scope(load, 0, "local")
     return [load]
-
-
-def _band(bands: Bands) -> int:
-    """Count the registers of a step's bands."""
-    return 2 * bands.depth_steps * bands.band_rows(bands.kernel_rows) * (1 + bands.alternates)
 
 
 def _is_in_one_step(bands: Bands) -> bool:

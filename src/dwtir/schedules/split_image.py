@@ -138,7 +138,8 @@ class SplitImage(Strategy):
         if not own._passes(shape, target):
             return False
         if expected is None:  # of tensor cores
-            return shape.batch > 1 and shape.result_width < _NARROW and prod(shape.kernel) <= _FEW_TAPS
+            is_slow = shape.batch > 1 and shape.result_width < _NARROW and prod(shape.kernel) <= _FEW_TAPS
+            return is_slow and other.parameters.get("loads") != "planes"
         together = target.units * max(1, own._at_a_time(shape))
         margin = _margin(shape, other, own._pieces(shape).blocks <= together)
         return own.expected_seconds(shape, target) < margin * expected
