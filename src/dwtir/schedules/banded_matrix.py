@@ -10,23 +10,19 @@ Loop nest, for the 16 tiles of rows x 8 outputs of one channel that are a warp's
           for kh, oh, depth:   acc[oh] += window[oh + kh] x band[kh]       one instruction
         threadIdx.x = lane:    out = epilogue(acc)
 
-A product takes 16 inputs to 8 outputs, so that of its multiply-adds KW / 16 are of use, or
-KW / 32 and so on for wider kernels; but it takes one instruction where others take 64, and
-halves need no conversion. With few taps there is little to save, and memory or the loads
-take longer: `claims` says from where on it pays.
+A product takes 16 inputs to 8 outputs: of its multiply-adds KW / 16 are of use, or KW / 32 and so on
+for wider kernels; but it takes one instruction where others take 64, and halves need no conversion.
+With few taps there is little to save: `claims` says from where on it pays.
 
-Where a warp has whole planes, and many, they come by vectors into shared memory, with rows of zeros around, and
-lanes load from there; results go back the same way. Else an input row is loaded for the lanes that multiply it,
-4 bytes each, and serves all `rows`
-outputs above it. 8 bytes are half as many loads, and moves to where products take them: they pay
-with few products to a load, in low tiles. Lanes with the same inputs in a row hold neighbouring
-tiles, so that a warp loads whole cache lines. Blocks that run together have
-neighbouring channels, planes side by side.
+Where a warp has whole planes, they come by vectors into shared memory, with rows of zeros around, lanes
+load from there, and results go back the same way. Else an input row is loaded for the lanes that
+multiply it, 4 bytes each, and serves all `rows` outputs above it; 8 bytes are half as many loads, which
+pay in low tiles. Lanes with the same inputs in a row hold neighbouring tiles, so that a warp loads
+whole cache lines. Blocks that run together have neighbouring channels, planes side by side.
 
-Rows of an odd width begin with an aligned pair and in the middle of one, in turn. So that all
-loads are pairs nevertheless, those of every other row begin a column earlier, and are multiplied
-by a band that does so too; what lies beside the image is taken off. Results are pairs in the same
-way: where their rows begin in the middle of one, tiles begin a column before them. See `dwtir.bands`.
+Rows of an odd width begin with an aligned pair and in the middle of one, in turn. So that all loads are
+pairs nevertheless, those of every other row begin a column earlier, and are multiplied by a band that
+does so too; what lies beside the image is taken off. So do pairs of results. See `dwtir.bands`.
 
 Where every output sees all of a small image, a tile of the whole height goes by rows of
 the image: none of its products is with padding. See `dwtir.bands.Bands.goes_by_image`.
