@@ -29,6 +29,8 @@ class Bound(NamedTuple):
 
     arguments: tuple[Any, ...]
     result: Any
+    device: Any = None
+    """To wait for behind the launch: JAX reads results by streams of its own."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,9 @@ class Signature:
             self._check_overlap([fact.address for fact in facts])
             return Bound((*tensors[:-1], *scratch, tensors[-1]), out)
         made = tvm.runtime.empty(self.shapes[-1], self.dtype, device)
-        return Bound((*tensors, *scratch, made), _importer(inputs[0])(made))
+        result = _importer(inputs[0])(made)
+        is_jax = type(result).__module__.startswith("jax")
+        return Bound((*tensors, *scratch, made), result, made.device if is_jax else None)
 
     def _kept_workspace(self, device: Any) -> list[Any]:
         """Give a thread its workspace on a device, the same at every call.

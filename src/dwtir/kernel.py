@@ -163,11 +163,13 @@ class Kernel:
         ToolchainError
             If the kernel was compiled for a GPU that is not here.
         """
-        arguments, result = self._signature.bind(inputs, out)
+        arguments, result, device = self._signature.bind(inputs, out)
         run = self._run or self._cannot_run()
         try:
             with self._on_device(inputs[0]):
                 run(*arguments)
+            if device is not None:
+                device.sync()
         except Exception:
             self._signature.explain(inputs, out)
             raise
@@ -261,7 +263,7 @@ class Kernel:
         device = tvm.cuda(0) if self.target.kind == "cuda" else tvm.cpu(0)
         if not tensors:
             tensors = tuple(on_device(array, device) for array in random_inputs(self.shape, self.epilogue))
-        arguments, _ = self._signature.bind(tensors)
+        arguments, *_ = self._signature.bind(tensors)
         evaluator = library.time_evaluator("main", device, number=1, repeat=repeats, min_repeat_ms=min_repeat_ms)
         return Timing.of(evaluator(*arguments).results)
 
