@@ -23,7 +23,7 @@ from .shape import Shape
 TILES, COLUMNS, DEPTH = 16, 8, 16
 """Rows, columns and depth of the product: tiles of results, results of a row, inputs."""
 
-VECTOR, _LEAST_VECTOR = 8, 4
+_VECTOR, _LEAST_VECTOR = 8, 4
 """Halves that planes are staged by, at the most and at least."""
 
 _BANKS = 64
@@ -151,7 +151,7 @@ class Bands:
     def sheet(self) -> "Sheet":
         """Sizes of a plane of inputs that is staged, with all that tiles read of it."""
         shape, (height, width) = self.shape, self.shape.source
-        vector = gcd(VECTOR, height * width)
+        vector = gcd(_VECTOR, height * width)
         begin = -(-(self.left + self.top * width) // vector) * vector
         down = (self.down * self.rows - 1) * shape.stride[0]
         down += (self.kernel_steps * self.kernel_rows - 1) * shape.dilation[0]
@@ -163,7 +163,7 @@ class Bands:
     def leaving(self) -> "Sheet":
         """Sizes of a plane of results that is staged."""
         size = self.shape.result_height * self.shape.result_width
-        vector = gcd(VECTOR, size)
+        vector = gcd(_VECTOR, size)
         return Sheet(vector, 0, self._apart(size, vector))
 
     def _apart(self, elements: int, vector: int) -> int:

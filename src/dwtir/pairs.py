@@ -5,7 +5,7 @@ In memory two channels of a pixel are one word of 32 bits, and a tensor core tak
 as its rows. The other matrix is banded, and has zeros between the two channels::
 
     out[4 * strip + x, c] = sum over i, d of input[4 * strip * SW + i, d] * band[(i, d), (x, c)]
-    band[(i, d), (x, c)] = weight[(i - x * SW) / DW, c] if c // M == d, else 0
+    band[(i, d), (x, c)] = weight[(i - x * SW) / DW, c] if c // M == d, else 0 (of multiplier M)
 
 A strip is 4 columns of results. A block of threads has strips side by side, of some images and channels,
 and goes down their rows: a step takes the next stage of inputs, adds what they are part of to the sums of

@@ -68,8 +68,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     LOADED = {"c": SC, "g": GROUPS + SLACK, "ih": PH, "s": STEPS, "lane": 32, "k": 2, "m": 2, "e": 2 // KINDS}
     RUN, APART = bands.run, 8 if bands.run == 2 else 2  # from lane to lane, and from a lane's pair to its next
     NHWC, COPIED, STAGED = shape.layout == "NHWC", bands.is_copied, bands.is_staged
-    SHEET, LEAVING = bands.sheet, bands.leaving
-    IMAGES = bands.images if STAGED else 1
+    SHEET, LEAVING, IMAGES = bands.sheet, bands.leaving, bands.images
     copies = Planes(bands)
     POSITIONS, WEIGHTS = copies.positions, copies.images
     dtype = shape.dtype
@@ -131,11 +130,15 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         """Tell how many columns further the pairs of a row of a window begin than they could."""
         return (channel * (H % 2) + row + TOP + LEFT) % 2
 
+    def first_of(x, step, lane, further=0) -> Any:
+        """Find the column, of padding too, that a lane's inputs of a product begin with, or those further."""
+        return x * (COLUMNS * SW) + step * DEPTH + lane % 4 * RUN + further * APART
+
     def pad(image: tirx.Buffer, channel, group, row, step, *place) -> Any:
         lane, further, half, one = turn(*place)
         n, y, x = tile(group, half, lane)
         row = line(y, row, SH)
-        first = x * (COLUMNS * SW) + step * DEPTH + lane % 4 * RUN
+        first = first_of(x, step, lane)
         pair = first + further * APART
         tested = side(pair if RUN == 2 else first, 0, one if ACROSS == 2 or not PAIRS else 0)
         column = side(pair, half, one) - LEFT
@@ -154,7 +157,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         """Load two inputs of a row of an odd width, of which one may lie beside the image."""
         step, lane, further, half, _ = place
         n, y, x = tile(group, half, lane)
-        first = x * (COLUMNS * SW) + step * DEPTH + further * 8 + lane % 4 * 2
+        first = first_of(x, step, lane, further)
         column = first - LEFT + later(channel, row)
         # It is aligned among all elements, and at the same place in all rows of a kind.
         begin = (((n * SC + channel) * H + y * (R * SH) + row % 2 - TOP) * W + 1 - LEFT) // 2
@@ -177,7 +180,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     def staged(sheet: tirx.Buffer, channel, group, row, step, lane, further, half, one) -> Any:
         """Load an input from a plane in shared memory, which has rows of zeros around the image, but no columns."""
         n, y, x = bands.place(half * 8 + lane // 4)
-        first = x * (COLUMNS * SW) + step * DEPTH + further * APART + lane % 4 * RUN
+        first = first_of(x, step, lane, further)
         at = SHEET.begin + (line(y, row, SH) - TOP) * W + first + one - LEFT
         is_there = T.cast(tirx.all(LEFT <= first, first < LEFT + W), "int32") != 0  # TVM infers no bounds from it
         value = sheet[channel, group, n, at // SHEET.vector, at % SHEET.vector]

@@ -80,16 +80,16 @@ class Tasks:
         (height, width), (sh, sw), left = shape.source, shape.stride, shape.before[1]
 
         def find(turn, lane) -> tuple[Any, ...]:
-            line, column, *there = task = self._loads.task(turn, thread)
+            line, column, vector, first = self._loads.task(turn, thread)
             n, y, x, c = block
             n, down = n * pairs.images + line // pairs.stage_rows, stage * pairs.stage_rows + line % pairs.stage_rows
             row = y * (pairs.height * sh) + pairs.first_row + down
             right = x * (pairs.across * COLUMNS * sw) - left + column
-            channel = (c * pairs.source_vectors + there[0]) * VECTOR + there[1]
+            channel = (c * pairs.source_vectors + vector) * VECTOR + first
             here = [n < shape.batch, 0 <= row, row < height, 0 <= right, right < width]
             here += [channel < shape.in_channels, down < pairs.input_rows]
             wanted = [line < pairs.images * pairs.stage_rows, column < pairs.width, stage < pairs.steps]
-            at = pairs.input_at(stage % pairs.stages, 0, *task[:-1]) + task[-1]
+            at = pairs.input_at(stage % pairs.stages, 0, line, column, vector) + first
             return tirx.all(*wanted), tirx.all(*here), image[n, row, right, channel + lane], at
 
         return find
@@ -105,8 +105,9 @@ class Tasks:
 
     def residual_at(self, step, task: _Task) -> Any:
         """Find a vector of a residual in shared memory."""
-        pairs = self.pairs
-        return (step + LAG) % pairs.buffers * pairs.results + pairs.result_at(*task[:-1], VECTOR) + task[-1]
+        pairs, (line, column, vector, first) = self.pairs, task
+        at = pairs.result_at(line, column, vector, VECTOR) + first
+        return (step + LAG) % pairs.buffers * pairs.results + at
 
     def strip(self, warp, half, lane) -> tuple[Any, Any, Any]:
         """Find a strip of a product: whether it is one, its image and its place there."""

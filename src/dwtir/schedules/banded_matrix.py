@@ -142,15 +142,14 @@ class BandedMatrix(Strategy):
         return min(tiles, key=lambda tile: tile._cycles(shape, target), default=cls(1, 1, 1))._in_turns(shape, target)
 
     def _in_turns(self, shape: Shape, target: Target) -> Self:
-        """Of many warps, hold down registers or tiles, that more have room."""
+        """Of many warps, hold down registers or tiles, that more have room; or let them have planes."""
         bands, taps = self.bands(shape), prod(shape.kernel)
         is_whole = _is_in_one_step(bands) and bands.depth_steps * prod(bands.parts) == 1
-        is_crowd = bands.groups * shape.result_channels >= _CROWD * target.units
         if not is_whole or taps > _MOST_TAPS:
             return self
         if staged := self._by_planes(shape, target):
             return staged
-        if not is_crowd:
+        if bands.groups * shape.result_channels < _CROWD * target.units:
             return self
         if bands.has_fours and taps <= _LOW_TAPS:
             return replace(self, rows=even_split(_height(shape), _LOW), min_blocks=6, loads="fours")
@@ -161,8 +160,8 @@ class BandedMatrix(Strategy):
 
         With more taps tiles are higher, for rows to be loaded less often.
         """
-        height = shape.result_height
-        for rows in (-(-height // 2), height)[:: -1 if prod(shape.kernel) > _LOW_TAPS else 1]:
+        height, half = shape.result_height, -(-shape.result_height // 2)
+        for rows in (half, height) if prod(shape.kernel) <= _LOW_TAPS else (height, half):
             blocks = 16 if rows <= _LOW else 12 if rows <= _HIGH else 10
             tile = replace(self, rows=rows, kernel_rows=shape.kernel[0], warps=1, min_blocks=blocks, loads="planes")
             bands = tile.bands(shape)

@@ -79,6 +79,7 @@ _REGISTERS, _PER_ROW = {4: (46, 1.0), 2: (19, 1.25), 1: (34, 1.0)}, 6
 # 1.5 % behind the best; of layers that are left out of a fit it is 3.6 %.
 _CLOCK = 1.98e9
 _FEW_TAPS = 49
+_PARTS = 0.8  # how a run's time grows with the parts it moves in, of 346 kernels of 15 layers
 _DOUBT = 1.2e-6  # by which others have to take longer: of small batches the model promises too much
 _WHOLE = (1.89e-6, 0.643, 0.26, 0.919, 103, 164, 0.806, 0.932, 0.186, 0.116, 0.725, 1.08, 20, 6.84e12)
 _PARTED = (1.23e-6, 0.101, 2.75, 0.622, 123, 695, 0.124, 1.03, 0.0489, 0.0489, 1.61, 0.235, 2.46, 9.52e12)
@@ -162,13 +163,13 @@ class ChannelPairs(Strategy):
         images = min(shape.batch, max(1, STRIPS // across))
         least = cls._least(shape)
         whole = -(-shape.result_channels // least) * least
-        channels = [n for n in _CHANNELS if n <= whole and (n < 64 or whole % n == 0) and n % least == 0] or [least]
+        channels = {n for n in _CHANNELS if n <= whole and (n < 64 or whole % n == 0) and n % least == 0} or {least}
         if shape.result_channels % VECTOR:  # sectors that blocks share are moved by each of them
-            channels += {n for n in (-(-whole // least // 2) * least, whole) if n <= _MOST_CHANNELS}
+            channels |= {n for n in (-(-whole // least // 2) * least, whole) if n <= _MOST_CHANNELS}
         most = 3 if prod(shape.kernel) > _FEW_TAPS else 2
         shares = _WORDS[: most if max(shape.dilation) == 1 else 1]
         for words, channel, rows, parts, ahead in product(
-            shares, channels, _ROWS[::-1], (1, 2, 4, 8, 14, 28), (1, 2, 3)
+            shares, sorted(channels), _ROWS[::-1], (1, 2, 4, 8, 14, 28), (1, 2, 3)
         ):
             part = even_split(height, -(-height // parts))
             if part < rows or (part == rows and ahead > 1):
@@ -269,8 +270,8 @@ class ChannelPairs(Strategy):
         memory *= (1 + last * (ceil(rounds) / rounds - 1)) * (1 + alone / at_a_time)
         warp = of_product * products * pairs.quads + row * (2 * pairs.quads * pairs.stage_rows + self.rows)
         warps = pairs.warps if pairs.warps < 4 else 4 * ceil(pairs.warps / 4)  # as many as the fullest quarter has
-        runs = pairs.images * pairs.stage_rows * pairs.width * (VECTOR / pairs.source_span) ** 0.8
-        runs += pairs.results // self.channels * (VECTOR / pairs.result_span) ** 0.8
+        runs = pairs.images * pairs.stage_rows * pairs.width * (VECTOR / pairs.source_span) ** _PARTS
+        runs += pairs.results // self.channels * (VECTOR / pairs.result_span) ** _PARTS
         rest = pairs.rests * (step + warps * row * self.rows)
         busy = self.steps * (step + warps * warp + run * runs) + rest + first
         busy *= ceil(blocks / target.units) / _CLOCK

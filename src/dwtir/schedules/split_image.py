@@ -139,7 +139,7 @@ class SplitImage(Strategy):
             return False
         if expected is None:  # of tensor cores
             is_slow = shape.batch > 1 and shape.result_width < _NARROW and prod(shape.kernel) <= _FEW_TAPS
-            return is_slow and other.parameters.get("loads") != "planes"
+            return is_slow and not (isinstance(other, BandedMatrix) and other.loads == "planes")
         together = target.units * max(1, own._at_a_time(shape))
         margin = _margin(shape, other, own._pieces(shape).blocks <= together)
         return own.expected_seconds(shape, target) < margin * expected
