@@ -17,7 +17,6 @@ from itertools import product
 from typing import TypeAlias
 
 import numpy as np
-import pytest
 import tvm
 
 import dwtir
@@ -27,6 +26,7 @@ from dwtir.build import schedule_for
 from dwtir.reference import numpy_dtype
 from dwtir.replay import replay_on_cpu
 from dwtir.target import resolve
+from marks import needs_gpu, parametrize
 from strategies import Array, integer_tensors, oracle
 
 Run: TypeAlias = Callable[[Sequence["Guarded"]], None]
@@ -66,6 +66,10 @@ class Backend:
     name: str
     target: Callable[[], Target]
     compile: Callable[[Strategy, Shape, Epilogue], Run]
+
+    @property
+    def __name__(self):
+        return self.name  # as pytest shows it
 
     @property
     def on_gpu(self):
@@ -166,6 +170,13 @@ OPENCL = Backend("opencl", lambda: resolve("opencl"), _build("opencl"))
 CUDA = Backend("cuda", lambda: resolve("cuda"), _cuda)
 
 
+def parameters(backend, *others):
+    return needs_gpu(backend, *others) if backend is CUDA else (backend, *others)
+
+
+replay_and_cuda = parametrize("backend", [REPLAY, needs_gpu(CUDA)])
+
+
 def on_h200(shape, schedule="manual", **others):
     """Build a kernel for an H200, which need not be there; a test fails whose kernel spills registers."""
     kernel = dwtir.build(shape, schedule, target=H200, **others)
@@ -190,7 +201,5 @@ def cells(turn):
         cases = product(strategy.operations, strategy.layouts, strategy.dtypes)
         for number, case in enumerate(cases, turn):
             for backend in (hosts[number % len(hosts)], *([CUDA] if strategy.on_gpu else [])):
-                name = "-".join((backend.name, strategy.name, *case)).lower()
-                marks = [pytest.mark.gpu] if backend is CUDA else []
-                found.append(pytest.param(backend, strategy, *case, id=name, marks=marks))
+                found.append(parameters(backend, strategy, *case))
     return found

@@ -3,15 +3,14 @@
 from collections import OrderedDict
 from functools import partial
 
-import pytest
 import torch
 from torch import nn
 
 from dwtir.nn import convert
+from marks import parametrize
 
 FORMS = [torch.contiguous_format, torch.channels_last]
-forms = pytest.mark.parametrize("form", FORMS)
-devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+forms = parametrize("form", FORMS)
 always = partial(convert, when="always")
 
 
@@ -81,7 +80,7 @@ def convnext():
     return chain(nn.Conv2d(3, 8, 4, 4), ConvNeXtBlock(8), ConvNeXtBlock(8))
 
 
-networks = pytest.mark.parametrize("make", [mobilenet, convnext])
+networks = parametrize("make", [mobilenet, convnext])
 
 
 def image_of(*size, form=FORMS[0]):

@@ -4,19 +4,17 @@ import re
 from itertools import product
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given
 
-from backends import CUDA, H200, REPLAY, on_h200
+from backends import H200, REPLAY, on_h200, replay_and_cuda
 from dwtir import Shape
 from dwtir.bands import COLUMNS, DEPTH, TILES, Bands
 from dwtir.nvrtc import _with_min_blocks
 from dwtir.planes import Planes
 from dwtir.schedules import BandedMatrix, BandedPlanes
 from kernels import layer
+from marks import layouts, parametrize
 from strategies import shapes
-
-parametrize = pytest.mark.parametrize
 
 
 @parametrize(("dtype", "ending"), [("float16", ""), ("bfloat16", "_dgrad")])
@@ -43,7 +41,7 @@ def test_each_product_is_one_instruction(about, dtype, ending):
         (BandedMatrix(9, 5, 2, 1, "planes"), "7x2x18x22_k5x3_p2x0_float16"),
     ],
 )
-@parametrize("backend", [REPLAY, pytest.param(CUDA, marks=pytest.mark.gpu)])
+@replay_and_cuda
 def test_planes_come_and_leave_by_vectors(backend, tile, about):
     shape, epilogue = layer(about)
     backend.check(tile, shape, epilogue)
@@ -204,7 +202,7 @@ BY_KERNEL = """
 """
 
 
-@parametrize("layout", ["nchw", "nhwc"])
+@layouts
 @parametrize("about", [*BY_IMAGE, *BY_KERNEL.split()])
 def test_images_smaller_than_the_kernel(about, layout):
     shape = Shape.parse(f"{about}_float16_{layout}")

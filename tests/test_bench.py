@@ -18,9 +18,8 @@ from dwtir.kernel import Timing
 from dwtir.target import resolve
 from dwtir.tune.tasks import ONE_FORM
 from kernels import LAYER, layer
+from marks import devices, parametrize
 from processes import command, run
-
-parametrize = pytest.mark.parametrize
 
 CPU = ["--target", "cpu", "--baselines", "none"]
 
@@ -161,11 +160,11 @@ def test_a_gradient_is_bounded_as_its_convolution():
     assert gradient.facts()["shape"].endswith("_wgrad")
 
 
-@parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@devices
 @parametrize("about", ["k3_psame", "k5_s2_psame_m2_nhwc", "k3_d2_p2_float16_nhwc", "k7_p3_bfloat16"])
 @parametrize("ending", ["", "+bias+relu", "+scale_shift+residual+silu", "_dgrad", "_wgrad"])
-def test_pytorch_beside_us(target, about, ending):
+def test_pytorch_beside_us(device, about, ending):
     shape, epilogue = layer(f"2x16x20x18_{about}{ending}")
-    found = bench_layer(shape, resolve(target), epilogue=epilogue, cold=target == "cuda", rounds=1)
+    found = bench_layer(shape, resolve(device), epilogue=epilogue, cold=device == "cuda", rounds=1)
     assert found.wrong == ()
     assert None not in (found.best("NCHW"), found.best("NHWC"), found.ratio())

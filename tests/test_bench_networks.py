@@ -21,10 +21,8 @@ from dwtir.bench.training import PRECISIONS, train
 from dwtir.kernel import Timing
 from dwtir.nn import DepthwiseConv2d, replace
 from dwtir.target import resolve
+from marks import dtypes, gpu, layouts, parametrize, warnings_allowed
 from processes import command
-
-parametrize = pytest.mark.parametrize
-inductors_warnings = pytest.mark.filterwarnings("default")
 
 CPU = resolve("cpu")
 IMAGE = (3, 16, 16)
@@ -88,17 +86,17 @@ def test_inference(network, dtype, layout):
     assert all(torch.equal(before[k], v) for k, v in network.model.state_dict().items())
 
 
-@inductors_warnings
+@warnings_allowed
 def test_compiled_inference(network):
     inference(network, *COMPILED, layout="NHWC")
 
 
-@pytest.mark.gpu
-@inductors_warnings
-@parametrize("layout", ["NCHW", "NHWC"])
-@parametrize("dtype", ["float32", "float16", "bfloat16"])
+@gpu
+@warnings_allowed
+@layouts
+@dtypes
 def test_inference_on_a_gpu(network, dtype, layout):
-    inference(network, *COMPILED, target=resolve("cuda"), batch=4, dtype=dtype, layout=layout)
+    inference(network, *COMPILED, target=resolve("cuda"), batch=4, dtype=dtype, layout=layout.upper())
 
 
 class Counting(nn.Module):
@@ -183,7 +181,7 @@ def test_training(network):
     check_training(network, batch=4, compiled=False)
 
 
-@inductors_warnings
+@warnings_allowed
 def test_compiled_training(network):
     check_training(network, *COMPILED, batch=4, precision="bfloat16 autocast", layout="NHWC")
 
@@ -200,13 +198,13 @@ def test_a_graph_begins_with_the_weights_that_there_were(monkeypatch):
     assert graph.curve(3) == eager.curve(3)
 
 
-@pytest.mark.gpu
-@inductors_warnings
-@parametrize("layout", ["NCHW", "NHWC"])
+@gpu
+@warnings_allowed
+@layouts
 @parametrize("precision", PRECISIONS)
 def test_training_on_a_gpu(network, precision, layout):
     ways = ("torch graph", "dwtir graph", *COMPILED)
-    check_training(network, *ways, target=resolve("cuda"), batch=8, precision=precision, layout=layout)
+    check_training(network, *ways, target=resolve("cuda"), batch=8, precision=precision, layout=layout.upper())
 
 
 def test_training_that_cannot_be(network):

@@ -19,9 +19,8 @@ from dwtir.bench.report import markdown, text
 from dwtir.bench.results import Results
 from dwtir.kernel import Timing
 from dwtir.target import resolve
+from marks import gpu, parametrize
 from processes import command, python
-
-parametrize = pytest.mark.parametrize
 
 ROOT = Path(__file__).parents[1]
 PICTURE_BYTES = 80_000
@@ -217,7 +216,7 @@ def test_clocks_that_cannot_be_read_say_why(monkeypatch):
     assert clocks.about() == {}
 
 
-@pytest.mark.gpu
+@gpu
 def test_a_gpu_copies_and_has_clocks():
     here = replace(resolve("cuda"), bandwidth=None)
     rated = machine.with_rates(here)
@@ -282,7 +281,7 @@ def test_the_command_shows_every_table(capsys):
         assert all(articles.NEEDS_GPU in line for line in lines)
 
 
-@pytest.mark.gpu
+@gpu
 def test_all_cases_are_measured_on_a_gpu():
     found = articles.measure(resolve("cuda"), baselines=True, rounds=2)
     missing = {(case.way, why) for case, why in found.items() if isinstance(why, str)}

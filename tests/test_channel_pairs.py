@@ -7,16 +7,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import dwtir
-from backends import CUDA, H200, REPLAY, on_h200
+from backends import H200, on_h200, replay_and_cuda
 from dwtir import Epilogue, InvalidScheduleError, Shape
 from dwtir.schedules import BandedChannels, ChannelPairs, choose
 from dwtir.target import resolve
 from kernels import layer, merged_bytes
+from marks import parametrize
 from strategies import error_bound, oracle, real_tensors
-
-parametrize = pytest.mark.parametrize
-BACKENDS = [REPLAY, pytest.param(CUDA, marks=pytest.mark.gpu)]
-
 
 PAIRS = """
     128x96x56x56_k5_p2_float16_nhwc 128x192x28x28_k7_p3_bfloat16_nhwc_dgrad 32x384x14x14_k13_p6_bfloat16_nhwc
@@ -117,7 +114,7 @@ def test_what_fused_steps_have_no_room_for_is_refused():
         ChannelPairs(8, 3, 3, 7, 1, 1, words=1),  # four
     ],
 )
-@parametrize("backend", BACKENDS)
+@replay_and_cuda
 @parametrize(
     ("kernel", "epilogue"),
     [
@@ -146,7 +143,7 @@ def test_tiles_that_hang_over_every_edge(tile, backend, kernel, epilogue):
         (ChannelPairs(48, 2, 3, 2, 3, 1), "3x10x7x11_k3_p1_m3_float16_nhwc+bias+relu"),
     ],
 )
-@parametrize("backend", BACKENDS)
+@replay_and_cuda
 def test_multipliers_and_parts_of_vectors(backend, tile, about):
     backend.check(tile, *layer(about))
 
@@ -180,7 +177,7 @@ def test_each_row_is_left_once_with_all_that_it_sees(kernel, stride, dilation, t
         assert pairs.common_tap in taps
 
 
-@parametrize("backend", BACKENDS)
+@replay_and_cuda
 def test_one_step_alone_may_have_no_padding(backend):
     tile = ChannelPairs(8, 1, 3, 5, 2, 2, words=2)
     backend.check(tile, Shape.parse("2x8x7x11_k7x5_p3x2_float16_nhwc"), "bias+relu")
@@ -189,7 +186,7 @@ def test_one_step_alone_may_have_no_padding(backend):
 ALONE = ChannelPairs(8, 2, 1, 1, 1, 1), Shape.parse("2x8x1x1_k1_float16_nhwc"), "bias"
 
 
-@parametrize("backend", BACKENDS)
+@replay_and_cuda
 def test_a_warp_alone_in_a_step_alone(backend):
     backend.check(*ALONE)
 
@@ -210,7 +207,7 @@ def test_nothing_in_shared_memory_lies_over_another(tile, shape, epilogue):
     assert merged_bytes(shape, steps, tile) == tile.dynamic_bytes(shape, steps)
 
 
-@parametrize("backend", BACKENDS)
+@replay_and_cuda
 @parametrize(
     "tile",
     [

@@ -13,6 +13,7 @@ from tvm.s_tir import Schedule
 
 from backends import H200, cells, replay, run_guarded
 from dwtir import STRATEGIES, Epilogue, Shape, reference
+from marks import parametrize
 from strategies import (
     EXACT_STEPS,
     adapted,
@@ -26,8 +27,6 @@ from strategies import (
     shapes,
     tiles,
 )
-
-parametrize = pytest.mark.parametrize
 
 CELL = ("backend", "strategy", "operation", "layout", "dtype")
 GPU_STRATEGIES = [strategy for strategy in STRATEGIES.values() if strategy.on_gpu]
@@ -106,7 +105,7 @@ def test_a_kernel_that_errs_by_one_byte_is_caught(place):
             run_guarded(run, shape, [tensors])
 
 
-@parametrize("strategy", GPU_STRATEGIES, ids=lambda strategy: strategy.name)
+@parametrize("strategy", GPU_STRATEGIES)
 @given(data=st.data(), seed=seeds)
 def test_a_tile_of_random_variables(strategy, data, seed):
     operation = data.draw(st.sampled_from(strategy.operations))

@@ -22,9 +22,8 @@ from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touch
 from dwtir.schedules.tiles import MAX_SIDE
 from dwtir.target import KNOWN_GPUS, resolve
 from kernels import layer
+from marks import layouts, parametrize
 from strategies import epilogues, shapes
-
-parametrize = pytest.mark.parametrize
 
 SILU, RESIDUAL = "scale_shift+silu", "scale_shift+residual+relu"
 SHAPE = Shape.parse("64x256x56x56_k3_p1")
@@ -210,7 +209,7 @@ def test_who_gets_a_layer(text, target, name):
     assert choose(shape, resolve(target), epilogue).name == name
 
 
-@parametrize("layout", ["nchw", "nhwc"])
+@layouts
 def test_small_images_take_turns_where_blocks_come_one_after_the_other(layout):
     """Measured on 128 of them: 6 and 14 % faster. On 32 all blocks are there at once."""
     for batch, turns in ((1, 1), (32, 1), (128, 2)):
@@ -301,7 +300,7 @@ def test_a_tile_stays_within_the_slack():
     assert compute.SLACK == MAX_SIDE - 1
 
 
-@parametrize("layout", ["nchw", "nhwc"])
+@layouts
 def test_loads_are_vectors_from_one_address(layout):
     """Each load is a vector, and none computes the thread's address anew."""
     source = on_h200(f"8x64x56x56_k3_p1_{layout}").source()

@@ -8,15 +8,13 @@ from dataclasses import replace
 from importlib import metadata
 
 import hypothesis
-import pytest
 
 import dwtir
 from backends import H200, kernel_names, on_h200
 from dwtir import STRATEGIES, Shape, cuda_functions, nvrtc, schedules, suite
 from dwtir.notation import LAYOUTS, OPERATIONS
 from dwtir.strips import Strip
-
-parametrize = pytest.mark.parametrize
+from marks import parametrize
 
 # Layers of the networks that the project is measured on, spread over kernels, strides,
 # batches, dtypes and layouts; and three with 9x9 and 11x11 kernels, which they do not have.

@@ -9,13 +9,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
 import tvm
 
 from dwtir import cuda
+from marks import gpu, parametrize
 from processes import SITE, run_python
-
-parametrize = pytest.mark.parametrize
 
 # Discovery
 
@@ -205,7 +203,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.gpu
+@gpu
 @parametrize("order", ORDERS)
 def test_runtime_loads_in_any_order(order):
     out = run_python(
@@ -216,7 +214,7 @@ def test_runtime_loads_in_any_order(order):
     assert out.strip() == "[1.0, 2.0]"
 
 
-@pytest.mark.gpu
+@gpu
 def test_properties_agree_with_tvm():
     cuda.load_runtime().require()
     assert cuda.device_count() >= 1

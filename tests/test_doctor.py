@@ -7,6 +7,7 @@ import pytest
 
 from dwtir import cache, checks, cuda, doctor
 from dwtir.checks import Finding
+from marks import gpu, parametrize
 from processes import run
 
 
@@ -63,7 +64,7 @@ def test_an_exception_of_a_probe_is_a_finding(tmp_path):
     assert finding(report, "CPU").detail == "OSError: libLLVM.so: cannot open\n  and more"
 
 
-@pytest.mark.parametrize(("package", "version"), [("apache-tvm", "0.26.0"), ("apache-tvm-ffi", "0.1.15.post1")])
+@parametrize(("package", "version"), [("apache-tvm", "0.26.0"), ("apache-tvm-ffi", "0.1.15.post1")])
 def test_a_wrong_version_of_tvm_is_never_imported(tmp_path, package, version):
     folder, imported = tmp_path / f"{package.replace('-', '_')}-{version}.dist-info", tmp_path / "imported"
     folder.mkdir()
@@ -137,7 +138,7 @@ def test_an_unknown_target_is_a_usage_error():
     assert error.value.code == 2
 
 
-@pytest.mark.gpu
+@gpu
 def test_with_a_gpu_cuda_is_chosen_and_works():
     report = run_doctor(status=0)
     assert report["target"] == "cuda"

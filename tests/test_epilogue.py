@@ -9,6 +9,7 @@ from hypothesis import given
 
 from dwtir import Epilogue, InvalidEpilogueError, Shape, reference
 from dwtir.epilogue import STEPS
+from marks import parametrize
 from strategies import epilogues, shapes
 
 
@@ -46,7 +47,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("value", "message"), REFUSED)
+@parametrize(("value", "message"), REFUSED)
 def test_what_is_no_epilogue(value, message):
     with pytest.raises(InvalidEpilogueError, match=message):
         Epilogue.of(value)
@@ -65,7 +66,7 @@ def by_definition(step, x):
     }[step]
 
 
-@pytest.mark.parametrize("step", STEPS)
+@parametrize("step", STEPS)
 def test_the_oracles_steps_are_the_published_functions(step):
     points = np.array([-40.0, -6.5, -3.0, -1.25, -0.0, 0.5, 1.0, 2.75, 3.0, 5.5, 6.0, 7.5, 40.0])
     shape = Shape.parse(f"1x1x1x{points.size}_k1")

@@ -7,9 +7,11 @@ import torch
 import dwtir
 from dwtir import Shape, reference
 from dwtir.search_limits import Limit, SlowCompileError, for_search
+from marks import dtypes, gpu, layouts
 from processes import python, run
+from streams import captured, on_another_stream
 
-pytestmark = pytest.mark.gpu
+pytestmark = gpu
 
 SHAPE = Shape.parse("2x24x19x23_k3_psame")
 
@@ -22,8 +24,8 @@ def tensors(shape=SHAPE, device="cuda"):
     return [torch.from_numpy(array).to(device, getattr(torch, shape.dtype)) for array in arrays]
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@layouts
+@dtypes
 def test_torch_tensors_in_and_out(dtype, layout):
     shape = Shape.parse(f"{SHAPE}".replace("float32_nchw", f"{dtype}_{layout}"))
     kernel = dwtir.build(shape)
@@ -37,8 +39,8 @@ def test_torch_tensors_in_and_out(dtype, layout):
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@layouts
+@dtypes
 def test_silu_is_right_from_the_least_number_to_the_largest(dtype, layout):
     shape, kind = Shape.parse(f"1x64x32x64_k1_{dtype}_{layout}"), getattr(torch, dtype)
     powers = torch.logspace(-38, 4.8 if dtype == "float16" else 38, 2**15)
@@ -51,20 +53,11 @@ def test_silu_is_right_from_the_least_number_to_the_largest(dtype, layout):
 
 
 def test_runs_on_torchs_current_stream():
-    """On another stream the kernel must wait for that stream's work and for no other's."""
     kernel = dwtir.build(SHAPE)
     data, weight, expected = tensors()
     kernel(data, weight)  # loads the module, which synchronises
-    late = torch.zeros_like(data)
     out = torch.full_like(expected, float("nan"))
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(200_000_000)
-        late.copy_(data)
-        kernel(late, weight, out=out)
-    assert torch.cuda.current_stream().query(), "work went to the default stream"
-    stream.synchronize()
+    on_another_stream(lambda late: kernel(late, weight, out=out), data)
     assert torch.equal(out, expected)
 
 
@@ -73,10 +66,7 @@ def test_replays_in_a_cuda_graph():
     data, weight, expected = tensors()
     bias = torch.arange(24, device="cuda", dtype=torch.float32) - 12
     kernel(data, weight, bias)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = kernel(data, weight, bias)
+    graph, out = captured(lambda: kernel(data, weight, bias))
     for factor in (1, 2, -1):
         weight.copy_(tensors()[1] * factor)
         out.fill_(float("nan"))

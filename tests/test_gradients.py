@@ -11,9 +11,9 @@ import dwtir
 from backends import CPU, CUDA, OPENCL
 from dwtir import Epilogue, InvalidEpilogueError, Shape, reference, schedules
 from dwtir.notation import OPERATIONS
+from marks import devices, gpu, layouts, needs_gpu, parametrize
 from strategies import integer_tensors, named_shapes, real_tensors, seeds, shapes
-
-parametrize = pytest.mark.parametrize
+from streams import captured
 
 GRADIENTS = [operation for operation in OPERATIONS if operation != "forward"]
 
@@ -42,10 +42,10 @@ def test_the_oracle_is_its_own_adjoint(shape, seed):
     np.testing.assert_allclose(products, products[0], rtol=0, atol=1e-12 * max(size, 1))
 
 
-@parametrize("backend", [CPU, OPENCL, pytest.param(CUDA, marks=pytest.mark.gpu)], ids=lambda one: one.name)
-@parametrize("layout", ["NCHW", "NHWC"])
+@parametrize("backend", [CPU, OPENCL, needs_gpu(CUDA)])
+@layouts
 def test_the_weights_gradient_is_the_same_bits_every_time(backend, layout):
-    shape = replace(Shape.parse("3x40x29x31_k3_s2_p1_wgrad"), layout=layout)
+    shape = Shape.parse(f"3x40x29x31_k3_s2_p1_{layout}_wgrad")
     tile = schedules.choose(shape, backend.target())
     if backend.on_gpu:
         tile = replace(tile, threads=tile.threads // 2, parts=2, part_threads=2)
@@ -60,8 +60,8 @@ def test_a_gradient_has_no_epilogue(operation):
         dwtir.build(shape, epilogue="bias", target="cpu")
 
 
-@parametrize("target", ["cpu", "opencl", pytest.param("cuda", marks=pytest.mark.gpu)])
-@parametrize("layout", ["nchw", "nhwc"])
+@parametrize("target", ["cpu", "opencl", needs_gpu("cuda")])
+@layouts
 @parametrize("ending", ["dgrad", "wgrad"])
 def test_a_gradient_is_built_and_called_like_a_convolution(target, layout, ending):
     shape = Shape.parse(f"2x24x17x15_k5_s2x1_p2_m2_{layout}_{ending}")
@@ -80,15 +80,15 @@ def test_a_gradient_is_built_and_called_like_a_convolution(target, layout, endin
         kernel(tensors[0])
 
 
-@parametrize("target", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_saved_gradient_is_loaded(target, tmp_path):
-    kernel, file = dwtir.build("2x24x17x15_k3_p1_nhwc_wgrad", target=target), tmp_path / "kernel.so"
+@devices
+def test_a_saved_gradient_is_loaded(device, tmp_path):
+    kernel, file = dwtir.build("2x24x17x15_k3_p1_nhwc_wgrad", target=device), tmp_path / "kernel.so"
     kernel.export(file)
     again = dwtir.load(file)
     assert again.info == replace(kernel.info, resources=again.info.resources)
 
 
-@pytest.mark.gpu
+@gpu
 def test_a_workspace_lives_as_long_as_a_graph():
     """torch's tensors and TVM's, captured in a CUDA graph and replayed on other values."""
     shape = Shape.parse("4x64x30x30_k3_p1_wgrad")
@@ -96,9 +96,7 @@ def test_a_workspace_lives_as_long_as_a_graph():
     extents = shape.data_shape, shape.out_shape, shape.weight_shape
     data, grad, out = (torch.randn(one, device="cuda") for one in extents)
     kernel(data, grad, out=out)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kernel(data, grad, out=out)
+    graph, _ = captured(lambda: kernel(data, grad, out=out))
     data.copy_(torch.randn_like(data))
     rubbish = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(8)]
     graph.replay()

@@ -1,17 +1,23 @@
-"""What a kernel says of itself, and what `dwtir.build` makes of a schedule's name."""
+"""A kernel: what it says of itself, what is made of a schedule's name, and calls with right and wrong tensors."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+import tvm
+from numpy.testing import assert_array_equal
 from tvm.ir import load_json
 
 import dwtir
-from dwtir import ArgumentError, InvalidScheduleError, Resources, Shape, ToolchainError
+from dwtir import ArgumentError, InvalidScheduleError, Resources, Shape, ToolchainError, entry, reference
 from dwtir.kernel import KernelInfo
 from dwtir.schedules import Cpu, RegisterWindow, SharedTile
 from dwtir.target import resolve
-from kernels import EPILOGUE, SHAPE, check, tensors_of
+from kernels import EPILOGUE, SHAPE, check, expected_of, tensors_of
+from marks import devices, dtypes, parametrize
 
 
 def test_a_kernel_of_the_cpu_can_be_looked_at(kernel):
@@ -61,7 +67,7 @@ def test_opencl_is_neither_timed_nor_exported(opencl_kernel, tmp_path):
         opencl_kernel.export(tmp_path / "kernel.so")
 
 
-@pytest.mark.parametrize("name", ["kernel", "opencl_kernel", "foreign_kernel"])
+@parametrize("name", ["kernel", "opencl_kernel", "foreign_kernel"])
 def test_the_description_survives_json(name, request):
     info = request.getfixturevalue(name).info
     assert KernelInfo.from_json(json.loads(json.dumps(info.to_json()))) == info
@@ -96,7 +102,7 @@ UNFIT = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "target", "message"), UNFIT)
+@parametrize(("schedule", "target", "message"), UNFIT)
 def test_schedules_that_do_not_fit(schedule, target, message):
     with pytest.raises(InvalidScheduleError, match=message):
         dwtir.build(SHAPE, schedule, target=target)
@@ -110,7 +116,213 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "error"), WRONG)
+@parametrize(("arguments", "error"), WRONG)
 def test_build_refuses_wrong_arguments(arguments, error):
     with pytest.raises(error):
         dwtir.build(**({"shape": "1x4x9x9_k3", "target": "cpu"} | arguments))
+
+
+# Calls: tensors in and out, and which of them are refused in which words
+
+
+@pytest.fixture(params=["kernel", "opencl_kernel"])
+def either(request):
+    """A kernel of each target that takes NumPy's arrays."""
+    return request.getfixturevalue(request.param)
+
+
+def exchanged(tensors, place, other):
+    return [*tensors[:place], other, *tensors[place + 1 :]]
+
+
+def aligned(shape, dtype, offset=0):
+    """Make an array of NaN that starts `offset` bytes after a multiple of 64."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.full(size + 128, 0xFF, np.uint8)
+    skip = -memory.ctypes.data % 64 + offset
+    return memory[skip : skip + size].view(dtype).reshape(shape)
+
+
+@parametrize("target", ["cpu", "opencl"])
+@dtypes
+def test_numpy_arrays_in_and_out(target, dtype):
+    kernel = dwtir.build(replace(SHAPE, dtype=dtype), epilogue=EPILOGUE, target=target)
+    got = kernel(*tensors_of(kernel))
+    assert isinstance(got, np.ndarray)
+    assert (got.dtype, got.shape) == (reference.numpy_dtype(dtype), SHAPE.out_shape)
+    assert_array_equal(got.astype(np.float64), expected_of(kernel))
+
+
+def test_out_is_returned_and_inputs_may_be_read_only(either):
+    tensors = tensors_of(either)
+    for tensor in tensors:
+        tensor.flags.writeable = False
+    out = aligned(SHAPE.out_shape, np.float32)
+    assert either(*tensors, out=out) is out
+    assert_array_equal(out, expected_of(either))
+
+
+def test_any_stride_of_an_axis_of_one_is_contiguous():
+    kernel = dwtir.build("1x6x9x1_k3x1", target="cpu")
+    data, weight = tensors_of(kernel)
+    odd = np.lib.stride_tricks.as_strided(data, strides=(12, *data.strides[1:3], 40))
+    assert odd.flags.c_contiguous
+    assert_array_equal(kernel(odd, weight), expected_of(kernel))
+
+
+def test_dlpack_tensors_in_and_out(kernel):
+    tensors = [tvm.runtime.tensor(array) for array in tensors_of(kernel)]
+    got = kernel(*tensors)
+    assert isinstance(got, tvm.runtime.Tensor)
+    assert_array_equal(got.numpy(), expected_of(kernel))
+    out = tvm.runtime.tensor(np.full(SHAPE.out_shape, np.nan, np.float32))
+    assert kernel(*tensors, out=out) is out
+    assert_array_equal(out.numpy(), expected_of(kernel))
+
+
+class Wrapped:
+    """A tensor of a library that dwtir has never heard of."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_tensors_of_unknown_libraries(kernel):
+    def refused(message, place, wrong, **out):
+        with pytest.raises(ArgumentError, match=message):
+            kernel(*exchanged(tensors, place, Wrapped(wrong)), **out)
+
+    tensors = [Wrapped(array) for array in tensors_of(kernel)]
+    assert_array_equal(kernel(*tensors).numpy(), expected_of(kernel))
+    refused(r"data must have shape \(2, 6, 9, 11\), got \(1,", 0, np.ones((1, 6, 9, 11), np.float32))
+    refused("weight must be float32, got float64", 1, np.ones(SHAPE.weight_shape))
+    refused("data must be contiguous", 0, np.ones((2, 6, 9, 22), np.float32)[..., ::2])
+    refused("data must start at a multiple of 16 bytes, got one 4", 0, aligned(SHAPE.data_shape, np.float32, 4))
+    out = aligned(SHAPE.out_shape, np.float32)
+    data = out.ravel()[: 2 * 6 * 9 * 11].reshape(SHAPE.data_shape)
+    refused("out must not overlap data", 0, data, out=Wrapped(out))
+
+
+SHIFTED = aligned(SHAPE.data_shape, np.float32, 8)
+WRONG_CALLS = {
+    r"takes 3 tensors \(data, weight, bias\) and out=, got 2": lambda d, w, b: (d, w),
+    "weight must be a NumPy array like data, got list": lambda d, w, b: (d, w.tolist(), b),
+    "data must be a NumPy array, a torch tensor or anything with __dlpack__, got list"
+    "|OpenCL kernels take NumPy arrays, got list": lambda d, w, b: (d.tolist(), w, b),
+    # as torch has it
+    r"weight must have shape \(6, 2, 3, 3\), got \(12, 1, 3, 3\)": lambda d, w, b: (d, w.reshape(12, 1, 3, 3), b),
+    "data must be float32, got float64": lambda d, w, b: (d.astype(np.float64), w, b),
+    "weight must be float32, got >f4": lambda d, w, b: (d, w.astype(">f4"), b),
+    "data must be contiguous; make a contiguous copy": lambda d, w, b: (np.asfortranarray(d), w, b),
+    "data must start at a multiple of 16 bytes, got one 8 bytes past it": lambda d, w, b: (SHIFTED, w, b),
+}
+
+
+@parametrize("message", WRONG_CALLS)
+def test_wrong_tensors_are_refused(message, either):
+    with pytest.raises(ArgumentError, match=message) as error:
+        either(*WRONG_CALLS[message](*tensors_of(either)))
+    assert isinstance(error.value, ValueError)
+    assert isinstance(error.value, TypeError)
+
+
+WRONG_OUTPUTS = {
+    r"out must have shape \(2, 12, 5, 11\), got \(2, 12, 5, 12\)": np.empty((2, 12, 5, 12), np.float32),
+    "out must be float32, got float64": np.empty(SHAPE.out_shape),
+    "out must be writeable, got a read-only array": np.frombuffer(bytes(5280), "f4").reshape(SHAPE.out_shape),
+    "out must be a NumPy array like data, got tvm": tvm.runtime.empty(SHAPE.out_shape, "float32"),
+}
+
+
+@parametrize("message", WRONG_OUTPUTS)
+def test_wrong_outputs_are_refused(message, either):
+    with pytest.raises(ArgumentError, match=message):
+        either(*tensors_of(either), out=WRONG_OUTPUTS[message])
+
+
+@parametrize("index", [0, 1, 2])
+def test_out_must_not_overlap_an_input(kernel, index):
+    tensors = tensors_of(kernel)
+    name, array = ("data", "weight", "bias")[index], tensors[index]
+    begin, end = 2048, 2048 + int(np.prod(SHAPE.out_shape))
+    memory = aligned((end + 2048,), np.float32)
+    out = memory[begin:end].reshape(SHAPE.out_shape)
+    apart = begin - array.size, end
+    for first in (*apart, apart[0] + 4, begin, end - 4):
+        tensors[index] = memory[first : first + array.size].reshape(array.shape)
+        tensors[index][...] = array
+        if first in apart:
+            assert_array_equal(kernel(*tensors, out=out), expected_of(kernel))
+        else:
+            with pytest.raises(ArgumentError, match=f"out must not overlap {name} in memory"):
+                kernel(*tensors, out=out)
+
+
+def test_a_refused_call_writes_nothing(kernel):
+    out = np.full(SHAPE.out_shape, 7, np.float32)
+    data, weight, _ = tensors_of(kernel)
+    with pytest.raises(ArgumentError):
+        kernel(data, weight, np.zeros(13, np.float32), out=out)
+    assert (out == 7).all()
+
+
+def test_threads_may_share_a_kernel(either):
+    with ThreadPoolExecutor(4) as pool:
+        for seed, got in enumerate(pool.map(lambda seed: either(*tensors_of(either, seed)), range(40))):
+            assert_array_equal(got, expected_of(either, seed))
+
+
+def test_torch_tensors_on_the_cpu(kernel):
+    data, weight, bias = (torch.from_numpy(array) for array in tensors_of(kernel))
+    for shape in (SHAPE.weight_shape, (12, 1, 3, 3)):
+        got = kernel(data, weight.reshape(shape), bias)
+        assert isinstance(got, torch.Tensor)
+        assert_array_equal(got.numpy(), expected_of(kernel))
+
+
+@parametrize("end", ["bfloat16_nhwc", "m2_bfloat16_nhwc_dgrad", "nhwc_wgrad", "m2"])
+def test_a_launcher_compares_sizes_and_strides(end):
+    kernel = dwtir.build(f"2x6x5x4_k3x2_p1_{end}", target="cpu")
+    dtype, launch = getattr(torch, kernel.shape.dtype), kernel.launcher()
+    tensors = [torch.empty_strided(*sizes, dtype=dtype).zero_() for sizes in entry.in_torch(kernel.shape).values()]
+    launch(*tensors)
+    for place, tensor in enumerate(tensors):
+        spread = torch.stack([tensor, tensor], dim=-1)[..., 0]
+        for wrong in (tensor[:-1], spread, tensor.to(torch.float16), tensor.to("meta")):
+            with pytest.raises((TypeError, ValueError, RuntimeError)):
+                launch(*exchanged(tensors, place, wrong))
+
+
+# On a GPU, `test_gpu` has the calls that succeed.
+@devices
+def test_wrong_torch_tensors_are_refused(device):
+    kernel = dwtir.build(SHAPE, epilogue=EPILOGUE, target=device)
+    tensors = data, weight, bias = [torch.from_numpy(array).to(device) for array in tensors_of(kernel)]
+    away = "cpu" if device == "cuda" else "meta"
+    size = np.prod(SHAPE.out_shape)
+    memory = torch.empty(4096, device=device)
+    begin, behind = (memory[first : first + size].view(SHAPE.out_shape) for first in (0, 64))
+    with_gradient = weight.clone().requires_grad_()
+    for place, wrong, message, out in (
+        (0, data.to(away), f"data must be on {device}, got {away}", None),
+        (1, weight.to(away), f"weight must be on {device}, got {away}", None),
+        (2, bias.half(), "bias must be float32, got torch.float16", None),
+        (0, data.transpose(2, 3).contiguous().transpose(2, 3), "data must be contig", None),
+        (0, memory[1:][: data.numel()].view(data.shape), "data must start at a multiple of 16 bytes, got one 4", None),
+        (1, with_gradient, "weight requires a gradient", None),
+        (0, data.to_sparse(), "data must be a dense tensor", None),
+        (1, weight.cpu().numpy(), "weight must be a torch.Tensor like data, got numpy", None),
+        (0, memory[: data.numel()].view(data.shape), "out must not overlap data", begin),
+        # Too small, and out begins where it ends: by the kernel's sizes the two would overlap.
+        (0, memory[:64], r"data must have shape .*, got \(64,\)", behind),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            kernel(*exchanged(tensors, place, wrong), out=out)
+    with torch.no_grad():
+        kernel(data, with_gradient, bias)

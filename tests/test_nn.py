@@ -17,10 +17,10 @@ from dwtir import ArgumentError, Epilogue, InvalidShapeError, Shape, reference
 from dwtir.nn import DepthwiseConv2d
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import arranged, memory_format, packed_weight
-from networks import FORMS, devices, forms, image_in
+from marks import devices, parametrize
+from networks import FORMS, forms, image_in
 from strategies import error_bound, named_shapes, real_tensors, seeds, shapes
 
-parametrize = pytest.mark.parametrize
 BIAS = Epilogue(("bias",))
 
 

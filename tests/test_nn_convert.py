@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from dwtir import ArgumentError, Shape
 from dwtir.nn import DepthwiseConv2d, convert, restore
+from marks import gpu, parametrize
 from networks import FORMS, always, assert_close, chain, depthwise, example, forms, image_of, mobilenet, networks, stage
+from streams import captured
 
-parametrize = pytest.mark.parametrize
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
@@ -312,7 +313,7 @@ def test_a_failing_model_is_as_it_was():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.gpu
+@gpu
 @parametrize("options", [{"when": "always"}, {}, {"graphs": True}])
 @forms
 @networks
@@ -322,9 +323,6 @@ def test_networks_on_a_gpu(make, form, options):
         expected = model(image)
         convert(model, image, **options)
         torch.testing.assert_close(model(image), expected, rtol=1e-3, atol=1e-3)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            got = model(image)
+        graph, got = captured(lambda: model(image))
         graph.replay()
         assert torch.equal(got, model(image))

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from dwtir.nn import OriginalPathWarning, restore
+from marks import parametrize, warnings_allowed
 from networks import FORMS, always, assert_close, chain, depthwise, example, forms, image_of, mobilenet, norms_of, stage
 
-parametrize = pytest.mark.parametrize
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
@@ -144,7 +144,7 @@ def test_compiles_as_one_graph(form):
     assert_close(compiled(image), model(image))
 
 
-@pytest.mark.filterwarnings("default")
+@warnings_allowed
 def test_exports():
     model, image, expected = example()
     always(model, image)

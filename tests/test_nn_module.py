@@ -12,12 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from dwtir import ArgumentError
 from dwtir.nn import DepthwiseConv2d
+from marks import parametrize
 from networks import FORMS, forms, image_in
 
 # What torch says of its own convolution, once a process.
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
-parametrize = pytest.mark.parametrize
 
 CONFIGURATIONS = {
     "plain": {},

@@ -15,10 +15,11 @@ from dwtir import ArgumentError
 from dwtir.nn import DepthwiseConv2d, ops
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import memory_format
-from networks import devices, forms, image_in
+from marks import devices, gpu, parametrize, warnings_allowed
+from networks import forms, image_in
 from processes import python
+from streams import captured, on_another_stream
 
-parametrize = pytest.mark.parametrize
 GEOMETRY = ((2, 1), (1, 1, 2, 0), (1, 2))
 
 
@@ -141,7 +142,7 @@ def test_compiles_as_one_graph(form, mixed):
         assert compiled(image).stride() == model(image).stride()
 
 
-@pytest.mark.filterwarnings("default")
+@warnings_allowed
 @parametrize("options", [{"backend": "aot_eager", "dynamic": True}, {"backend": "inductor"}])
 def test_compiles_for_sizes_that_change(options):
     model = network()
@@ -166,7 +167,7 @@ def test_compiles_with_gradients(form):
         torch.optim.SGD(model.parameters(), 0.1).step()
 
 
-@pytest.mark.filterwarnings("default")
+@warnings_allowed
 @parametrize("padding", ["SAME", 1])
 def test_exports(padding):
     """TensorFlow's padding needs the image's size; torch's leaves it open."""
@@ -241,38 +242,27 @@ def on_gpu(form):
     return image_in(form, 2, 8, 9, 9).cuda(), randn(8, 1, 3, 3).cuda()
 
 
-@pytest.mark.gpu
+@gpu
 def test_runs_on_the_current_stream():
     image, weight = on_gpu(torch.channels_last)
     expected = depthwise_conv2d(image, weight)
-    late = torch.zeros_like(image)
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(200_000_000)
-        late.copy_(image)
-        got = depthwise_conv2d(late, weight)
-    assert torch.cuda.current_stream().query(), "work went to the default stream"
-    stream.synchronize()
+    got = on_another_stream(lambda late: depthwise_conv2d(late, weight), image)
     assert torch.equal(got, expected)
 
 
-@pytest.mark.gpu
+@gpu
 @forms
 def test_a_cuda_graph_sees_the_present_weight(form):
     image, weight = on_gpu(form)
     depthwise_conv2d(image, weight)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = depthwise_conv2d(image, weight)
+    graph, got = captured(lambda: depthwise_conv2d(image, weight))
     for factor in (1, 2, -1):
         weight.mul_(factor)
         graph.replay()
         assert torch.equal(got, depthwise_conv2d(image, weight))
 
 
-@pytest.mark.gpu
+@gpu
 def test_runs_on_another_device():
     last = torch.device("cuda", torch.cuda.device_count() - 1)
     image, weight = randn(2, 8, 9, 9), randn(8, 1, 3, 3)

@@ -14,11 +14,9 @@ from dwtir.errors import CompileError, InvalidTargetError
 from dwtir.nvrtc import KernelResources, compile_cubin
 from dwtir.schedules import ChannelVector, RegisterWindow
 from dwtir.search_limits import Limit, SlowCompileError, SpillError, for_search
+from dwtir.shape import DTYPES
+from marks import dtypes, halves, needs_gpu, parametrize
 from processes import SITE, run_python, site_with
-
-parametrize = pytest.mark.parametrize
-DTYPES = "float32", "float16", "bfloat16"
-dtypes = parametrize("dtype", DTYPES)
 
 
 def generate(dtype, vector=4):
@@ -65,7 +63,7 @@ def test_nchw_divides_by_the_instruction_alone():
     assert cuda_functions.SILU_BY_FMA not in body
 
 
-@parametrize("dtype", DTYPES[1:])
+@halves
 def test_eight_lanes_are_one_16_byte_access(dtype):
     source = generate(dtype, vector=8)
     assert "uint4" in source
@@ -168,7 +166,7 @@ def test_arithmetic_is_not_fast_math():
     assert listing("p[1] * p[2] + p[3]") == listing("__fmaf_rn(p[1], p[2], p[3])")
 
 
-@parametrize("machine", ["any", pytest.param("GPU", marks=pytest.mark.gpu)])
+@parametrize("machine", ["any", needs_gpu("GPU")])
 def test_a_second_compilation_reports_the_same(machine):
     # With a driver NVRTC would take the second from its cache, without the log.
     source = 'extern "C" __global__ void again(float *p) { p[threadIdx.x] *= 3; }'

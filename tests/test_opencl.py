@@ -12,6 +12,7 @@ from dwtir.errors import ArgumentError, CompileError, InvalidScheduleError, Tool
 from dwtir.opencl import OpenCLKernel, compile_opencl
 from dwtir.opencl_source import Launch, Lowered
 from dwtir.reference import numpy_dtype
+from marks import halves, parametrize
 from processes import python
 
 
@@ -47,8 +48,7 @@ def every_value(dtype):
     return np.arange(1 << 16, dtype=np.uint16).view(numpy_dtype(dtype))
 
 
-all_lanes = pytest.mark.parametrize("lanes", [1, 2, 4, 8])
-halves = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+all_lanes = parametrize("lanes", [1, 2, 4, 8])
 
 
 @all_lanes
@@ -158,7 +158,7 @@ def two_steps(scope):
     return sch
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("schedule", "message"),
     [
         (lambda: two_steps("global"), "a_global.*no parameters: an intermediate buffer"),

@@ -5,26 +5,24 @@ from itertools import product
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 import tvm
 from hypothesis import given, note, settings
 
-from backends import CPU, CUDA, H200, REPLAY, llvm, run_guarded
+from backends import CPU, CUDA, H200, REPLAY, llvm, parameters, run_guarded
 from dwtir import ARTICLE_STEPS, STRATEGIES, Epilogue, Shape, reference
 from dwtir import compute as tir
 from dwtir.notation import OPERATIONS
 from dwtir.schedules import ChannelPairs
+from marks import layouts, parametrize
 from strategies import EXACT_STEPS, adapted, epilogues, integer_tensors, named_shapes, oracle, seeds, shapes
 
 EXAMPLES = settings.default.max_examples if settings.default else 100
 
 
-computers = pytest.mark.parametrize(
+computers = parametrize(
     ("backend", "strategy"),
     [
-        pytest.param(
-            backend, strategy, id=f"{backend.name}-{strategy.name}", marks=[pytest.mark.gpu] if backend is CUDA else []
-        )
+        parameters(backend, strategy)
         for backend, strategy in product((REPLAY, CPU, CUDA), STRATEGIES.values())
         if strategy.on_gpu == backend.on_gpu and "forward" in strategy.operations
     ],
@@ -88,7 +86,7 @@ def test_scheduled_and_unscheduled_agree(shape, epilogue, seed):
     assert check_all_agree(shape, epilogue, seed) >= 2
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@layouts
 def test_every_step_of_the_articles_agrees(layout):
     shape = Shape.parse(f"2x3x37x41_k3_psame_{layout}")
     epilogue = Epilogue(("scale_shift", "relu"))

@@ -35,6 +35,7 @@ from dwtir.build import schedule_for
 from dwtir.records import MAX_BYTES, Record, read_strategy
 from dwtir.schedules import Cpu, Ladder, SplitImage
 from kernels import CPU, EPILOGUE, SHAPE, TILE, check
+from marks import parametrize
 from processes import run
 from record_corpus import corpus
 
@@ -137,7 +138,7 @@ def test_the_better_record_is_kept(tmp_path, path):
     assert with_steps.path_in(tmp_path) != path
 
 
-@pytest.mark.parametrize("package", ["apache-tvm", "dwtir"])
+@parametrize("package", ["apache-tvm", "dwtir"])
 def test_a_record_survives_other_versions(package, path):
     values = cpu_record(versions={package: "99.0"}).as_json() | {"trace": ["whatever a later version writes"]}
     path.write_text(json.dumps(values))
@@ -179,7 +180,7 @@ def test_no_mutation_is_accepted(tmp_path):
             assert len(error) < 2500, "a short reason"
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "make",
     [Path.mkdir, lambda path: path.symlink_to(path), os.mkfifo, lambda path: None],
     ids=["folder", "link", "pipe", "nothing"],
@@ -375,7 +376,7 @@ def test_records_are_looked_for_in_order(folder, monkeypatch):
 
 
 # Above are many more that `Record.read` refuses.
-@pytest.mark.parametrize(
+@parametrize(
     ("content", "message"),
     [
         (json.dumps(record(target=OTHERS).as_json()), "device must be 'cpu-.*', got 'cpu-of-others'"),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 
 from dwtir import Epilogue, Shape, reference, spotcheck
-from dwtir.shape import DTYPES
 from kernels import layer
+from marks import dtypes, layouts, parametrize
 from strategies import epilogues, error_bound, named_shapes, oracle, real_tensors, seeds, shapes
 
 tiny_shapes = shapes(batch=2, channels=3, size=9, kernel=5, multiplier=3, flop=4000)
@@ -87,8 +87,8 @@ def test_the_bound_with_an_epilogue(shape, epilogue, seed):
     assert (bound > 0).all()
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@layouts
+@dtypes
 def test_the_bound_is_tight(dtype, layout):
     """A wrong tap, a 16-bit sum, or twice the roundings must not hide under the bound."""
     shape = Shape.parse(f"1x4x20x20_k3_p1_{dtype}_{layout}")
@@ -117,8 +117,8 @@ def test_the_bound_is_tight(dtype, layout):
 # `spotcheck`: what is wrong in a part of a result is found, and nothing else
 
 
-@pytest.mark.parametrize("text", ["2x6x9x11_k3_s2x1_psame_m2", "3x8x7x7_k5_p2_float16_nhwc"])
-@pytest.mark.parametrize("steps", ["", "+scale_shift+residual+relu6", "_dgrad", "_wgrad"])
+@parametrize("text", ["2x6x9x11_k3_s2x1_psame_m2", "3x8x7x7_k5_p2_float16_nhwc"])
+@parametrize("steps", ["", "+scale_shift+residual+relu6", "_dgrad", "_wgrad"])
 def test_right_results_are_within_bounds(text, steps):
     shape, epilogue = layer(text + steps)
     tensors = real_tensors(shape, epilogue, 0)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 
 from dwtir import InvalidShapeError, Shape
+from marks import parametrize
 from strategies import invalid_shapes, shapes
 
 parse = Shape.parse
-parametrize = pytest.mark.parametrize
 
 
 def make(**parameters):

@@ -9,10 +9,10 @@ from backends import H200, OPENCL, REPLAY
 from dwtir import InvalidScheduleError, Shape
 from dwtir.schedules import ChannelVector, RegisterWindow
 from dwtir.space_to_batch import SPLITS, space_to_batch, splits_of
+from marks import parametrize
 from strategies import shapes
 
-parametrize = pytest.mark.parametrize
-
+backends = parametrize("backend", [REPLAY, OPENCL])
 WIDE = "2x3x13x24_k3x2_p4x0x1x2_d3x2_float16_nchw"  # rows are vectors, and no side is a multiple of its dilation
 
 
@@ -27,7 +27,7 @@ def test_small_images_have_all_results_and_few_more(shape):
                 assert getattr(small, extents + side) == -(-getattr(shape, extents + side) // apart)
 
 
-@parametrize("backend", [REPLAY, OPENCL], ids=lambda one: one.name)
+@backends
 @parametrize("epilogue", [None, "scale_shift+residual+relu"])
 @parametrize("window", ["tile", "row"])
 @parametrize(
@@ -39,7 +39,7 @@ def test_every_split_in_nchw_computes_the_same(text, split, lanes, window, epilo
     backend.check(tile, Shape.parse(text), epilogue)
 
 
-@parametrize("backend", [REPLAY, OPENCL], ids=lambda one: one.name)
+@backends
 @parametrize(
     ("text", "epilogue"),
     [

@@ -13,7 +13,7 @@ from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir.schedule import Trace
 
 import dwtir
-from backends import CUDA, H200, OPENCL, REPLAY, kernel_names, on_h200
+from backends import H200, OPENCL, REPLAY, kernel_names, on_h200, replay_and_cuda
 from dwtir import ARTICLE_STEPS, STRATEGIES, Epilogue, Shape, reference
 from dwtir.build import schedule_for
 from dwtir.images import Images
@@ -33,8 +33,7 @@ from dwtir.schedules.ladder import LADDER_STEPS
 from dwtir.strips import Strip
 from dwtir.target import resolve
 from kernels import layer
-
-parametrize = pytest.mark.parametrize
+from marks import layouts, parametrize
 
 ARTICLE_2025 = Shape.parse("3x4x16x32_k7_p3")
 ARTICLE_2017 = Shape.parse("1x256x96x96_k3_p1")
@@ -142,7 +141,6 @@ def test_a_tile_takes_the_shared_memory_that_its_check_counts(text, tile):
 ODD_LAYERS = parametrize(
     ("backend", "text"),
     [(REPLAY, "1x4x17x18_k3_p1"), (OPENCL, "2x2x16x15_k5x3_s2_p0x1x3x2_m2"), (REPLAY, "1x2x20x12_k3_d3_p4_float16")],
-    ids=lambda one: one if isinstance(one, str) else one.name,
 )
 
 
@@ -251,7 +249,7 @@ def test_a_gpu_schedule_is_one_kernel_with_its_sums_in_registers(name, operation
     assert extents["threadIdx.x"] > 1
 
 
-@parametrize("layout", ["nchw", "nhwc"])
+@layouts
 def test_the_weights_gradient_is_two_kernels_with_its_sums_in_registers(layout):
     shape = Shape.parse(f"8x32x56x56_k3_p1_{layout}_wgrad")
     kernel = on_h200(shape, "tap_sums")
@@ -299,7 +297,7 @@ def test_bands_of_an_image_have_one_code(text):
     assert len(one_row.source()) < len(two_rows.source())
 
 
-@parametrize("backend", [REPLAY, pytest.param(CUDA, marks=pytest.mark.gpu)])
+@replay_and_cuda
 @parametrize(
     ("text", "tile"),
     [

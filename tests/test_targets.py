@@ -10,6 +10,7 @@ import tvm
 from dwtir import InvalidTargetError
 from dwtir.target import KNOWN_GPUS, cpu_features, resolve
 from dwtir.threads import physical_cores
+from marks import parametrize
 from processes import python
 
 SM_90 = {"kind": "cuda", "arch": "sm_90"}
@@ -44,7 +45,7 @@ def test_targets_as_mappings_and_of_tvm():
     assert resolve(resolve("cpu").tvm()).arch == resolve("cpu").arch
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("target", "message"),
     [
         ("tpu", r"unknown target 'tpu'; allowed are 'cuda', .*'nvidia-h200'"),

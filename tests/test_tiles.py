@@ -20,6 +20,7 @@ from dwtir.schedules import (
     WholeImage,
 )
 from dwtir.target import resolve
+from marks import parametrize
 
 ROOT = Path(__file__).parents[1]
 
@@ -136,7 +137,7 @@ REFUSED = {
 CASES = [(*fitting, line.strip()) for fitting, lines in REFUSED.items() for line in lines.strip().splitlines()]
 
 
-@pytest.mark.parametrize(("about", "tile", "line"), CASES)
+@parametrize(("about", "tile", "line"), CASES)
 def test_what_does_not_fit_is_refused(about, tile, line):
     shape, (changes, complaint) = Shape.parse(about), line.split(": ")
     tile.check_use(shape, H200)

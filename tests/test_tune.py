@@ -31,6 +31,7 @@ from dwtir.tune.search import SEARCHES, GridSearch, open_search
 from dwtir.tune.session import tune_task
 from dwtir.tune.worker import Worker
 from kernels import CPU, LAYER
+from marks import gpu, layouts, parametrize
 from processes import run
 from watcher import Watcher
 
@@ -41,7 +42,6 @@ def task(text):
 
 TASK = task(LAYER)
 MANUAL = Cpu.choose(TASK.shape, CPU)
-parametrize = pytest.mark.parametrize
 both_searches = parametrize("search", ["random", "evolutionary"])
 
 
@@ -371,8 +371,8 @@ def test_signals_keep_the_measured(tmp_path, number):
     assert psutil.wait_procs(workers, 10)[1] == [], "a worker outlived the session"
 
 
-@pytest.mark.gpu
-@parametrize("layout", ["nchw", "nhwc"])
+@gpu
+@layouts
 @both_searches
 def test_a_session_on_the_gpu(tmp_path, monkeypatch, layout, search):
     import torch
@@ -390,7 +390,7 @@ def test_a_session_on_the_gpu(tmp_path, monkeypatch, layout, search):
     assert np.isclose(kernel(*ones).float().max().item(), 9.0)
 
 
-@pytest.mark.gpu
+@gpu
 def test_times_are_cold(tmp_path):
     """On a layer that the L2 cache just holds, no more bytes a second than memory gives."""
     outcome = tune("20x64x56x56_k3_p1", target="cuda", settings=Settings(trials=2), folder=tmp_path)

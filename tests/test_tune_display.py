@@ -15,6 +15,7 @@ from dwtir.target import KNOWN_GPUS
 from dwtir.tune.display import JsonDisplay, LiveDisplay, PlainDisplay, open_display
 from dwtir.tune.outcome import Outcome, Task, Trial, floor_seconds
 from dwtir.tune.plot import plot
+from marks import parametrize
 from processes import python
 
 H200 = KNOWN_GPUS["nvidia-h200"]
@@ -28,7 +29,6 @@ GB_PER_S = FIRST.shape.least_bytes / 16e-6 / 1e9
 RATE = f"{GB_PER_S:.0f} GB/s"
 BROKEN = ValueError("no kernel\nfor [this]")
 DIED = "a worker died; a new one was started"
-parametrize = pytest.mark.parametrize
 
 
 class Terminal(StringIO):

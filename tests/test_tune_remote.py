@@ -21,6 +21,7 @@ from dwtir.tune import Settings, Task, devices, server
 from dwtir.tune.remote import gpus_fleet, parse_address, tracker_fleet
 from dwtir.tune.run import tune_all
 from kernels import CPU, LAYER
+from marks import gpu, parametrize
 from watcher import Watcher
 
 OURS = "dwtir.tune.server"
@@ -211,7 +212,7 @@ def test_no_server_and_no_tracker(tracker):
     assert_refused(DeviceError, r"the tracker at 127\.0\.0\.1:1: .*refused", "127.0.0.1:1", "cpu")
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("address", "message"),
     [
         ("0.0.0.0:9190", "must be loopback.*--allow-remote.*got '0.0.0.0'.*full remote code"),
@@ -226,7 +227,7 @@ def test_addresses_that_are_refused(address, message, capsys):
     assert "InvalidTargetError" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+@parametrize("host", ["0.0.0.0", "::"])
 def test_servers_listen_to_this_machine(host, capsys):
     assert server.main(["--tracker", "127.0.0.1:9190", "--key", "cpu", "--host", host]) == 1
     assert "--host must be loopback, such as 127.0.0.1, unless" in capsys.readouterr().err
@@ -259,7 +260,7 @@ def test_a_server_elsewhere_is_refused(tracker):
         await_servers(tracker, 0)
 
 
-@pytest.mark.gpu
+@gpu
 def test_a_server_for_each_gpu(tmp_path):
     gpus = [str(index) for index in range(min(cuda.device_count(), 2))]
     display = Watcher()

@@ -1,4 +1,4 @@
-"""What names layers to tune becomes tasks: each layer once, in order, with its count."""
+"""What names layers to tune becomes tasks, each layer once, in order, with its count; and the suite's networks."""
 
 import json
 import re
@@ -14,9 +14,9 @@ from dwtir.errors import RecordError, ToolchainError
 from dwtir.tune import tasks
 from dwtir.tune.outcome import Task
 from dwtir.tune.tasks import ONE_FORM, Forms
+from marks import gpu, parametrize
 
 shape = Shape.parse
-parametrize = pytest.mark.parametrize
 HALF = Forms((2,), ("float16",), ("NHWC",))
 RELU, BIAS_RELU = Epilogue(("relu",)), Epilogue(("bias", "relu"))
 
@@ -124,7 +124,7 @@ def test_other_layers_are_left_out(changes):
     assert tasks.depthwise_parameters(conv(**changes), 10, 10) is None
 
 
-@pytest.mark.gpu  # not for the GPU itself: torch and timm are where the GPU is
+@gpu  # not for the GPU itself: torch and timm are where the GPU is
 @parametrize("network", ["convnext_tiny", "mobilenetv2_100", "tf_efficientnet_b0"])
 def test_networks_of_timm(network):
     found = tasks.from_network(f"timm/{network}", HALF)
@@ -135,7 +135,7 @@ def test_networks_of_timm(network):
         assert set(counted(found)) == set(counted(layers))
 
 
-@pytest.mark.gpu
+@gpu
 def test_a_model_is_traced_by_running_it():
     import torch
     from torch import nn
@@ -221,3 +221,25 @@ def test_a_wrong_file_is_named(path, data, reason):
         path.write_bytes(data)
     with pytest.raises(RecordError, match=re.escape(f"{path}: {reason}")):
         tasks.from_file(path)
+
+
+# The suite's data travels with the package and says what it says
+
+
+def test_networks_have_every_form():
+    assert len(suite.networks()) == 41
+    # Five of the published networks have no depthwise layer.
+    assert sum(bool(suite.network(name)) for name in suite.networks()) == 36
+    for name in suite.networks():
+        layers = suite.network(name, batch=8, dtype="float16", layout="NHWC")
+        shapes = [layer.shape for layer in layers]
+        assert len(set(shapes)) == len(shapes)
+        assert {(s.batch, s.dtype, s.layout) for s in shapes} <= {(8, "float16", "NHWC")}
+        assert all(layer.count >= 1 for layer in layers)
+
+
+def test_networks_have_short_names():
+    assert suite.network("mobilenet_v2") == suite.network("torchvision/mobilenet_v2")
+    assert suite.network("mobilenet_v2")[0].shape == Shape.parse("1x32x112x112_k3_p1")
+    with pytest.raises(InvalidShapeError, match="the suite has no network 'vgg'; allowed are"):
+        suite.network("vgg")

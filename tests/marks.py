@@ -1,0 +1,17 @@
+"""Marks that many tests have."""
+
+import pytest
+
+parametrize, gpu = pytest.mark.parametrize, pytest.mark.gpu
+warnings_allowed = pytest.mark.filterwarnings("default")
+
+
+def needs_gpu(*values):
+    """Make parameters whose test needs a GPU."""
+    return pytest.param(*values, marks=gpu)
+
+
+devices = parametrize("device", ["cpu", needs_gpu("cuda")])
+dtypes = parametrize("dtype", ["float32", "float16", "bfloat16"])
+halves = parametrize("dtype", ["float16", "bfloat16"])
+layouts = parametrize("layout", ["nchw", "nhwc"])
