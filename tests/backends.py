@@ -73,7 +73,6 @@ class Backend:
 
     @property
     def on_gpu(self):
-        """Whether it runs schedules for GPUs."""
         return self.name != "cpu"
 
     def run(self, strategy, shape, epilogue, *inputs):
@@ -82,7 +81,7 @@ class Backend:
 
     def check(self, strategy, shape, steps=None):
         """Run on small integers, where every sum is exact."""
-        epilogue = Epilogue.of(steps)
+        shape, epilogue = Shape.of(shape), Epilogue.of(steps)
         tensors = integer_tensors(shape, epilogue, 0)
         (got,) = self.run(strategy, shape, epilogue, tensors)
         np.testing.assert_array_equal(got, oracle(shape, epilogue, tensors), err_msg=str(strategy))
@@ -121,7 +120,6 @@ def llvm(mod, shape, epilogue):
 
 
 def replay(strategy, sch, shape, epilogue):
-    """Replay a strategy's schedule for GPUs on the processor."""
     return llvm(replay_on_cpu(sch, strategy.define(shape, epilogue)), shape, epilogue)
 
 
@@ -152,7 +150,7 @@ def _cuda(strategy, shape, epilogue):
         memories = [torch.empty(tensor.memory.size + ALIGNMENT, dtype=torch.uint8, device="cuda") for tensor in tensors]
         moved = []
         for tensor, memory in zip(tensors, memories, strict=True):
-            # torch aligns to 512 bytes; a kernel may count on ALIGNMENT only.
+            # torch aligns to 512 bytes.
             memory[ALIGNMENT:].copy_(torch.from_numpy(tensor.memory))
             inside = memory[ALIGNMENT:][tensor.place].view(getattr(torch, shape.dtype))
             moved.append(inside.view(tensor.array.shape))

@@ -2,19 +2,17 @@
 
 import os
 
-import hypothesis
 import pytest
+from hypothesis import settings
 
 import dwtir
 from dwtir import cuda
 from kernels import EPILOGUE, SHAPE
 
-_COMMON = {"deadline": None, "print_blob": True}
-hypothesis.settings.register_profile("ci", max_examples=4, derandomize=True, **_COMMON)
-hypothesis.settings.register_profile("dev", max_examples=25, **_COMMON)
-hypothesis.settings.register_profile("gpu", max_examples=100, **_COMMON)
-hypothesis.settings.register_profile("nightly", max_examples=400, **_COMMON)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+for profile, examples in {"ci": 4, "dev": 25, "gpu": 100, "nightly": 400}.items():
+    about = {"derandomize": True} if profile == "ci" else {}
+    settings.register_profile(profile, max_examples=examples, deadline=None, print_blob=True, **about)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 REQUIRE_GPU = os.environ.get("DWTIR_REQUIRE_GPU") == "1"
 
@@ -58,11 +56,7 @@ def no_gradients():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave `gpu` tests out on a machine without a GPU, unless a GPU is required.
-
-    They are deselected rather than skipped: a skip would look like a gap in the
-    proof, and ``DWTIR_REQUIRE_GPU=1`` makes them fail where a GPU should be.
-    """
+    """Leave `gpu` tests out, rather than skip them, without a GPU; they fail where one is required."""
     if REQUIRE_GPU or cuda.device_count():
         return
     kept, left = [], []

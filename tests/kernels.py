@@ -9,11 +9,11 @@ from tvm.ir.instrument import pass_instrument
 from tvm.ir.transform import PassContext
 
 from backends import H200
-from dwtir import Epilogue, Kernel, Shape
+from dwtir import Epilogue, Shape
 from dwtir.build import schedule_for
-from dwtir.schedules import Cpu, Strategy
+from dwtir.schedules import Cpu
 from dwtir.target import resolve
-from strategies import Array, integer_tensors, oracle
+from strategies import integer_tensors, oracle
 
 LAYER = "1x8x15x17_k3_psame"
 SHAPE = Shape.parse("2x6x9x11_k3_s2x1_psame_m2")
@@ -21,26 +21,31 @@ EPILOGUE = Epilogue(("bias", "relu"))
 CPU, TILE = resolve("cpu"), Cpu(rows=3, cols=1, lanes=2)
 
 
-def layer(text: str) -> tuple[Shape, Epilogue]:
+def layer(text):
     """Read a shape and, after a plus, the steps of an epilogue."""
     shape, _, steps = text.partition("+")
     return Shape.parse(shape), Epilogue.of(steps)
 
 
-def tensors_of(kernel: Kernel, seed: int = 0) -> list[Array]:
+def listed(lines):
+    """List layers; each line has a form, as `float16_nhwc`, and then the layers of that form."""
+    return [f"{form}_{text}" for form, *texts in map(str.split, lines.strip().splitlines()) for text in texts]
+
+
+def tensors_of(kernel, seed=0):
     return list(integer_tensors(kernel.shape, kernel.epilogue, seed).values())
 
 
-def expected_of(kernel: Kernel, seed: int = 0) -> Array:
+def expected_of(kernel, seed=0):
     return oracle(kernel.shape, kernel.epilogue, integer_tensors(kernel.shape, kernel.epilogue, seed))
 
 
-def check(kernel: Kernel) -> None:
+def check(kernel):
     got = kernel(*tensors_of(kernel))
     np.testing.assert_array_equal(np.asarray(got, np.float64), expected_of(kernel))
 
 
-def merged_bytes(shape: Shape, epilogue: Epilogue, tile: Strategy) -> int:
+def merged_bytes(shape, epilogue, tile):
     """Find the bytes of shared memory that TVM merges all of a block's into."""
     allocated = []
 

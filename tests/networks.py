@@ -15,7 +15,7 @@ always = partial(convert, when="always")
 
 
 class InvertedResidual(nn.Sequential):
-    """As in MobileNetV2: expand, depthwise, project, each with a normalisation."""
+    """As in MobileNetV2."""
 
     def __init__(self, channels, stride, activation):
         hidden = 3 * channels
@@ -38,8 +38,6 @@ class InvertedResidual(nn.Sequential):
 
 
 class ConvNeXtBlock(nn.Module):
-    """A depthwise 7x7 with a bias, and then a normalisation over the channels."""
-
     def __init__(self, channels):
         super().__init__()
         self.depthwise = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)

@@ -66,13 +66,8 @@ def _pairs(most):
     )
 
 
-_PADDINGS = st.one_of(
-    st.just("VALID"),
-    st.just("SAME"),
-    st.integers(0, 6),
-    st.tuples(st.integers(0, 6), st.integers(0, 6)),
-    st.tuples(*[st.integers(0, 6)] * 4),
-)
+_PAD = st.integers(0, 6)
+_PADDINGS = st.one_of(st.just("VALID"), st.just("SAME"), _PAD, st.tuples(*[_PAD] * 2), st.tuples(*[_PAD] * 4))
 
 
 @st.composite

@@ -78,7 +78,7 @@ def test_planes_are_copied_as_vectors(about, copiers):
     assert resources.shared_bytes == resources.stack_bytes == 0
 
 
-def test_the_blocks_of_an_sm_are_those_of_the_products():
+def test_min_blocks_are_those_of_the_products():
     shape = Shape.parse("32x64x14x14_k11_p5_float16_nhwc")
     source = on_h200(shape, BandedPlanes(7, 11, 4, 3)).source()
     bounded = re.findall(r"_bounds__\((.*?)\) (\w+)\(", _with_min_blocks(source, 5))
@@ -87,7 +87,7 @@ def test_the_blocks_of_an_sm_are_those_of_the_products():
 
 
 @parametrize("epilogue", ["bias+relu", "scale_shift+residual+silu"])
-def test_results_and_what_they_are_added_to_move_in_pairs(epilogue):
+def test_results_and_residuals_move_in_pairs(epilogue):
     source = on_h200("8x32x56x56_k7_p3_float16", "banded_matrix", epilogue=epilogue).source()
     assert re.search(r"\*\(half2\*\)\(out_ptr", source)
     assert not re.search(r"[^*]\bout_ptr\[", source)
@@ -96,7 +96,7 @@ def test_results_and_what_they_are_added_to_move_in_pairs(epilogue):
 
 
 @given(shape=shapes(layouts=("NCHW",), dtypes=("float16",)), rows=st.integers(1, 20), kernel_rows=st.integers(1, 11))
-def test_the_tiles_cover_all_results_and_the_window_their_inputs(shape, rows, kernel_rows):
+def test_tiles_cover_results_and_windows_inputs(shape, rows, kernel_rows):
     bands = Bands(shape, rows, kernel_rows)
     tiles = shape.batch * bands.down * bands.across
     down, across = bands.parts
@@ -139,7 +139,7 @@ FOURS = {
 
 
 @parametrize(("about", "rows"), (ODD | FOURS).items())
-def test_rows_of_an_odd_width_are_loaded_in_pairs_and_others_by_fours(about, rows):
+def test_odd_widths_load_pairs_and_others_fours(about, rows):
     loads, lanes, other = ("pairs", 2, 4) if about in ODD else ("fours", 4, 2)
     shape, strategy = Shape.parse(about), BandedMatrix(*rows, 1, loads=loads)
     assert strategy.bands(shape).alternates == (about in ODD)
@@ -151,7 +151,7 @@ def test_rows_of_an_odd_width_are_loaded_in_pairs_and_others_by_fours(about, row
     assert not re.search(rf"= (data|grad_out|image)_ptr\[|{other}\*\)\((data|grad_out)", kernel.source())
 
 
-def test_results_of_an_odd_width_leave_in_pairs_with_a_residual():
+def test_odd_widths_leave_in_pairs_with_a_residual():
     shape, strategy = Shape.parse("2x3x14x23_k3_p1_float16"), BandedMatrix(6, 3, 1)
     assert strategy.bands(shape).alternates_results
     REPLAY.check(strategy, shape, "bias+residual+relu")
@@ -180,7 +180,7 @@ def test_many_warps_take_turns(about, tile):
 @parametrize(
     "about", ["64x256x57x57_k3_p1_float16", "128x96x57x57_k7_p3_bfloat16_dgrad", "64x128x57x57_k7_s2_p3_float16"]
 )
-def test_the_tiles_of_odd_widths_leave_room_for_many_warps(about):
+def test_odd_widths_leave_room_for_many_warps(about):
     shape = Shape.parse(about)
     tiles = BandedMatrix.guesses(shape, H200)
     tile, expected = tiles[0], [tile.expected_seconds(shape, H200) for tile in tiles]
@@ -223,7 +223,7 @@ def test_every_pixel_has_one_place_in_its_plane(shape):
 
 
 @given(shape=shapes(layouts=("NCHW",), dtypes=("bfloat16",), channels=900, batch=130, flop=2**26))
-def test_the_chosen_tile_is_one_of_those_worth_trying(shape):
+def test_chosen_tile_is_worth_trying(shape):
     if BandedMatrix.claims(shape, H200):
         tile = BandedMatrix.choose(shape, H200)
         tile.check_use(shape, H200)

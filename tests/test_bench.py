@@ -35,7 +35,7 @@ def row(text, own, spread=0.0, **peers):
     return Row(Shape.parse(text), Epilogue(), H200, True, timings, ("torch NCHW cudnn: wrong",))
 
 
-def test_ratios_are_of_the_fastest_peer_and_of_the_floor():
+def test_ratios_are_of_the_fastest_and_the_floor():
     found = row("64x256x56x56_k3_p1", 100, nchw=400, nhwc=150)
     assert (found.ratio("NCHW"), found.ratio()) == pytest.approx((4.0, 1.5))
     assert found.best() == ("torch NHWC cudnn", pytest.approx(150e-6))
@@ -47,7 +47,7 @@ def test_ratios_are_of_the_fastest_peer_and_of_the_floor():
     assert large.floor == pytest.approx(large.shape.flop / 67e12), "its arithmetic"
 
 
-def test_the_summary_names_the_worst():
+def test_summary_names_the_worst():
     rows = [row("1x8x9x9_k3_p1", 10, nchw=20, nhwc=5), row("1x8x7x7_k3_p1", 10, spread=0.3, nchw=80, nhwc=20)]
     same, best, floor, wide, left = summary(rows)
     mean = "by geometric mean over 2 rows"
@@ -115,7 +115,7 @@ def test_what_the_command_refuses(arguments, message, capsys):
     assert out == ""
 
 
-def test_the_command(tmp_path):
+def test_command(tmp_path):
     table, rows, picture = (tmp_path / name for name in ("rows.csv", "rows.json", "all.png"))
     options = [*CPU, "--rounds", "2", "--csv", table, "--json", rows, "--plot", picture]
     child = run("-m", "dwtir.bench", *options, LAYER, "2x4x8x8_k3_s2_psame_bfloat16_nhwc_wgrad")
@@ -132,7 +132,7 @@ def test_the_command(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_goes_on_where_it_was(tmp_path, capsys):
+def test_run_goes_on_where_it_was(tmp_path, capsys):
     path, run = tmp_path / "rows.json", command(main, capsys)
     words = [*CPU, "--json", path, "--resume", LAYER, "1x8x9x9_k3", "1x8x7x7_k3", "--rounds"]
     run(*words, 2)
@@ -153,7 +153,7 @@ def test_a_run_goes_on_where_it_was(tmp_path, capsys):
     assert re.search("RecordError.*command must be", errors)
 
 
-def test_a_gradient_is_bounded_as_its_convolution():
+def test_gradient_is_bounded_as_its_convolution():
     forward, gradient = row("1x8x9x9_k3_p1", 10), row("1x8x9x9_k3_p1_wgrad", 10)
     assert gradient.floor == forward.floor
     assert (gradient.short, forward.short) == ("8x9x9 k3x3 wgrad", "8x9x9 k3x3")

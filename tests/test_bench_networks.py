@@ -43,7 +43,7 @@ def network():
     return Network.of("small", module(), IMAGE)
 
 
-def test_a_network_is_made_fit_to_be_compared(network):
+def test_network_is_made_fit_to_be_compared(network):
     model, again = network.model, Network.of("small", module(), IMAGE).model
     for one, other in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
         assert torch.equal(one, other)
@@ -100,8 +100,6 @@ def test_inference_on_a_gpu(network, dtype, layout):
 
 
 class Counting(nn.Module):
-    """Multiplies by ten with every run."""
-
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(4, 4, 3, padding=1, groups=4)
@@ -186,7 +184,7 @@ def test_compiled_training(network):
     check_training(network, *COMPILED, batch=4, precision="bfloat16 autocast", layout="NHWC")
 
 
-def test_a_graph_begins_with_the_weights_that_there_were(monkeypatch):
+def test_graph_begins_with_the_present_weights(monkeypatch):
     def captured(step, pool):
         step()
         return SimpleNamespace(replay=step, pool=lambda: pool)
@@ -215,10 +213,7 @@ def test_training_that_cannot_be(network):
         train(Network.of("it", normal, IMAGE), CPU, batch=1)
 
 
-# Rows
-
-
-def test_a_row_compares_the_fastest_ways():
+def test_row_compares_the_fastest_ways():
     timings = {"torch": Timing(4e-3, 4e-3, 4e-3, 7), "torch.compile": Timing(3e-3, 3e-3, 3e-3, 7)}
     timings["dwtir"] = Timing(2e-3, 1.5e-3, 2.5e-3, 7)
     about = {"network": "small", "run": "inference", "batch": 1, "dtype": "float32", "layout": "NCHW"}
@@ -257,7 +252,7 @@ def library(monkeypatch):
 
 
 @pytest.mark.usefixtures("library")
-def test_the_command(tmp_path, capsys):
+def test_command(tmp_path, capsys):
     path, run = tmp_path / "rows.json", command(main, capsys)
     words = ("network", "small", "--end-to-end", "--target", "cpu", "--rounds", 2, "--eager", "--json", path)
     printed, _ = run(*words, "--batch", 1, 2, "--when", "always")

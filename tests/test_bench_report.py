@@ -22,7 +22,6 @@ from dwtir.target import resolve
 from marks import gpu, parametrize
 from processes import command, python
 
-ROOT = Path(__file__).parents[1]
 PICTURE_BYTES = 80_000
 
 
@@ -98,7 +97,7 @@ def png_size(path):
     return struct.unpack(">II", head[16:])
 
 
-def test_pictures_in_a_folder_and_in_a_file():
+def test_pictures_in_folder_and_file():
     found = results()
     paths = [Path(f"plots/h200-{name}.png") for name in ("speedup", "roofline", "ladder")]
     lines = plot(found, Path("plots"), prefix="h200-", source="made from this")
@@ -134,7 +133,7 @@ def test_plots_need_matplotlib_before_any_work(monkeypatch, capsys):
     assert out == ""
 
 
-def test_the_report(capsys):
+def test_report(capsys):
     found, run = results(), command(main, capsys)
     found.write(Path("rows.json"))
     out, _ = run("report", "rows.json", "--markdown", "page.md", "--csv", "rows.csv", "--plot", "plots")
@@ -150,7 +149,7 @@ def test_the_report(capsys):
     assert "RecordError: missing.json: not a file" in run("report", "missing.json", status=1)[1]
 
 
-def test_the_readme_command(capsys):
+def test_readme_command(capsys):
     file, page, run = Path("bench/results/bench-h200.json.xz"), Path("README.md"), command(main, capsys)
     file.parent.mkdir(parents=True)
     page.write_text(f"before\n\n{readme.BEGIN}\nformer text\n{readme.END}\n\nafter\n")
@@ -181,17 +180,17 @@ def assert_current(page):
     assert made <= {*readme.pictures(page)}
 
 
-def test_what_the_committed_results_generate_is_current():
-    assert_current(ROOT / "README.md")
+def test_what_the_results_generate_is_current():
+    assert_current(Path(__file__).parents[1] / "README.md")
 
 
-def test_the_load_of_others_is_seen():
+def test_load_of_others_is_seen():
     others = machine.OtherLoad()
     python("import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass")
     assert min(others.seconds()) > 0.3
 
 
-def test_the_machine_is_described():
+def test_machine_is_described():
     target = resolve("cpu")
     found = machine.about(target)
     assert found["device"] == target.name
@@ -217,7 +216,7 @@ def test_clocks_that_cannot_be_read_say_why(monkeypatch):
 
 
 @gpu
-def test_a_gpu_copies_and_has_clocks():
+def test_gpu_copies_and_has_clocks():
     here = replace(resolve("cuda"), bandwidth=None)
     rated = machine.with_rates(here)
     assert rated == replace(here, bandwidth=rated.bandwidth)
@@ -230,7 +229,7 @@ def test_a_gpu_copies_and_has_clocks():
 # The articles' tables
 
 
-def test_tables_hold_every_number_of_known_ways():
+def test_tables_hold_every_number():
     shown = {case for table in TABLES for line, bases in table.lines.items() for case in (line, *bases)} - {None}
     assert shown == set(PUBLISHED_US)
     assert ARTICLE_STEPS.keys() == {table.article.name for table in TABLES}
@@ -238,7 +237,7 @@ def test_tables_hold_every_number_of_known_ways():
     assert all(len(bases) == len(table.against) for table in TABLES for bases in table.lines.values())
 
 
-def test_the_numbers_are_those_of_the_suite():
+def test_numbers_are_those_of_the_suite():
     published = {(shape, us) for shape, times, _ in suite.seed_rows() for us in times.values()}
     assert {(Shape.parse(case.shape), us) for case, us in PUBLISHED_US.items()} == published
 
@@ -253,13 +252,13 @@ PRINTED = [
 
 
 @parametrize(("title", "column", "printed"), PRINTED)
-def test_ratios_are_those_that_the_articles_print(title, column, printed):
+def test_ratios_are_the_articles(title, column, printed):
     (table,) = (table for table in TABLES if table.title == title)
     pairs = [(bases[column], case) for case, bases in table.lines.items() if bases[column]]
     assert [round(PUBLISHED_US[base] / PUBLISHED_US[case], 1) for base, case in pairs] == printed
 
 
-def test_a_table_sets_both_ratios_side_by_side():
+def test_table_has_both_ratios():
     times = {case: Timing(us * 2e-6, us * 2e-6, us * 2e-6, 7) for case, us in PUBLISHED_US.items()}
     ladder = TABLES[-1]
     missing = {case: "no tuning record" for case in ladder.lines if case.way == TUNED}
@@ -271,7 +270,7 @@ def test_a_table_sets_both_ratios_side_by_side():
     assert library[1] == "PyTorch, here PyTorch"
 
 
-def test_the_command_shows_every_table(capsys):
+def test_command_shows_every_table(capsys):
     out, _ = command(main, capsys)("--target", "cpu", "--baselines", "none", "--warm", "--rounds", "1", "seeds")
     for table in TABLES:
         _, begin, rest = out.partition(f"\n{table.article.name}: {table.title}\n")

@@ -11,20 +11,20 @@ from backends import H200, on_h200, replay_and_cuda
 from dwtir import Epilogue, InvalidScheduleError, Shape
 from dwtir.schedules import BandedChannels, ChannelPairs, choose
 from dwtir.target import resolve
-from kernels import layer, merged_bytes
+from kernels import layer, listed, merged_bytes
 from marks import parametrize
 from strategies import error_bound, oracle, real_tensors
 
 PAIRS = """
-    128x96x56x56_k5_p2_float16_nhwc 128x192x28x28_k7_p3_bfloat16_nhwc_dgrad 32x384x14x14_k13_p6_bfloat16_nhwc
-    128x384x14x14_k5_p2_bfloat16_nhwc+scale_shift+residual+relu 128x384x14x14_k7_p3_float16_nhwc+scale_shift+silu
-    128x96x56x56_k11_p5_float16_nhwc+bias+relu 8x40x28x27_k5_p2_s2_float16_nhwc+bias+silu
-    128x240x28x28_k5_p2_float16_nhwc+bias+relu 128x240x28x28_k5_p2_bfloat16_nhwc+scale_shift+relu
+    float16_nhwc 128x96x56x56_k5_p2 128x384x14x14_k7_p3+scale_shift+silu 128x96x56x56_k11_p5+bias+relu
+    float16_nhwc 8x40x28x27_k5_p2_s2+bias+silu 128x240x28x28_k5_p2+bias+relu
+    bfloat16_nhwc 128x384x14x14_k5_p2+scale_shift+residual+relu 32x384x14x14_k13_p6 128x240x28x28_k5_p2+scale_shift+relu
+    bfloat16_nhwc_dgrad 128x192x28x28_k7_p3
 """
 
 
-@parametrize("about", PAIRS.split())
-def test_products_and_shared_memory_are_what_the_tile_says(about):
+@parametrize("about", listed(PAIRS))
+def test_channel_pairs_are_what_the_tile_says(about):
     shape, epilogue = layer(about)
     tile = ChannelPairs.choose(shape, H200).with_room_for(shape, epilogue, H200)
     pairs = tile.pairs(shape)
@@ -32,8 +32,7 @@ def test_products_and_shared_memory_are_what_the_tile_says(about):
     source, resources = kernel.source(), kernel.resources()
     twice = pairs.skips and pairs.steps > 1  # with tests for rows of padding, and without
     assert source.count("mma.sync.aligned.m16n8k") == pairs.products * (1 + twice)
-    assert resources.threads == 32 * pairs.warps
-    assert resources.stack_bytes == 0
+    assert (resources.threads, resources.stack_bytes) == (32 * pairs.warps, 0)
     assert resources.shared_bytes == pairs.shared_bytes(epilogue)
     assert resources.registers * resources.threads * tile.min_blocks <= 65536
     assert (resources.shared_bytes + 1024) * tile.min_blocks <= 228 * 1024
@@ -41,44 +40,45 @@ def test_products_and_shared_memory_are_what_the_tile_says(about):
     assert source.count("dwtir_await((") == (1 + (pairs.rests > 0)) * (pairs.steps > 1)
 
 
-BANDED = """
-    8x96x56x56_k7_p3_float16_nhwc 8x80x28x27_k9_p4_bfloat16_nhwc_dgrad
-    32x384x14x14_k7_p3_bfloat16_nhwc+scale_shift+residual+relu
-"""
-
-
-@parametrize("about", BANDED.split())
-def test_products_and_shared_memory_by_banded_matrices(about):
-    shape, epilogue = layer(about)
+@parametrize(
+    "about",
+    [
+        "float16_8x96x56x56_k7_p3",
+        "bfloat16_dgrad_8x80x28x27_k9_p4",
+        "bfloat16_32x384x14x14_k7_p3+scale_shift+residual+relu",
+    ],
+)
+def test_banded_channels_are_what_the_tile_says(about):
+    shape, epilogue = layer(f"nhwc_{about}")
     tile = BandedChannels.choose(shape, H200)
     panels = tile.panels(shape)
     kernel = on_h200(shape, tile, epilogue=epilogue)
     products = tile.rows * shape.kernel[0] * panels.depth_steps * tile.channels
     assert kernel.source().count("mma.sync.aligned.m16n8k16") == products
     resources = kernel.resources()
-    assert resources.threads == 32 * tile.warps
-    assert resources.stack_bytes == 0
+    assert (resources.threads, resources.stack_bytes) == (32 * tile.warps, 0)
     assert resources.shared_bytes == panels.shared_bytes("residual" in epilogue.steps)
     assert resources.registers * resources.threads * min(2, tile.min_blocks) <= 65536
 
 
-def test_a_kernel_that_sees_no_input_compiles():
-    shape = Shape.parse("1x8x1x1_k2_d2_p1_bfloat16_nhwc")
-    assert on_h200(shape, ChannelPairs(8, 1, 1, 1, 1, 1, words=1)).resources().stack_bytes == 0
+def test_kernel_that_sees_no_input_compiles():
+    assert (
+        on_h200("1x8x1x1_k2_d2_p1_bfloat16_nhwc", ChannelPairs(8, 1, 1, 1, 1, 1, words=1)).resources().stack_bytes == 0
+    )
 
 
 @parametrize(
     ("about", "alone", "rows", "blocks"),
     [
-        ("128x240x28x28_k5_p2_float16_nhwc+scale_shift+relu6", ChannelPairs(32, 2, 7, 4, 7, 1, 2), 4, 2),
-        ("128x240x28x28_k5_p2_float16_nhwc+residual", ChannelPairs(32, 2, 7, 4, 7, 1, 2), 2, 2),
-        ("128x96x56x56_k7_p3_float16_nhwc+bias+silu", ChannelPairs(48, 1, 14, 4, 14, 1, 1, 2), 4, 1),
-        ("128x96x56x56_k7_p3_float16_nhwc+residual", ChannelPairs(48, 1, 14, 4, 14, 1, 1, 2), 3, 1),
-        ("128x96x56x56_k5_p2_float16_nhwc+residual", ChannelPairs(96, 1, 14, 1, 56, 3, 1), 1, 1),
+        ("128x240x28x28_k5_p2+scale_shift+relu6", ChannelPairs(32, 2, 7, 4, 7, 1, 2), 4, 2),
+        ("128x240x28x28_k5_p2+residual", ChannelPairs(32, 2, 7, 4, 7, 1, 2), 2, 2),
+        ("128x96x56x56_k7_p3+bias+silu", ChannelPairs(48, 1, 14, 4, 14, 1, 1, 2), 4, 1),
+        ("128x96x56x56_k7_p3+residual", ChannelPairs(48, 1, 14, 4, 14, 1, 1, 2), 3, 1),
+        ("128x96x56x56_k5_p2+residual", ChannelPairs(96, 1, 14, 1, 56, 3, 1), 1, 1),
     ],
 )
 def test_fused_steps_cost_rows_and_no_block(about, alone, rows, blocks):
-    shape, epilogue = layer(about)
+    shape, epilogue = layer(f"float16_nhwc_{about}")
     tile = alone.with_room_for(shape, epilogue, H200)
     assert tile.pairs(shape).blocks == alone.pairs(shape).blocks
     assert (tile.rows, tile.min_blocks) == (rows, blocks)
@@ -89,7 +89,7 @@ def test_fused_steps_cost_rows_and_no_block(about, alone, rows, blocks):
 @parametrize(
     "about", ["128x96x56x56_k7_p3_float16_nhwc+scale_shift+residual+silu", "128x240x28x28_k5_p2_bfloat16_nhwc+gelu"]
 )
-def test_devices_of_less_shared_memory_have_room_for_fused_steps(about, target):
+def test_smaller_devices_have_room_for_fused_steps(about, target):
     shape, epilogue = layer(about)
     place = shape, resolve(target)
     if ChannelPairs.claims(*place):
@@ -97,7 +97,7 @@ def test_devices_of_less_shared_memory_have_room_for_fused_steps(about, target):
     choose(*place, epilogue).check_use(*place, epilogue)
 
 
-def test_what_fused_steps_have_no_room_for_is_refused():
+def test_fused_steps_without_room_are_refused():
     shape, tile = Shape.parse("128x96x56x56_k7_p3_float16_nhwc"), ChannelPairs(48, 1, 14, 4, 14, 1, 1, 2)
     with pytest.raises(InvalidScheduleError, match="shared bytes per block with epilogue residual must be at most 2"):
         dwtir.build(shape, tile, epilogue="residual", target=H200)
@@ -126,30 +126,30 @@ def test_what_fused_steps_have_no_room_for_is_refused():
     ],
 )
 def test_tiles_that_hang_over_every_edge(tile, backend, kernel, epilogue):
-    backend.check(tile, Shape.parse(f"4x40x7x11_{kernel}_float16_nhwc"), epilogue)
+    backend.check(tile, f"4x40x7x11_{kernel}_float16_nhwc", epilogue)
 
 
 @parametrize(
     ("tile", "about"),
     [
-        (ChannelPairs(32, 2, 2, 2, 4, 2), "4x24x7x11_k3x5_p1x2_m2_float16_nhwc+bias+residual+relu"),
-        (ChannelPairs(16, 2, 2, 2, 4, 2, words=1), "3x16x7x11_k7_p3_m2_float16_nhwc+scale_shift+relu"),
-        (ChannelPairs(24, 2, 2, 3, 3, 2), "4x24x7x11_k3_p1_m3_bfloat16_nhwc+bias+relu6"),  # pairs of two channels
-        (ChannelPairs(40, 2, 1, 2, 3, 2), "2x8x7x11_k5_s2_p4_m5_float16_nhwc+bias+relu"),
-        (ChannelPairs(16, 1, 3, 1, 7, 1), "3x20x7x11_k3x5_p1x2_float16_nhwc+bias+residual+relu"),  # 4 move together
-        (ChannelPairs(24, 2, 3, 2, 3, 1, words=2), "3x22x7x11_k3_p1_float16_nhwc+scale_shift+residual+relu"),  # 2
-        (ChannelPairs(8, 1, 3, 1, 7, 1), "3x3x7x11_k5_p2_bfloat16_nhwc+scale_shift+residual+relu"),  # alone
-        (ChannelPairs(16, 2, 3, 1, 1, 1), "3x13x7x11_k5_p2_bfloat16_nhwc_dgrad"),
-        (ChannelPairs(48, 2, 3, 2, 3, 1), "3x10x7x11_k3_p1_m3_float16_nhwc+bias+relu"),
+        (ChannelPairs(32, 2, 2, 2, 4, 2), "float16_4x24x7x11_k3x5_p1x2_m2+bias+residual+relu"),
+        (ChannelPairs(16, 2, 2, 2, 4, 2, words=1), "float16_3x16x7x11_k7_p3_m2+scale_shift+relu"),
+        (ChannelPairs(24, 2, 2, 3, 3, 2), "bfloat16_4x24x7x11_k3_p1_m3+bias+relu6"),  # pairs of two channels
+        (ChannelPairs(40, 2, 1, 2, 3, 2), "float16_2x8x7x11_k5_s2_p4_m5+bias+relu"),
+        (ChannelPairs(16, 1, 3, 1, 7, 1), "float16_3x20x7x11_k3x5_p1x2+bias+residual+relu"),  # 4 move together
+        (ChannelPairs(24, 2, 3, 2, 3, 1, words=2), "float16_3x22x7x11_k3_p1+scale_shift+residual+relu"),  # 2
+        (ChannelPairs(8, 1, 3, 1, 7, 1), "bfloat16_3x3x7x11_k5_p2+scale_shift+residual+relu"),  # alone
+        (ChannelPairs(16, 2, 3, 1, 1, 1), "bfloat16_dgrad_3x13x7x11_k5_p2"),
+        (ChannelPairs(48, 2, 3, 2, 3, 1), "float16_3x10x7x11_k3_p1_m3+bias+relu"),
     ],
 )
 @replay_and_cuda
 def test_multipliers_and_parts_of_vectors(backend, tile, about):
-    backend.check(tile, *layer(about))
+    backend.check(tile, *layer(f"nhwc_{about}"))
 
 
 @given(*map(st.integers, (1, 1, 1, 0, 0, 1, 1, 1), (7, 3, 3, 5, 6, 13, 5, 14)))
-def test_each_row_is_left_once_with_all_that_it_sees(kernel, stride, dilation, top, bottom, height, rows, steps):
+def test_each_row_is_left_once(kernel, stride, dilation, top, bottom, height, rows, steps):
     """Of any padding; and all have a row of the kernel in common, for the bias."""
     assume(height + top + bottom > (kernel - 1) * dilation >= stride - 1)
     name = f"1x8x{height}x8_k{kernel}x3_s{stride}x1_p{top}x1x{bottom}x1_d{dilation}x1_float16_nhwc"
@@ -180,31 +180,31 @@ def test_each_row_is_left_once_with_all_that_it_sees(kernel, stride, dilation, t
 @replay_and_cuda
 def test_one_step_alone_may_have_no_padding(backend):
     tile = ChannelPairs(8, 1, 3, 5, 2, 2, words=2)
-    backend.check(tile, Shape.parse("2x8x7x11_k7x5_p3x2_float16_nhwc"), "bias+relu")
+    backend.check(tile, "2x8x7x11_k7x5_p3x2_float16_nhwc", "bias+relu")
 
 
-ALONE = ChannelPairs(8, 2, 1, 1, 1, 1), Shape.parse("2x8x1x1_k1_float16_nhwc"), "bias"
+ALONE = ChannelPairs(8, 2, 1, 1, 1, 1), "2x8x1x1_k1_float16_nhwc", "bias"
 
 
 @replay_and_cuda
-def test_a_warp_alone_in_a_step_alone(backend):
+def test_warp_alone_in_a_step_alone(backend):
     backend.check(*ALONE)
 
 
 @parametrize(
-    ("tile", "shape", "epilogue"),
+    ("tile", "text", "steps"),
     [
         ALONE,
-        (ChannelPairs(8, 1, 2, 1, 1, 1, words=2), Shape.parse("5x24x1x14_k2x1_p1x0_float16_nhwc"), "bias+silu"),
-        (ChannelPairs(8, 2, 2, 2, 1, 1, words=1), Shape.parse("3x8x12x23_k9_p4_float16_nhwc"), "bias+silu"),
-        (ChannelPairs(24, 2, 1, 1, 1, 2, words=1), Shape.parse("3x24x15x13_k7x1_p3x0_float16_nhwc"), "bias+residual"),
-        (ChannelPairs(32, 2, 5, 1, 1, 1), Shape.parse("2x48x2x17_k3x5_p1x2_bfloat16_nhwc"), ""),
+        (ChannelPairs(8, 1, 2, 1, 1, 1, words=2), "5x24x1x14_k2x1_p1x0_float16_nhwc", "bias+silu"),
+        (ChannelPairs(8, 2, 2, 2, 1, 1, words=1), "3x8x12x23_k9_p4_float16_nhwc", "bias+silu"),
+        (ChannelPairs(24, 2, 1, 1, 1, 2, words=1), "3x24x15x13_k7x1_p3x0_float16_nhwc", "bias+residual"),
+        (ChannelPairs(32, 2, 5, 1, 1, 1), "2x48x2x17_k3x5_p1x2_bfloat16_nhwc", ""),
     ],
 )
-def test_nothing_in_shared_memory_lies_over_another(tile, shape, epilogue):
+def test_nothing_in_shared_memory_overlaps(tile, text, steps):
     """TVM sees neither copies nor what other warps still read."""
-    steps = Epilogue.of(epilogue)
-    assert merged_bytes(shape, steps, tile) == tile.dynamic_bytes(shape, steps)
+    place = Shape.parse(text), Epilogue.of(steps)
+    assert merged_bytes(*place, tile) == tile.dynamic_bytes(*place)
 
 
 @replay_and_cuda
@@ -216,7 +216,7 @@ def test_nothing_in_shared_memory_lies_over_another(tile, shape, epilogue):
         ChannelPairs(16, 1, 3, 4, 2, 1, words=2),  # warps that share vectors
     ],
 )
-def test_many_images_few_rows_or_few_channels_take_silu_in_registers(backend, tile):
+def test_some_tiles_take_silu_in_registers(backend, tile):
     shape, silu = Shape.parse("5x40x7x11_k3x5_p1x2_float16_nhwc"), Epilogue.of("scale_shift+silu")
     assert tile.pairs(shape).fused(silu).own == silu
     tensors = real_tensors(shape, silu, 0)
@@ -226,7 +226,8 @@ def test_many_images_few_rows_or_few_channels_take_silu_in_registers(backend, ti
 
 @parametrize(("steps", "is_kept"), [("bias+relu", True), ("bias+residual", True), ("bias+silu", False)])
 def test_silu_has_a_tile_of_its_own(steps, is_kept):
-    shape, tile = Shape.parse("128x96x56x56_k5_p2_float16_nhwc"), ChannelPairs(32, 1, 14, 1, 56, 2, 3)
-    found = tile.with_room_for(shape, Epilogue.of(steps), H200)
+    shape, epilogue = layer(f"128x96x56x56_k5_p2_float16_nhwc+{steps}")
+    tile = ChannelPairs(32, 1, 14, 1, 56, 2, 3)
+    found = tile.with_room_for(shape, epilogue, H200)
     assert (found == tile) == is_kept
-    assert is_kept or found == choose(shape, H200, Epilogue.of(steps))
+    assert is_kept or found == choose(shape, H200, epilogue)

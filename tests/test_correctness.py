@@ -1,9 +1,4 @@
-"""Every strategy on every backend computes what the float64 oracle says.
-
-On small integers every sum is exact and the result must be equal. On real
-values it must be as near as float32 sums in any order are. Outputs start as
-NaN, and `backends` checks the memory around every tensor.
-"""
+"""Every strategy on every backend computes what the float64 oracle says, and writes nothing else."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -61,7 +56,7 @@ def check(shape, epilogue, strategy, run, seed):
 @parametrize(CELL, cells(turn=0))
 @given(shape=shapes(layouts=("NCHW",), dtypes=("float32",)), epilogue=epilogues(), seed=seeds)
 @named_shapes(epilogue=Epilogue(("scale_shift", "relu6", "residual")), seed=0)
-def test_the_chosen_tile(backend, strategy, operation, layout, dtype, shape, epilogue, seed):
+def test_chosen_tile(backend, strategy, operation, layout, dtype, shape, epilogue, seed):
     target = backend.target()
     shape = adapted(shape, strategy, target, operation=operation, layout=layout, dtype=dtype)
     epilogue = epilogue if operation == "forward" else Epilogue()
@@ -81,7 +76,7 @@ def test_any_tile_that_passes_its_check(backend, strategy, operation, layout, dt
 
 
 @parametrize("place", ["before out", "after out", "an input", "nowhere"])
-def test_a_kernel_that_errs_by_one_byte_is_caught(place):
+def test_kernel_that_errs_by_one_byte_is_caught(place):
     shape = Shape.parse("1x2x5x5_k1_float16")
     tensors = real_tensors(shape, Epilogue(), 0)
 
@@ -107,7 +102,7 @@ def test_a_kernel_that_errs_by_one_byte_is_caught(place):
 
 @parametrize("strategy", GPU_STRATEGIES)
 @given(data=st.data(), seed=seeds)
-def test_a_tile_of_random_variables(strategy, data, seed):
+def test_tile_of_random_variables(strategy, data, seed):
     operation = data.draw(st.sampled_from(strategy.operations))
     drawn = data.draw(shapes(layouts=strategy.layouts, dtypes=strategy.dtypes, kernel=7))
     shape = adapted(drawn, strategy, H200, operation=operation)

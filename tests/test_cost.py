@@ -21,7 +21,7 @@ from dwtir.schedules import (
 from dwtir.schedules.cost import Model, Work, block_counts, registers_for, touched
 from dwtir.schedules.tiles import MAX_SIDE
 from dwtir.target import KNOWN_GPUS, resolve
-from kernels import layer
+from kernels import layer, listed
 from marks import layouts, parametrize
 from strategies import epilogues, shapes
 
@@ -58,14 +58,14 @@ def test_lines_touched(threads, lines):
     assert touched(128, 4, threads) == lines
 
 
-def test_blocks_share_sectors_where_their_channels_are_not_whole_ones():
+def test_blocks_share_sectors_of_odd_channels():
     shape = Shape.parse("128x240x28x28_k5_p2_nhwc")
     shared = {x: ChannelVector(7, 4, 1, x, 1, 1).work(shape).shared for x in (24, 30, 120)}
     assert shared[24] == shared[120] == 0
     assert 0.1 < shared[30] < 0.3
 
 
-def test_stores_of_rows_of_seven_are_scattered():
+def test_rows_of_seven_are_scattered():
     whole, part = (
         RegisterWindow(7, cols, 7, 1, 8, 1, cols).work(Shape.parse(f"8x64x{size}x{size}_k3_p1"))
         for cols, size in ((8, 56), (1, 7))
@@ -74,13 +74,13 @@ def test_stores_of_rows_of_seven_are_scattered():
     assert not any((part.ragged, whole.ragged))
 
 
-def test_a_kernel_compiled_anew_takes_longer():
+def test_kernel_compiled_anew_takes_longer():
     """Registers that do not do are expected where a tile needs nearly as many."""
     most, few = (MODEL.seconds(WORK._replace(in_use=n), 4) for n in (110, 20))
     assert most > 1.05 * few
 
 
-def test_the_best_is_the_least_of_all_blocks_at_a_time():
+def test_best_is_the_least_of_all_blocks():
     assert MODEL.best(WORK) == min((MODEL.seconds(WORK, count), count) for count in block_counts(WORK.threads))
 
 
@@ -107,7 +107,7 @@ def test_blocks_at_a_time_fit(threads):
 )
 @example(Shape.parse("16x8x96x96_k1_p0x1x0x1_float16_nhwc"), "bias", H200)
 @example(Shape.parse("64x160x57x57_k8_s1x2_p3_float16_nhwc"), "bias", KNOWN_GPUS["nvidia-l4"])
-def test_the_choice_passes_its_check(shape, steps, target):
+def test_choice_passes_its_check(shape, steps, target):
     epilogue = Epilogue.of(steps if shape.operation == "forward" else None)
     tile = choose(shape, target, epilogue)
     tile.check_use(shape, target)
@@ -133,64 +133,71 @@ def test_blocks_share_no_sectors_of_odd_pixels(images):
 # What each layer gets on an H200, some of them with an epilogue.
 CHOICES = {
     "banded_channels": """
-        8x96x56x56_k7_p3_float16_nhwc 8x384x14x14_k7_p3_bfloat16_nhwc_dgrad 8x192x28x28_k9_p4_float16_nhwc
-        8x96x56x56_k6_p3_float16_nhwc
+        float16_nhwc 8x96x56x56_k7_p3 8x192x28x28_k9_p4 8x96x56x56_k6_p3
+        bfloat16_nhwc_dgrad 8x384x14x14_k7_p3
     """,
     "banded_matrix": """
-        128x96x56x56_k7_p3_float16 128x240x28x28_k5_p2_float16 128x96x57x57_k7_p3_float16 64x256x55x57_k3_p1_bfloat16
-        32x192x35x35_k5_p2_float16 128x96x56x56_k7_p3_float16_dgrad 128x96x56x56_k5_p2_float16
-        128x480x14x14_k5_p2_float16
+        float16 128x96x56x56_k7_p3 128x240x28x28_k5_p2 128x96x57x57_k7_p3 32x192x35x35_k5_p2 128x96x56x56_k5_p2
+        float16 128x480x14x14_k5_p2
+        bfloat16 64x256x55x57_k3_p1
+        float16_dgrad 128x96x56x56_k7_p3
     """,
     "banded_planes": """
-        128x1024x15x15_k13_p6_float16 32x128x56x56_k31_p15_bfloat16_nhwc 32x96x56x56_k25_p12_float16_nhwc
+        float16 128x1024x15x15_k13_p6
+        bfloat16_nhwc 32x128x56x56_k31_p15
+        float16_nhwc 32x96x56x56_k25_p12
     """,
-    "banded_sums": "128x96x56x56_k7_p3_float16_wgrad",
+    "banded_sums": "float16_wgrad 128x96x56x56_k7_p3",
     "channel_pairs": """
-        128x96x56x56_k5_p2_float16_nhwc 128x96x56x56_k5_p2_float16_nhwc_dgrad 128x672x14x14_k5_p2_bfloat16_nhwc
-        128x96x56x56_k7_p3_float16_nhwc 128x96x56x56_k7_p3_bfloat16_nhwc_dgrad 128x384x14x14_k7_p3_float16_nhwc
-        32x96x56x56_k5_p2_float16_nhwc 128x96x56x56_k9_p4_float16_nhwc 128x96x56x56_k13_p6_float16_nhwc
-        1x192x28x28_k13_p6_float16_nhwc
-        128x96x56x56_k5_p2_float16_nhwc+scale_shift+silu 128x96x56x56_k5_p2_float16_nhwc+bias+residual
-        128x384x14x14_k5_p2_float16_nhwc+bias+relu 128x384x14x14_k5_p2_float16_nhwc+bias+residual+relu
-        128x384x14x14_k5_p2_float16_nhwc+bias+silu 128x240x28x28_k5_p2_float16_nhwc+bias+silu
-        128x144x56x56_s2_k5_p2_float16_nhwc+scale_shift+silu 128x90x56x56_k5_p2_float16_nhwc
-        128x97x56x56_k7_p3_float16_nhwc 128x48x56x56_k7_p3_m2_float16_nhwc 128x32x56x56_k5_p2_m3_float16_nhwc
+        float16_nhwc 128x96x56x56_k5_p2 128x96x56x56_k7_p3 128x384x14x14_k7_p3 32x96x56x56_k5_p2 128x96x56x56_k9_p4
+        float16_nhwc 128x96x56x56_k13_p6 1x192x28x28_k13_p6 128x96x56x56_k5_p2+scale_shift+silu
+        float16_nhwc 128x96x56x56_k5_p2+bias+residual 128x384x14x14_k5_p2+bias+relu
+        float16_nhwc 128x384x14x14_k5_p2+bias+residual+relu 128x384x14x14_k5_p2+bias+silu
+        float16_nhwc 128x240x28x28_k5_p2+bias+silu 128x144x56x56_s2_k5_p2+scale_shift+silu 128x90x56x56_k5_p2
+        float16_nhwc 128x97x56x56_k7_p3 128x48x56x56_k7_p3_m2 128x32x56x56_k5_p2_m3
+        float16_nhwc_dgrad 128x96x56x56_k5_p2
+        bfloat16_nhwc 128x672x14x14_k5_p2
+        bfloat16_nhwc_dgrad 128x96x56x56_k7_p3
     """,
     "channel_vector": """
-        1x96x56x56_k5_p2_float16_nhwc 1x384x14x14_k7_p3_float16_nhwc 64x256x56x56_k3_p1_nhwc 128x96x56x56_k5_p2_nhwc
-        64x256x56x56_k3_p1_float16_nhwc 128x96x56x56_k3_p1_float16_nhwc 128x97x56x56_k5_p2_float16_nhwc
+        float16_nhwc 1x96x56x56_k5_p2 1x384x14x14_k7_p3 64x256x56x56_k3_p1 128x96x56x56_k3_p1 128x97x56x56_k5_p2
+        nhwc 64x256x56x56_k3_p1 128x96x56x56_k5_p2
     """,
     # Some halves: few products an input, neither every other row is pairs nor every other plane, in many pieces.
     "register_window": """
-        128x672x14x14_k5_s2_p2 128x64x112x112_k3_s2_p1_dgrad 1x240x28x28_k5_s2_p2_float16_dgrad
-        1x96x56x56_k7_p3 128x95x57x57_k7_p3_float16 127x95x57x57_k7_p3_float16 64x256x56x56_k3_p1_float16
-        128x96x56x56_k13_p6_m2_float16_dgrad 64x240x56x56_k5_s2_p2_float16 1x192x35x35_k3_p1_float16
+        nchw 128x672x14x14_k5_s2_p2 1x96x56x56_k7_p3
+        dgrad 128x64x112x112_k3_s2_p1
+        float16_dgrad 1x240x28x28_k5_s2_p2 128x96x56x56_k13_p6_m2
+        float16 128x95x57x57_k7_p3 127x95x57x57_k7_p3 64x256x56x56_k3_p1 64x240x56x56_k5_s2_p2 1x192x35x35_k3_p1
     """,
     "row_stream": """
-        128x96x56x56_k7_p6_d2_float16_nhwc 128x96x56x56_k7_p3 128x96x56x56_k7_p3_nhwc
-        128x384x14x14_k5_p2_float16_nhwc+bias+gelu 128x240x28x28_k5_p2_float16_nhwc+bias+gelu
+        float16_nhwc 128x96x56x56_k7_p6_d2 128x384x14x14_k5_p2+bias+gelu 128x240x28x28_k5_p2+bias+gelu
+        nchw 128x96x56x56_k7_p3
+        nhwc 128x96x56x56_k7_p3
     """,
     "split_image": """
-        128x96x56x56_k7_p6_d2 64x128x56x56_k3_s3_p1_float16_dgrad 64x128x60x60_k3_p1
-        128x384x14x14_k7_p3_dgrad 128x512x14x14_k3_p1 128x192x28x28_k7_p3 128x512x14x14_k3_p1_float16
-        128x672x14x14_k5_s2_p2_dgrad 128x240x28x28_k5_s2_p2_float16_dgrad 128x144x56x56_k3_s2_p1_float16_dgrad
-        128x96x56x56_k13_s2_p6_float16_dgrad 1x512x14x14_k27_p13 128x256x28x28_k29_p14_dgrad
-        128x512x14x14_k27_p13_nhwc 128x728x19x19_k3_p1_float16 16x333x17x19_k15_p7_nhwc
-        128x240x28x28_k5_s2_p2_float16 32x192x35x35_k3_p1_float16 64x300x13x13_k7_p3_float16 64x192x11x11_k13_s2_p6
+        nchw 128x96x56x56_k7_p6_d2 64x128x60x60_k3_p1 128x512x14x14_k3_p1 128x192x28x28_k7_p3 1x512x14x14_k27_p13
+        nchw 64x192x11x11_k13_s2_p6
+        float16_dgrad 64x128x56x56_k3_s3_p1 128x240x28x28_k5_s2_p2 128x144x56x56_k3_s2_p1 128x96x56x56_k13_s2_p6
+        dgrad 128x384x14x14_k7_p3 128x672x14x14_k5_s2_p2 128x256x28x28_k29_p14
+        float16 128x512x14x14_k3_p1 128x728x19x19_k3_p1 128x240x28x28_k5_s2_p2 32x192x35x35_k3_p1 64x300x13x13_k7_p3
+        nhwc 128x512x14x14_k27_p13 16x333x17x19_k15_p7
     """,
     # Some for want of registers for the sums, of many outputs, of pairs, or of whole vectors.
     "tap_sums": """
-        128x96x56x56_k7_p3_wgrad 32x128x56x56_k31_p15_float16_wgrad 1x24x14x14_k5_p2_float16_wgrad
-        128x96x56x56_k7_p3_nhwc_wgrad 32x128x56x56_k31_p15_float16_nhwc_wgrad 1x24x14x14_k5_p2_float16_nhwc_wgrad
-        64x256x56x56_k3_p1_float16_wgrad 128x96x57x57_k7_p3_float16_wgrad 1x384x14x14_k5_p2_float16_wgrad
-        128x100x56x56_k7_p3_float16_nhwc_wgrad 128x96x56x56_k7_p3_m2_float16_nhwc_wgrad
+        wgrad 128x96x56x56_k7_p3
+        float16_wgrad 32x128x56x56_k31_p15 1x24x14x14_k5_p2 64x256x56x56_k3_p1 128x96x57x57_k7_p3 1x384x14x14_k5_p2
+        nhwc_wgrad 128x96x56x56_k7_p3
+        float16_nhwc_wgrad 32x128x56x56_k31_p15 1x24x14x14_k5_p2 128x100x56x56_k7_p3 128x96x56x56_k7_p3_m2
     """,
-    "unit_sums": "128x96x56x56_k7_p3_float16_nhwc_wgrad",
+    "unit_sums": "float16_nhwc_wgrad 128x96x56x56_k7_p3",
     "whole_image": """
-        128x816x7x7_k7_p3_float16_nhwc 128x768x7x7_k7_p3_float16_nhwc 128x768x7x7_k7_p3 32x768x7x7_k7_p3_bfloat16
+        float16_nhwc 128x816x7x7_k7_p3 128x768x7x7_k7_p3
+        nchw 128x768x7x7_k7_p3
+        bfloat16 32x768x7x7_k7_p3
     """,
 }
-OF_LAYER = [(text, H200, name) for name, texts in CHOICES.items() for text in texts.split()]
+OF_LAYER = [(text, H200, name) for name, lines in CHOICES.items() for text in listed(lines)]
 ELSEWHERE = [
     ("128x96x56x56_k7_p3_bfloat16", "nvidia-a100-sxm4-80gb", "banded_matrix"),
     ("128x96x56x56_k5_p2_bfloat16_wgrad", "nvidia-a100-sxm4-80gb", "banded_sums"),
@@ -210,7 +217,7 @@ def test_who_gets_a_layer(text, target, name):
 
 
 @layouts
-def test_small_images_take_turns_where_blocks_come_one_after_the_other(layout):
+def test_small_images_take_turns_where_blocks_do(layout):
     """Measured on 128 of them: 6 and 14 % faster. On 32 all blocks are there at once."""
     for batch, turns in ((1, 1), (32, 1), (128, 2)):
         tile = WholeImage.choose(Shape.parse(f"{batch}x768x7x7_k7_p3_{layout}"), H200)
@@ -239,12 +246,12 @@ FASTEST = {
 
 
 @parametrize(("text", "tile"), FASTEST.items())
-def test_the_choice_is_the_fastest_measured(text, tile):
+def test_choice_is_the_fastest_measured(text, tile):
     """Of parted images, multipliers, and what no vector divides, on an H200, or near."""
     assert choose(Shape.parse(text), H200) == tile
 
 
-def test_warps_have_the_registers_of_their_scheduler():
+def test_warps_share_a_schedulers_registers():
     """Nine warps, three for one scheduler, have no more than twelve."""
     assert not RowStream(57, 10, 2, 48, 2, 1, 3, 3).is_promising(Shape.parse("128x96x57x57_k5_p2_float16_nhwc"))
 
@@ -264,8 +271,7 @@ BESIDE = [
 
 
 @parametrize(("about", "epilogue"), BESIDE)
-def test_an_epilogue_fits_beside_the_tile(about, epilogue):
-    """No fewer blocks run at a time than the tile was chosen for."""
+def test_epilogue_fits_beside_the_tile(about, epilogue):
     kernel = on_h200(about, epilogue=epilogue)
     alone, beside = choose(kernel.shape, H200).parameters, kernel.strategy.parameters
     assert beside["min_blocks"] >= alone["min_blocks"]
@@ -285,7 +291,7 @@ CHANGED = [
 
 
 @parametrize(("about", "epilogue", "changed"), CHANGED)
-def test_a_tile_makes_room_for_what_waits(about, epilogue, changed):
+def test_tile_makes_room_for_what_waits(about, epilogue, changed):
     alone, beside = (choose(Shape.parse(about), H200, Epilogue.of(steps)).parameters for steps in ("", epilogue))
     assert beside == alone | changed
 
@@ -296,13 +302,12 @@ def test_columns_come_and_leave_as_vectors():
     assert len(re.findall(r"\*\(float4\*\)\(out_ptr .* = ", source)) == (2 + 3) * 2
 
 
-def test_a_tile_stays_within_the_slack():
+def test_tile_stays_within_the_slack():
     assert compute.SLACK == MAX_SIDE - 1
 
 
 @layouts
 def test_loads_are_vectors_from_one_address(layout):
-    """Each load is a vector, and none computes the thread's address anew."""
     source = on_h200(f"8x64x56x56_k3_p1_{layout}").source()
     loads = re.findall(r"(\*\(float[24]\*\))?\(data_ptr \+ ([^;]*)\);", source)
     assert len(loads) > 3

@@ -14,10 +14,10 @@ from backends import H200, kernel_names, on_h200
 from dwtir import STRATEGIES, Shape, cuda_functions, nvrtc, schedules, suite
 from dwtir.notation import LAYOUTS, OPERATIONS
 from dwtir.strips import Strip
+from kernels import listed
 from marks import parametrize
 
-# Layers of the networks that the project is measured on, spread over kernels, strides,
-# batches, dtypes and layouts; and three with 9x9 and 11x11 kernels, which they do not have.
+# Layers of the measured networks, of all kinds; and three with 9x9 and 11x11 kernels, which they do not have.
 LAYERS = """
     float32 1x256x16x16_k7_s2_p3_m2 8x240x28x28_k3_s2_p0x0x1x1 8x256x37x37_k3_p1 32x512x14x14_k1 32x960x7x7_k5_p2
     float32 128x144x56x56_k5_s2_p1x1x2x2 128x96x56x56_k5_p2 128x96x56x56_k7_p3 8x64x56x56_k11_p5 128x384x14x14_k7_p3
@@ -34,8 +34,7 @@ LAYERS = """
 """
 
 # All are compiled as they are, and each as one of its gradients; nightly runs have them all.
-LINES = map(str.split, LAYERS.strip().splitlines())
-CASES = [Shape.parse(f"{layer}_{form}") for form, *layers in LINES for layer in layers]
+CASES = list(map(Shape.parse, listed(LAYERS)))
 CASES += [replace(shape, operation="grad_weight" if shape.batch in (1, 32) else "grad_data") for shape in CASES]
 
 NIGHTLY = os.environ.get("DWTIR_NIGHTLY") == "1" or hypothesis.settings.get_current_profile_name() == "nightly"
@@ -50,11 +49,11 @@ def check(shape):
 
 
 @parametrize("shape", CASES, ids=str)
-def test_the_chosen_tile_does_not_spill(shape):
+def test_chosen_tile_does_not_spill(shape):
     assert check(shape) is None
 
 
-def test_the_cases_are_a_spread():
+def test_cases_are_a_spread():
     assert len(set(CASES)) == len(CASES)
     assert {shape.kernel[0] for shape in CASES} >= {1, 3, 5, 7, 9, 11, 13, 27, 29, 31}
     assert {shape.batch for shape in CASES} >= {1, 8, 32, 128}
@@ -76,7 +75,7 @@ def disassembled(kernel, path):
     "name",
     [f"4x96x{about}" for about in ("28x28_k29_p14_float16_nhwc", "28x28_k5_float16_nhwc_wgrad", "112x112_k5_wgrad")],
 )
-def test_kernels_wait_for_the_one_before_and_touch_no_memory_until_then(name, tmp_path):
+def test_kernels_wait_for_the_one_before(name, tmp_path):
     kernel = on_h200(name)
     waiting = set()
     for text in disassembled(kernel, tmp_path / "cubin").split("\n.text.")[1:]:
@@ -90,7 +89,7 @@ def test_kernels_wait_for_the_one_before_and_touch_no_memory_until_then(name, tm
 
 
 @parametrize(("cols", "products"), [(14, 86), (7, 49)])
-def test_a_strip_that_is_a_whole_row_has_no_products_with_padding(cols, products, tmp_path):
+def test_whole_rows_have_no_products_with_padding(cols, products, tmp_path):
     shape, tile = Shape.parse("8x64x14x14_k7_p3_nhwc"), schedules.RowStream(14, cols, 1, 32, 1, 1, 8, 2)
     assert Strip(shape, cols, 1).products == products
     text = disassembled(on_h200(shape, tile), tmp_path / "cubin")

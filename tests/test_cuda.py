@@ -1,8 +1,4 @@
-"""CUDA discovery, TVM's CUDA runtime, and device properties.
-
-What depends on the state of a process (what it imported, what it can see) runs
-in a child process with another environment.
-"""
+"""CUDA discovery, TVM's CUDA runtime, and device properties."""
 
 import os
 import shutil
@@ -73,7 +69,7 @@ for step in (status.require, cuda.device_properties):
 """
 
 
-def test_a_missing_driver_is_reported_with_the_loaders_words(tmp_path):
+def test_loader_says_why_there_is_no_driver(tmp_path):
     # An unusable file hides whatever driver there is.
     (tmp_path / "libcuda.so.1").touch()
     status, *others = run_python(STATUS, LD_LIBRARY_PATH=str(tmp_path)).splitlines()
@@ -85,7 +81,7 @@ def test_a_missing_driver_is_reported_with_the_loaders_words(tmp_path):
 
 
 @parametrize("broken", [False, True])
-def test_a_missing_cuda_runtime_is_reported_with_the_loaders_words(tmp_path, broken):
+def test_loader_says_why_there_is_no_cuda_runtime(tmp_path, broken):
     toolkit = toolkit_at(tmp_path / "toolkit") if broken else tmp_path / "nowhere"
     (tmp_path / "libcudart.so.13").touch()
     out = run_python(
@@ -101,7 +97,7 @@ def test_a_missing_cuda_runtime_is_reported_with_the_loaders_words(tmp_path, bro
     assert reason.endswith("libcudart.so.13: file too short")
 
 
-def test_loads_the_cuda_runtime_of_the_pip_package():
+def test_loads_the_packages_cuda_runtime():
     code = "import ctypes; assert cuda.cudart_status().usable;"
     out = run_python(f"{code}print(ctypes.CDLL('libcudart.so.13')._name)", LD_LIBRARY_PATH="")
     assert out.strip() == "libcudart.so.13"
@@ -144,13 +140,13 @@ UNSUITABLE = [
 
 
 @parametrize(("name", "answer", "reason", "count"), UNSUITABLE)
-def test_an_unsuitable_driver_is_reported(tmp_path, name, answer, reason, count):
+def test_unsuitable_driver_is_reported(tmp_path, name, answer, reason, count):
     code = STATUS.replace("for step in", "for step in () and")
     out = run_python(code, LD_LIBRARY_PATH=build_driver(tmp_path, **{name: answer}))
     assert out.splitlines() == [f"False|{reason}|{cuda.INSTALL_DRIVER}", count]
 
 
-def test_a_cuda_runtime_that_tvm_cannot_load_is_reported(tmp_path):
+def test_loader_says_what_tvms_runtime_lacks(tmp_path):
     # This driver lacks nearly every symbol: the loader names one of them.
     code = "print(cuda.load_runtime().reason)"
     out = run_python(code, LD_LIBRARY_PATH=build_driver(tmp_path))
@@ -158,7 +154,7 @@ def test_a_cuda_runtime_that_tvm_cannot_load_is_reported(tmp_path):
     assert "undefined symbol: cu" in out
 
 
-def test_device_properties_come_from_the_driver(tmp_path):
+def test_device_properties_are_the_drivers(tmp_path):
     out = run_python(
         "p = cuda.device_properties(1); print(cuda.folder_name(p.name), p.arch,"
         "p.driver_version, p.multiprocessors, p.shared_bytes_per_block, sep='|')\n"
@@ -170,7 +166,7 @@ def test_device_properties_come_from_the_driver(tmp_path):
     assert "device index must be in [0, 2), got 2" in out[1]
 
 
-def test_attribute_numbers_are_those_of_the_cuda_headers():
+def test_attribute_numbers_are_the_headers():
     from cuda.bindings.driver import CUdevice_attribute
 
     others = {"multiprocessors": "MULTIPROCESSOR_COUNT", "l2_bytes": "L2_CACHE_SIZE"}
@@ -188,9 +184,6 @@ FOLDERS = {"NVIDIA A100-SXM4-80GB": "nvidia-a100-sxm4-80gb", "../../etc/passwd":
 @parametrize(("name", "folder"), FOLDERS.items())
 def test_folder_name(name, folder):
     assert cuda.folder_name(name) == folder
-
-
-# With a GPU
 
 
 ORDERS = {

@@ -81,7 +81,7 @@ def test_it_answers_as_a_database(folder):
     assert db.query(module(), LLVM, kind="schedule").mod.script() == script()
 
 
-def test_another_epilogue_takes_the_record_without_one(folder):
+def test_other_epilogues_take_the_plain_record(folder):
     found = query(TuneDB(folder, "cpu"), LLVM, SHAPE, "bias", "relu")
     assert found.mod.script() == script("bias", "relu")
 
@@ -97,7 +97,7 @@ def test_another_device_is_a_miss(folder):
     assert query(gpu, small) is None, "256 threads"
 
 
-def test_what_only_says_that_it_is_ours_is_unknown(folder):
+def test_what_only_claims_to_be_ours_is_unknown(folder):
     db = TuneDB(folder, "cpu")
     ours = module()["main"]
     liar = module(NHWC)["main"].with_attr("dwtir.shape", str(SHAPE))
@@ -113,7 +113,7 @@ def test_what_only_says_that_it_is_ours_is_unknown(folder):
     assert len(db) == 2
 
 
-def test_what_is_committed_is_a_record_if_it_is_better(tmp_path):
+def test_better_trial_is_committed_as_a_record(tmp_path):
     db = TuneDB(tmp_path, "cpu")
     work = db.commit_workload(module())
 
@@ -215,7 +215,7 @@ def test_metaschedule_exchange(folder, tmp_path, run):
     assert "2 not better" in out
 
 
-def test_an_index_map_survives_the_exchange(tmp_path, run):
+def test_index_map_survives_the_exchange(tmp_path, run):
     """MetaSchedule writes that of a strided layer's trace in another form than TVM."""
     shape = Shape.parse("1x8x15x17_k3_s2_psame")
     record = Record.measured(Cpu.choose(shape, CPU), shape, CPU, [2e-6])
@@ -226,7 +226,7 @@ def test_an_index_map_survives_the_exchange(tmp_path, run):
     assert Record.read(record.path_in(tmp_path / "new")).strategy == record.strategy
 
 
-def test_damaged_exports_are_refused_line_by_line(folder, tmp_path, run):
+def test_damaged_lines_are_refused(folder, tmp_path, run):
     run("export", "--db", folder, "--device", CPU.name, tmp_path / "ms")
     path = tmp_path / "ms" / "database_tuning_record.json"
     first, second = path.read_text().splitlines()

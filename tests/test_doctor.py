@@ -22,7 +22,7 @@ def finding(report, name):
     return Finding(**found)
 
 
-def test_a_healthy_machine():
+def test_healthy_machine():
     healthy = run_doctor("--target", "opencl", status=0, CUDA_VISIBLE_DEVICES="")
     assert (healthy["target"], healthy["works"]) == ("opencl", True)
     required = ("Python", "platform", "apache-tvm", "apache-tvm-ffi", "numpy", "CPU", "OpenCL")
@@ -58,14 +58,14 @@ def test_without_a_gpu_the_cpu_has_to_work(tmp_path):
     assert "--force-reinstall" in cpu.remedy
 
 
-def test_an_exception_of_a_probe_is_a_finding(tmp_path):
+def test_exception_of_a_probe_is_a_finding(tmp_path):
     (tmp_path / "tvm.py").write_text("raise OSError('libLLVM.so: cannot open\\n  and more')\n")
     report = run_doctor("--target", "cpu", status=1, path=tmp_path)
     assert finding(report, "CPU").detail == "OSError: libLLVM.so: cannot open\n  and more"
 
 
 @parametrize(("package", "version"), [("apache-tvm", "0.26.0"), ("apache-tvm-ffi", "0.1.15.post1")])
-def test_a_wrong_version_of_tvm_is_never_imported(tmp_path, package, version):
+def test_wrong_tvm_is_never_imported(tmp_path, package, version):
     folder, imported = tmp_path / f"{package.replace('-', '_')}-{version}.dist-info", tmp_path / "imported"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
@@ -81,7 +81,7 @@ def test_a_wrong_version_of_tvm_is_never_imported(tmp_path, package, version):
         assert finding(report, name).status != "ok"
 
 
-def test_a_linker_that_does_not_work_is_optional(monkeypatch):
+def test_linker_that_does_not_work_is_optional(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CC", raising=False)
     assert checks._check_compiler("cpu").status == "ok"
@@ -93,7 +93,7 @@ def test_a_linker_that_does_not_work_is_optional(monkeypatch):
         assert "set CXX" in found.remedy
 
 
-def test_the_cache_folder_is_where_the_cache_is(tmp_path, monkeypatch):
+def test_cache_folder_is_where_the_cache_is(tmp_path, monkeypatch):
     # It is made on first use: one that can be made is as good as one that is there.
     folder = tmp_path / "parent/kernels"
     monkeypatch.setenv("DWTIR_CACHE_DIR", str(folder))
@@ -104,7 +104,7 @@ def test_the_cache_folder_is_where_the_cache_is(tmp_path, monkeypatch):
     assert checks._check_cache("cpu").status == "ok"
 
 
-def test_an_unusable_cache_folder_is_broken(tmp_path, monkeypatch):
+def test_unusable_cache_folder_is_broken(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.touch()
     tmp_path.chmod(0o770)
@@ -116,7 +116,7 @@ def test_an_unusable_cache_folder_is_broken(tmp_path, monkeypatch):
         assert "DWTIR_CACHE_DIR" in found.remedy
 
 
-def test_the_table_says_what_is_needed(capsys):
+def test_table_says_what_is_needed(capsys):
     here = Finding("here", "ok", "1.0")
     wanted = Finding("wanted", "missing", "not installed", "pip install wanted", True)
     spare = Finding("spare", "broken", "line one\nline two", "pip install spare")
@@ -132,7 +132,7 @@ spare   broken   line one
     assert capsys.readouterr().out == expected
 
 
-def test_an_unknown_target_is_a_usage_error():
+def test_unknown_target_is_a_usage_error():
     with pytest.raises(SystemExit) as error:
         doctor.main(["--target", "tpu"])
     assert error.value.code == 2

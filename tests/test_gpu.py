@@ -17,7 +17,7 @@ SHAPE = Shape.parse("2x24x19x23_k3_psame")
 
 
 def tensors(shape=SHAPE, device="cuda"):
-    """Make integer data and weight on the GPU, and the exact output."""
+    """Make integer data and weight, and the exact output."""
     rng = np.random.default_rng(0)
     data, weight = (rng.integers(-3, 4, extents) for extents in (shape.data_shape, shape.weight_shape))
     arrays = data, weight, reference.depthwise_conv2d(shape, data, weight)
@@ -41,7 +41,7 @@ def test_torch_tensors_in_and_out(dtype, layout):
 
 @layouts
 @dtypes
-def test_silu_is_right_from_the_least_number_to_the_largest(dtype, layout):
+def test_silu_is_right_for_all_numbers(dtype, layout):
     shape, kind = Shape.parse(f"1x64x32x64_k1_{dtype}_{layout}"), getattr(torch, dtype)
     powers = torch.logspace(-38, 4.8 if dtype == "float16" else 38, 2**15)
     values = torch.cat([torch.linspace(-110, 110, 2**16), powers, -powers]).to(kind)
@@ -88,8 +88,7 @@ def test_other_libraries_arrays():
     assert np.array_equal(np.asarray(from_jax), expected.cpu().numpy())
 
 
-def test_the_last_device_while_the_first_is_current():
-    """With several GPUs the launch goes to the tensors' and leaves the current one alone."""
+def test_last_device_is_not_the_current():
     last = torch.device("cuda", torch.cuda.device_count() - 1)
     data, weight, expected = tensors(device=str(last))
     out = dwtir.build(SHAPE)(data, weight)
@@ -98,7 +97,7 @@ def test_the_last_device_while_the_first_is_current():
     assert torch.cuda.current_device() == 0
 
 
-def test_resources_and_time_are_the_devices():
+def test_resources_and_time():
     kernel = dwtir.build("8x64x56x56_k3_p1")
     use = kernel.resources()
     assert 0 < use.registers <= 255
@@ -125,21 +124,21 @@ assert "libtvm_compiler" not in open("/proc/self/maps").read()
 """
 
 
-def test_what_the_compiler_says_comes_through_tvm(tmp_path, monkeypatch):
+def test_compiler_errors_come_through_tvm(tmp_path, monkeypatch):
     monkeypatch.setenv("DWTIR_CACHE_DIR", str(tmp_path))
     # NVRTC is stopped at once. What the search itself says of that is not asked here.
     with for_search(Limit(0.0)), pytest.raises(SlowCompileError, match="stopped, after 0 s"):
         dwtir.build("2x24x64x64_k7_p3")
 
 
-def test_a_second_process_takes_the_code_from_the_cache(tmp_path):
+def test_second_process_finds_the_code(tmp_path):
     outputs = [python(_BUILD_AGAIN, DWTIR_CACHE_DIR=str(tmp_path)).split() for _ in range(2)]
     assert outputs[0][:2] == outputs[1][:2]
     assert [output[2] for output in outputs] == ["True", "False"]
     assert len(list(tmp_path.glob("*.so"))) == 1
 
 
-def test_an_exported_kernel_runs_without_the_compiler(tmp_path):
+def test_export_runs_without_the_compiler(tmp_path):
     kernel = dwtir.build(SHAPE)
     kernel.export(tmp_path / "kernel.so")
     data, weight = (torch.ones(extents, device="cuda") for extents in (SHAPE.data_shape, SHAPE.weight_shape))

@@ -20,7 +20,7 @@ from kernels import EPILOGUE, SHAPE, check, expected_of, tensors_of
 from marks import devices, dtypes, parametrize
 
 
-def test_a_kernel_of_the_cpu_can_be_looked_at(kernel):
+def test_kernel_of_the_cpu_can_be_looked_at(kernel):
     assert (kernel.shape, kernel.epilogue, kernel.target) == (SHAPE, EPILOGUE, resolve("cpu"))
     assert isinstance(kernel.strategy, Cpu)
     assert repr(kernel) == f"<Kernel {SHAPE} bias+relu {kernel.strategy} for {kernel.target.name}>"
@@ -33,7 +33,7 @@ def test_a_kernel_of_the_cpu_can_be_looked_at(kernel):
     assert any(inst[0] == "ComputeAt" for inst in load_json(kernel.trace)[0])
 
 
-def test_a_kernel_of_opencl_can_be_looked_at(opencl_kernel):
+def test_kernel_of_opencl_can_be_looked_at(opencl_kernel):
     resources = opencl_kernel.resources()
     assert resources.grid is not None
     assert resources.threads > 1
@@ -41,7 +41,7 @@ def test_a_kernel_of_opencl_can_be_looked_at(opencl_kernel):
     assert 'thread="threadIdx.x"' in opencl_kernel.script()
 
 
-def test_a_kernel_for_an_absent_gpu_can_be_looked_at_but_not_run(foreign_kernel, tmp_path):
+def test_kernel_for_an_absent_gpu_is_not_run(foreign_kernel, tmp_path):
     resources = foreign_kernel.resources()
     assert resources.registers > 0
     assert resources.spill_bytes == 0
@@ -54,7 +54,7 @@ def test_a_kernel_for_an_absent_gpu_can_be_looked_at_but_not_run(foreign_kernel,
     assert not list(tmp_path.iterdir())
 
 
-def test_the_cpu_is_timed(kernel):
+def test_cpu_is_timed(kernel):
     timing = kernel.time(repeats=5, min_repeat_ms=1)
     assert 0 < timing.p20 <= timing.median <= timing.p80 < np.inf
     assert timing.repeats == 5
@@ -68,7 +68,7 @@ def test_opencl_is_neither_timed_nor_exported(opencl_kernel, tmp_path):
 
 
 @parametrize("name", ["kernel", "opencl_kernel", "foreign_kernel"])
-def test_the_description_survives_json(name, request):
+def test_description_survives_json(name, request):
     info = request.getfixturevalue(name).info
     assert KernelInfo.from_json(json.loads(json.dumps(info.to_json()))) == info
 
@@ -122,7 +122,7 @@ def test_build_refuses_wrong_arguments(arguments, error):
         dwtir.build(**({"shape": "1x4x9x9_k3", "target": "cpu"} | arguments))
 
 
-# Calls: tensors in and out, and which of them are refused in which words
+# Calls
 
 
 @pytest.fixture(params=["kernel", "opencl_kernel"])
@@ -162,7 +162,7 @@ def test_out_is_returned_and_inputs_may_be_read_only(either):
     assert_array_equal(out, expected_of(either))
 
 
-def test_any_stride_of_an_axis_of_one_is_contiguous():
+def test_axis_of_one_has_any_stride():
     kernel = dwtir.build("1x6x9x1_k3x1", target="cpu")
     data, weight = tensors_of(kernel)
     odd = np.lib.stride_tricks.as_strided(data, strides=(12, *data.strides[1:3], 40))
@@ -181,8 +181,6 @@ def test_dlpack_tensors_in_and_out(kernel):
 
 
 class Wrapped:
-    """A tensor of a library that dwtir has never heard of."""
-
     def __init__(self, array):
         self.array = array
 
@@ -264,7 +262,7 @@ def test_out_must_not_overlap_an_input(kernel, index):
                 kernel(*tensors, out=out)
 
 
-def test_a_refused_call_writes_nothing(kernel):
+def test_refused_call_writes_nothing(kernel):
     out = np.full(SHAPE.out_shape, 7, np.float32)
     data, weight, _ = tensors_of(kernel)
     with pytest.raises(ArgumentError):
@@ -287,7 +285,7 @@ def test_torch_tensors_on_the_cpu(kernel):
 
 
 @parametrize("end", ["bfloat16_nhwc", "m2_bfloat16_nhwc_dgrad", "nhwc_wgrad", "m2"])
-def test_a_launcher_compares_sizes_and_strides(end):
+def test_launcher_compares_sizes_and_strides(end):
     kernel = dwtir.build(f"2x6x5x4_k3x2_p1_{end}", target="cpu")
     dtype, launch = getattr(torch, kernel.shape.dtype), kernel.launcher()
     tensors = [torch.empty_strided(*sizes, dtype=dtype).zero_() for sizes in entry.in_torch(kernel.shape).values()]
@@ -299,7 +297,6 @@ def test_a_launcher_compares_sizes_and_strides(end):
                 launch(*exchanged(tensors, place, wrong))
 
 
-# On a GPU, `test_gpu` has the calls that succeed.
 @devices
 def test_wrong_torch_tensors_are_refused(device):
     kernel = dwtir.build(SHAPE, epilogue=EPILOGUE, target=device)

@@ -32,7 +32,6 @@ def as_they_are(image):
 
 
 def cropped(image):
-    """Lay the image out inside a larger one of the same memory format."""
     around = F.pad(image, (1, 0, 2, 1)).contiguous(memory_format=memory_format(image))
     return around[..., 2:-1, 1:]
 
@@ -50,7 +49,7 @@ KINDS = [as_they_are, cropped, turned, misaligned]
 
 
 def torch_tensors(shape, seed, device="cpu"):
-    """Return data, weight and bias as torch has them, in the memory format of the layout."""
+    """Make data, weight and bias in the memory format of the layout."""
     dtype, arrays = getattr(torch, shape.dtype), real_tensors(shape, BIAS, seed).values()
     data, weight, bias = (torch.from_numpy(array.astype(np.float32)).to(device, dtype) for array in arrays)
     if shape.layout == "NHWC":
@@ -67,7 +66,7 @@ def torchs(shape, data, weight, bias=None):
 @devices
 @given(shape=shapes(flop=200_000), kind=st.sampled_from(KINDS), seed=seeds)
 @named_shapes(kind=cropped, seed=0)
-def test_the_function_and_its_gradients_are_torchs(device, shape, kind, seed):
+def test_function_and_gradients_are_torchs(device, shape, kind, seed):
     data, weight, bias = torch_tensors(shape, seed, device)
     image, geometry = kind(data), (shape.stride, shape.padding, shape.dilation)
     got = depthwise_conv2d(image, weight, bias, *geometry)
@@ -103,7 +102,7 @@ def test_both_formats_need_no_copy(form):
 
 
 @forms
-def test_an_empty_batch(form):
+def test_empty_batch(form):
     image = torch.empty(0, 4, 9, 11, requires_grad=True).contiguous(memory_format=form)
     weight = randn(8, 1, 3, 3, requires_grad=True)
     got = depthwise_conv2d(image, weight, stride=2)
@@ -113,7 +112,7 @@ def test_an_empty_batch(form):
 
 
 @forms
-def test_the_same_sizes_may_lie_otherwise(form):
+def test_same_sizes_may_lie_otherwise(form):
     """What a call came to is kept; it is not for tensors that only look alike."""
     image = image_in(form, 2, 6, 9, 9)
     weight, bias = randn(6, 1, 3, 3), randn(6)
@@ -161,7 +160,7 @@ def test_what_no_kernel_takes_is_refused(arguments, message):
         depthwise_conv2d(*arguments)
 
 
-def test_an_empty_output_is_refused():
+def test_empty_output_is_refused():
     with pytest.raises(InvalidShapeError, match="the output is empty"):
         depthwise_conv2d(IMAGE, torch.zeros(4, 1, 11, 11))
 
@@ -183,7 +182,7 @@ def assert_right(weight):
         lambda weight: weight.detach()[1].zero_(),
     ],
 )
-def test_a_changed_weight_is_packed_anew(change):
+def test_changed_weight_is_packed_anew(change):
     weight = randn(6, 1, 3, 3)
     assert_right(weight)
     assert packed_weight(weight) is packed_weight(weight)
@@ -201,7 +200,7 @@ def test_packed_weights_are_freed():
     assert alive() is None
 
 
-def test_a_weight_without_a_version():
+def test_weight_without_a_version():
     with torch.inference_mode():
         weight = randn(6, 1, 3, 3)
         for _ in range(2):

@@ -28,7 +28,7 @@ def converted(model, image):
 
 @forms
 @networks
-def test_a_network_computes_the_same(make, form):
+def test_network_computes_the_same(make, form):
     def addresses():
         return {name: values.data_ptr() for name, values in model.state_dict().items()}
 
@@ -45,7 +45,7 @@ def test_a_network_computes_the_same(make, form):
 
 
 @parametrize("fuse", [True, False])
-def test_the_report_names_each_layer(fuse):
+def test_report_names_each_layer(fuse):
     report = always(mobilenet(), image_of(2, 3, 32, 32), fuse=fuse)
     notes = [f"{i}.norm2, {i}.act2" if fuse else "" for i in (1, 2, 3)]
     assert [layer.note for layer in report.layers] == notes
@@ -147,7 +147,7 @@ def test_images_of_any_strides():
     ("device", "batch", "note"),
     [("cpu", 0, "batch must be an integer >= 1, got 0"), ("meta", 1, "input must be on cpu or cuda, got meta")],
 )
-def test_an_empty_example_is_left(device, batch, note):
+def test_empty_example_is_left(device, batch, note):
     with torch.device(device):
         (layer,) = always(chain(depthwise(), nn.ReLU()), image_of(batch, 6, 9, 9)).layers
     assert layer.note == note
@@ -161,19 +161,15 @@ def test_two_images_are_decided_apart():
     assert_close(model(image), expected)
 
 
-# Classes of timm, which are known by their names
+# Classes with the names of timm's
 
 
 class Conv2dSame(nn.Conv2d):
-    """Pads as TensorFlow does."""
-
     def forward(self, image):
         return F.conv2d(F.pad(image, (0, 1, 1, 1)), self.weight, self.bias, self.stride, groups=6)
 
 
 class BatchNormAct2d(nn.BatchNorm2d):
-    """A normalisation with an activation inside."""
-
     def __init__(self, drop, act):
         super().__init__(6)
         self.drop, self.act = drop, act
@@ -237,7 +233,7 @@ def test_what_no_kernel_computes_is_left(make, reason):
     assert torch.equal(model(image), expected)
 
 
-def test_a_layer_that_does_not_run_is_left():
+def test_layer_that_does_not_run_is_left():
     class First(nn.Sequential):
         def forward(self, image, run):
             return self[0](image) if run else image
@@ -262,7 +258,7 @@ def test_modules_may_be_called_by_keyword():
     assert converted(Named(depthwise(), nn.BatchNorm2d(6)).eval(), image_of()).note == "1"
 
 
-def test_convert_starts_from_the_original_modules():
+def test_convert_starts_from_the_originals():
     model, image, expected = example()
     for size in (16, 32):
         assert len(always(model, image_of(1, 3, size, size)).replaced) == 3
@@ -272,7 +268,7 @@ def test_convert_starts_from_the_original_modules():
     assert torch.equal(model(image), expected)
 
 
-def test_a_model_in_training_stays_as_it_is():
+def test_model_in_training_stays_as_it_is():
     model = mobilenet().train()
     model[1].eval()
     original = copy.deepcopy(model)
@@ -306,7 +302,7 @@ def test_wrong_arguments_are_refused():
         convert(depthwise(), image_of(), when="never")
 
 
-def test_a_failing_model_is_as_it_was():
+def test_failing_model_is_as_it_was():
     model = mobilenet()
     with pytest.raises(RuntimeError, match="channels"):
         always(model, image_of(1, 4, 9, 9))

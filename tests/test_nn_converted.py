@@ -107,7 +107,7 @@ def test_new_values_are_folded_anew(form):
 
 @forms
 @parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_is_converted_and_on_its_own(copied, form):
+def test_copy_is_converted_and_on_its_own(copied, form):
     model, image, expected = example(form)
     always(model, image)
     model(image)

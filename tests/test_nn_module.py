@@ -38,7 +38,7 @@ def both(configuration):
         yield kind(**arguments, groups=6)
 
 
-def test_an_image_that_has_only_a_size():
+def test_image_that_has_only_a_size():
     module = DepthwiseConv2d(4, 8, 3, 2, "SAME", device="meta")
     assert module(torch.empty(2, 4, 9, 11, device="meta")).shape == (2, 8, 5, 6)
 
@@ -52,7 +52,7 @@ def test_gradients_of_a_checkpoint():
 
 
 @forms
-def test_trains_with_an_optimiser_that_writes_data(form):
+def test_optimiser_may_write_data(form):
     """Such a write does not change the weight's version."""
     ours, theirs = both("multiplier")
     image = image_in(form)
@@ -81,7 +81,7 @@ def test_gradients_under_autocast(form):
 
 @forms
 @parametrize("configuration", CONFIGURATIONS)
-def test_the_module_is_torchs(configuration, form):
+def test_module_is_torchs(configuration, form):
     ours, theirs = both(configuration)
     image = image_in(form)
     for (name, values), (other, expected) in zip(ours.state_dict().items(), theirs.state_dict().items(), strict=True):
@@ -113,7 +113,7 @@ def test_other_channels_are_no_other_multiplier():
 
 @parametrize("padding_mode", ["zeros", "replicate"])
 @parametrize("padding", ["SAME", (1, 0, 2, 3), [1, 0, 2, 3]])
-def test_the_module_has_own_paddings(padding, padding_mode):
+def test_module_has_own_paddings(padding, padding_mode):
     module, image = DepthwiseConv2d(6, 6, 3, 2, padding, padding_mode=padding_mode), randn(1, 6, 9, 10)
     around = (0, 1, 1, 1) if padding == "SAME" else (0, 3, 1, 2)
     padded = F.pad(image, around, mode="constant" if padding_mode == "zeros" else padding_mode)

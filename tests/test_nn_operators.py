@@ -59,7 +59,7 @@ def test_torch_checks_the_operators(name, wanted):
     opcheck(ops.grad_weight, (image, gradient, weight.shape, *GEOMETRY))
 
 
-def test_an_epilogue_has_no_gradient():
+def test_epilogue_has_no_gradient():
     given = (randn(1, 4, 5, 5), randn(4, 1, 3, 3, requires_grad=True), [], "relu", *GEOMETRY)
     with pytest.raises(ArgumentError, match="a fused epilogue has no gradient"):
         ops.fused(*given)
@@ -76,8 +76,6 @@ compiled_graph = partial(torch.compile, fullgraph=True, backend="aot_eager")
 
 
 class _Seen(TorchDispatchMode):
-    """Notes the operators that run."""
-
     def __init__(self):
         super().__init__()
         self.names = set()
@@ -105,11 +103,11 @@ def test_who_watches_sees_the_operators():
     assert filters in seen.names
 
 
-def test_a_subclass_of_a_tensor_stays_one():
+def test_subclass_of_a_tensor_stays_one():
     assert type(depthwise_conv2d(randn(1, 6, 8, 8).as_subclass(_Tagged), randn(6, 1, 3, 3))) is _Tagged
 
 
-def test_a_tensor_without_values():
+def test_tensor_without_values():
     with FakeTensorMode() as mode:
         image = mode.from_tensor(randn(1, 6, 8, 8))
         assert depthwise_conv2d(image, torch.empty(6, 1, 3, 3)).shape == (1, 6, 6, 6)
@@ -220,7 +218,7 @@ print(int(torch.nn.functional.relu(image).sum()))
 
 @devices
 @parametrize("first", ["torch", "tvm", "dwtir", "dwtir.nn"])
-def test_the_order_of_imports_does_not_matter(first, device):
+def test_order_of_imports_does_not_matter(first, device):
     assert python(f"import {first}" + USE.replace("DEVICE", repr(device))) == "3\n100"
 
 
@@ -252,7 +250,7 @@ def test_runs_on_the_current_stream():
 
 @gpu
 @forms
-def test_a_cuda_graph_sees_the_present_weight(form):
+def test_cuda_graph_sees_the_present_weight(form):
     image, weight = on_gpu(form)
     depthwise_conv2d(image, weight)
     graph, got = captured(lambda: depthwise_conv2d(image, weight))
@@ -271,5 +269,5 @@ def test_runs_on_another_device():
     assert_close(got.cpu(), F.conv2d(image, weight, groups=8))
 
 
-def test_the_operators_are_there_by_name():
+def test_operators_are_there_by_name():
     assert ops.depthwise_conv2d is torch.ops.dwtir.depthwise_conv2d.default

@@ -47,7 +47,7 @@ def test_compiles_what_tvm_generates(sources, dtype, arch):
 
 
 @dtypes
-def test_only_halves_divide_by_products_each_second_time(sources, dtype):
+def test_halves_divide_by_products_each_second_time(sources, dtype):
     _, _, kernel = sources[dtype].partition("main_kernel(")
     found = re.findall(rf"{cuda_functions.SILU}\w*", kernel)
     assert found == [
@@ -71,14 +71,14 @@ def test_eight_lanes_are_one_16_byte_access(dtype):
 
 
 @parametrize("about", ["32x192x8x8_k5_psame_bfloat16", "32x48x56x56_k3_psame_d2_bfloat16_wgrad"])
-def test_eight_bfloat16_are_converted_where_nothing_else_is(about):
+def test_eight_bfloat16_are_converted_on_a_t4(about):
     kernel = dwtir.build(about, target="tesla-t4")
     assert "make_ulonglong4((uint)16, " in kernel.source()
     assert kernel.resources().spill_bytes == 0
 
 
 @parametrize("about", ["8x100x19x19_k5_psame_d2_bfloat16_dgrad", "8x64x32x32_k13_psame_bfloat16+shared_tile"])
-def test_bfloat16_takes_the_shared_memory_of_float32_there(about):
+def test_bfloat16_takes_no_more_shared_memory_there(about):
     layer, _, strategy = about.partition("+")
     assert dwtir.build(layer, strategy or "manual", target="tesla-t4").resources().shared_bytes <= 48 * 1024
 
@@ -113,7 +113,7 @@ def spilling():
     return compile_kernel(Shape.parse("8x64x56x56_k5x5_p2_float32_nchw"), Epilogue(), H200, SPILLING).source()
 
 
-def test_a_search_takes_no_kernel_that_was_compiled_anew(spilling, monkeypatch):
+def test_search_compiles_no_kernel_anew(spilling, monkeypatch):
     ways = []
     compile_once = nvrtc._compile
     monkeypatch.setattr(nvrtc, "_compile", lambda *given: ways.append(given[0]) or compile_once(*given))
@@ -139,13 +139,13 @@ def test_a_search_takes_no_kernel_that_was_compiled_anew(spilling, monkeypatch):
         ("8x64x128x128_k21x1_p10x0_float16_nhwc", None, 16),  # 1 of 13 rows and 4 channels, whose halves spill
     ],
 )
-def test_what_spills_loses_as_few_blocks_as_can_be(about, epilogue, blocks):
+def test_what_spills_loses_few_blocks(about, epilogue, blocks):
     found = dwtir.build(about, epilogue=epilogue, target="nvidia-h200").resources()
     assert found.spill_bytes <= 24
     assert found.registers * 32 * -(-found.threads // 32) * blocks <= 65536
 
 
-def test_a_search_stops_the_compiler(spilling):
+def test_search_stops_the_compiler(spilling):
     with pytest.raises(SlowCompileError, match=r"NVRTC was stopped, after 0.001 s"), for_search(Limit(1e-3)):
         on_sm_90(spilling)
     limit = Limit(60)
@@ -167,7 +167,7 @@ def test_arithmetic_is_not_fast_math():
 
 
 @parametrize("machine", ["any", needs_gpu("GPU")])
-def test_a_second_compilation_reports_the_same(machine):
+def test_compiling_again_reports_the_same(machine):
     # With a driver NVRTC would take the second from its cache, without the log.
     source = 'extern "C" __global__ void again(float *p) { p[threadIdx.x] *= 3; }'
     first, second = on_sm_90(source), on_sm_90(source)
@@ -199,7 +199,7 @@ def test_threads_compile_independently(sources):
         assert [cubin.kernels[0].name for cubin in cubins] == names
 
 
-def test_every_header_of_libcudacxx_has_a_stand_in(sources):
+def test_libcudacxx_headers_have_stand_ins(sources):
     # With libcu++ a small kernel takes a second, with ours 0.05 s.
     included = {name for text in sources.values() for name in re.findall(r"#include <(cuda/std/.+)>", text)}
     assert included
@@ -233,18 +233,18 @@ def with_bindings(folder):
     return site_with(folder, "cuda*")
 
 
-def test_missing_bindings_raise_with_the_remedy(tmp_path):
+def test_missing_bindings_have_a_remedy(tmp_path):
     check_remedy(tmp_path, 0, "cuda-bindings is not usable")
 
 
-def test_missing_nvrtc_raises_with_the_remedy(tmp_path):
+def test_missing_nvrtc_has_a_remedy(tmp_path):
     for name in ("libnvrtc.so.13", "libnvrtc.so.12"):  # hide those on the loader's path
         (tmp_path / name).touch()
     site = with_bindings(tmp_path / "site")
     check_remedy(site, 0, "the NVRTC library is not usable", LD_LIBRARY_PATH=str(tmp_path))
 
 
-def test_missing_headers_raise_with_the_remedy_where_they_are_needed(tmp_path):
+def test_missing_headers_have_a_remedy(tmp_path):
     # The bindings look for pip packages where -S hides them, and then on the loader's path.
     lib = SITE / "nvidia/cu13/lib"
     check_remedy(with_bindings(tmp_path), 1, "the CUDA headers are missing", LD_LIBRARY_PATH=str(lib))

@@ -53,7 +53,7 @@ all_lanes = parametrize("lanes", [1, 2, 4, 8])
 
 @all_lanes
 @halves
-def test_every_16_bit_value_widens_exactly(dtype, lanes):
+def test_16_bits_widen_exactly(dtype, lanes):
     every = every_value(dtype)
     out = np.empty(every.shape, np.float32)
     kernel = compile_opencl(copy_as(dtype, "float32", every.size, lanes).mod)
@@ -198,7 +198,7 @@ def test_errors_show_the_build_log():
     assert source in str(error.value)
 
 
-def test_a_missing_pyopencl_has_a_remedy():
+def test_missing_pyopencl_has_a_remedy():
     message = python(
         "import sys; sys.modules['pyopencl'] = None\n"
         "from dwtir.opencl import available, compile_opencl\n"
@@ -211,7 +211,7 @@ def test_a_missing_pyopencl_has_a_remedy():
     assert message.endswith("pip install 'dwtir[opencl]'")
 
 
-def test_a_missing_platform_has_a_remedy():
+def test_missing_platform_has_a_remedy():
     message = python(
         "from dwtir.opencl import available; print(available())",
         OCL_ICD_FILENAMES="/nowhere/driver.so",
@@ -221,7 +221,7 @@ def test_a_missing_platform_has_a_remedy():
     assert message.endswith("pip install 'dwtir[opencl]'")
 
 
-def test_a_device_is_chosen_by_name(monkeypatch):
+def test_device_is_chosen_by_name(monkeypatch):
     name = opencl.find_device().name.strip()
     monkeypatch.setenv("DWTIR_OPENCL_DEVICE", name.upper())
     assert opencl.find_device().name.strip() == name

@@ -16,6 +16,7 @@ from marks import needs_gpu, parametrize
 from processes import run
 
 ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
 PACKAGE, RECORDS = Path(dwtir.__file__).parent, ROOT / "tune_db"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 EXTRAS = {"cuda", "opencl", "tune", "torch", "bench", "test", "lint", "dev"}
@@ -35,8 +36,7 @@ def wheel(tmp_path_factory):
 
 def import_dwtir(site, cwd, code):
     """Run code in a process that finds dwtir in `site` and nowhere else."""
-    # Without the checkout, which an editable install for these tests adds; `site`, with what its
-    # .pth files add, comes before the wheel that may be installed for them.
+    # Without the checkout, which an editable install adds; `site` and its .pth files come first.
     paths = f"""
 import site, sys
 others = [path for path in sys.path if path != {str(ROOT / "src")!r}]
@@ -52,7 +52,7 @@ def installed(wheel, folder):
     return folder
 
 
-def test_the_wheel_in_another_folder(wheel, tmp_path):
+def test_wheel_in_another_folder(wheel, tmp_path):
     site = installed(wheel, tmp_path)
     code = (
         "import dwtir; from dwtir import database; from importlib.metadata import version;"
@@ -67,7 +67,7 @@ def test_the_wheel_in_another_folder(wheel, tmp_path):
     assert theirs == ours
 
 
-def test_editable_installs_and_checkouts_find_records(tmp_path):
+def test_editable_installs_find_records(tmp_path):
     (tmp_path / "wheel").mkdir()
     editable = installed(build(tmp_path / "wheel", "build_editable"), tmp_path)
     code = "from dwtir.database import shipped_folder; print(shipped_folder())"
@@ -76,7 +76,7 @@ def test_editable_installs_and_checkouts_find_records(tmp_path):
     assert (RECORDS / "README.md").exists()
 
 
-def test_the_wheel_holds_the_package_and_its_metadata(wheel):
+def test_wheel_holds_package_and_metadata(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names, about = set(archive.namelist()), f"dwtir-{dwtir.__version__}.dist-info"
         metadata = email.message_from_bytes(archive.read(f"{about}/METADATA"))
@@ -92,9 +92,8 @@ def test_the_wheel_holds_the_package_and_its_metadata(wheel):
     assert pins | {"numpy>=1.26"} == set(needs)
 
 
-def test_the_readme_lists_the_extras():
-    text = (ROOT / "README.md").read_text("utf-8")
-    section = text.partition("## Extras")[2].partition("\n## ")[0]
+def test_readme_lists_the_extras():
+    section = README.partition("## Extras")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == EXTRAS
 
 
@@ -161,15 +160,14 @@ def test_nothing_names_a_package_registry():
     assert not [path for path in files if hosts.search(path.read_text("utf-8"))]
 
 
-# README's examples run as they stand there, in their order, and its commands are what CI runs
+# README: its examples run as they stand there, and its commands are CI's
 
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @parametrize("gpu", [False, needs_gpu(True)])
-def test_the_examples(gpu, tmp_path, monkeypatch):
+def test_examples(gpu, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DWTIR_CACHE_DIR", str(tmp_path / "cache"))
     blocks = re.findall(r"^```python( gpu)?\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
@@ -180,10 +178,10 @@ def test_the_examples(gpu, tmp_path, monkeypatch):
             exec(compile(code, "README.md", "exec"), names)
 
 
-def test_the_two_commands():
+def test_two_commands():
     blocks = re.findall(r"^```sh\n(.*?)\n```$", README, re.MULTILINE | re.DOTALL)
     assert blocks == ["pip install . && python -m dwtir", "pip install .[test] && pytest"]
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    script = (ROOT / ".ci/run").read_text("utf-8")
     assert all(f"readme '{block}'\n" in script for block in blocks)
 
 
@@ -194,8 +192,8 @@ def test_what_it_links_to_is_there():
         assert (ROOT / link).exists(), link
 
 
-def test_the_example_of_a_record_is_one(tmp_path, monkeypatch):
-    text = (ROOT / "tune_db" / "README.md").read_text(encoding="utf-8")
+def test_example_of_a_record_is_one(tmp_path, monkeypatch):
+    text = (RECORDS / "README.md").read_text("utf-8")
     ((name, example),) = re.findall(r"`(\S+/\S+)`:\n\n```json\n(.*?)^```$", text, re.M | re.DOTALL)
     record = json.loads(example)
     path = tmp_path / name

@@ -32,7 +32,7 @@ small_shapes = shapes(channels=5, size=24, kernel=7, flop=500_000)
 
 
 def prepared(backend, strategy, shape, seed):
-    """Move a shape to what the strategy schedules, and make its tile and tensors."""
+    """Adapt a shape, and make its tile and tensors."""
     shape = adapted(shape, strategy, backend.target())
     tile = strategy.choose(shape, backend.target())
     note(f"{shape} {tile}")
@@ -97,7 +97,7 @@ def test_every_step_of_the_articles_agrees(layout):
 @computers
 @fewer
 @given(shape=small_shapes, seed=seeds)
-def test_the_other_layout_and_zeros_for_padding_change_nothing(backend, strategy, shape, seed):
+def test_other_layout_and_padding_change_nothing(backend, strategy, shape, seed):
     shape, tile, tensors = prepared(backend, strategy, shape, seed)
     (got,) = backend.run(tile, shape, Epilogue(), dict(tensors))
     top, left, bottom, right = shape.padding
@@ -141,7 +141,7 @@ def near(shape, bad, strategy):
 @computers
 @fewer
 @given(shape=small_shapes, seed=seeds, data=st.data())
-def test_a_nan_stays_where_it_is_seen(backend, strategy, shape, seed, data):
+def test_nan_stays_where_it_is_seen(backend, strategy, shape, seed, data):
     """A whole image of NaN, one pixel of infinity, and the filters of one channel.
 
     An output that lies wholly in the padding sees no input. Its sum of zeros times
@@ -172,7 +172,7 @@ def test_a_nan_stays_where_it_is_seen(backend, strategy, shape, seed, data):
 @given(shape=shapes(channels=4000, size=400, kernel=40, batch=200, flop=2**26))
 @named_shapes()
 @settings(max_examples=10 * EXAMPLES)
-def test_the_chosen_tile_passes_its_check(shape):
+def test_chosen_tile_passes_its_check(shape):
     """On every device that we know, without compiling anything."""
     for backend, operation in product((REPLAY, CPU), OPERATIONS):
         target = backend.target()

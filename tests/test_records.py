@@ -18,19 +18,7 @@ from tvm.s_tir import Schedule
 
 import dwtir
 from backends import H200
-from dwtir import (
-    STRATEGIES,
-    Epilogue,
-    NotTunedError,
-    NotTunedWarning,
-    RecordError,
-    Shape,
-    Target,
-    compute,
-    database,
-    files,
-    traces,
-)
+from dwtir import STRATEGIES, Epilogue, NotTunedError, NotTunedWarning, RecordError, Shape, database, files, traces
 from dwtir.build import schedule_for
 from dwtir.records import MAX_BYTES, Record, read_strategy
 from dwtir.schedules import Cpu, Ladder, SplitImage
@@ -88,9 +76,9 @@ def test_what_is_written_is_read(tmp_path, all_records):
         assert traces.recognise(record.trace, record.shape, record.target, Epilogue()) == record.strategy
 
 
-def test_the_trace_is_the_one_of_drawn_values():
+def test_trace_is_of_drawn_values():
     sch, trace = traces.space_trace(TILE, SHAPE, CPU)
-    drawn = Schedule(compute.depthwise_conv2d(SHAPE, Epilogue()))
+    drawn = Schedule(dwtir.compute.depthwise_conv2d(SHAPE, Epilogue()))
     variables, values = Cpu.draw(drawn, SHAPE, CPU, TILE.parameters)
     variables.apply(drawn, SHAPE)
     assert values == TILE
@@ -98,7 +86,7 @@ def test_the_trace_is_the_one_of_drawn_values():
     assert sch.mod.script() == schedule_for(SHAPE, Epilogue(), TILE).mod.script()
 
 
-def test_the_trace_is_packed_or_plain(tmp_path, path):
+def test_trace_is_packed_or_plain(tmp_path, path):
     record = cpu_record()
     record.write(tmp_path)
     values = json.loads(path.read_text())
@@ -126,7 +114,7 @@ def test_tiles_outside_the_space_are_recorded(tmp_path):
         assert Record.read(found.path_in(tmp_path)).strategy == tile
 
 
-def test_the_better_record_is_kept(tmp_path, path):
+def test_better_record_is_kept(tmp_path, path):
     for seconds, force, kept in ((2e-6, 0, 2e-6), (3e-6, 0, 2e-6), (1e-6, 0, 1e-6), (3e-6, 1, 3e-6)):
         assert cpu_record(seconds).write(tmp_path, force=bool(force)) == (seconds == kept)
         assert Record.read(path).run_secs[0] == kept
@@ -139,7 +127,7 @@ def test_the_better_record_is_kept(tmp_path, path):
 
 
 @parametrize("package", ["apache-tvm", "dwtir"])
-def test_a_record_survives_other_versions(package, path):
+def test_record_survives_other_versions(package, path):
     values = cpu_record(versions={package: "99.0"}).as_json() | {"trace": ["whatever a later version writes"]}
     path.write_text(json.dumps(values))
     assert Record.read(path).strategy == TILE
@@ -227,7 +215,7 @@ def _write_for_ever(folder, seed, records):
 
 
 def test_killed_writers_lose_nothing(tmp_path):
-    # Forked, the writers find the traces in the parent's memory and leave TVM alone.
+    # Forked, the writers find the traces in memory and leave TVM alone.
     records = [Record.measured(TILE, replace(SHAPE, batch=n), CPU, [1.0]) for n in (2, 3, 4)]
     context = multiprocessing.get_context("fork")
     generator = random.Random(1)
@@ -288,18 +276,18 @@ def test_another_architectures_record_is_not_used(folder):
     small = replace(H200, max_threads_per_block=64)
     with pytest.warns(database.RecordWarning, match="at most 64 on nvidia-h200"):
         assert database.find(SHAPE, small) is None
-    assert database.find(SHAPE, Target("nvidia-l4", "cuda", "sm_89", 58)) is None
+    assert database.find(SHAPE, dwtir.Target("nvidia-l4", "cuda", "sm_89", 58)) is None
     assert database.find(replace(SHAPE, batch=3), H200) is None
 
 
-def test_parameters_that_have_defaults_may_be_left_out():
+def test_defaults_may_be_left_out():
     assert read_strategy("split_image", "2,1,14") == SplitImage(2, 1, 14)
     for few in ("2,1", {"thread_x": 2, "bands": 14, "parts": 1}):
         with pytest.raises(dwtir.InvalidScheduleError, match="has the parameters"):
             read_strategy("split_image", few)
 
 
-def test_the_shipped_records_are_good():
+def test_shipped_records_are_good():
     """What the strategies make now, few bytes, and not slower than the manual schedule."""
     paths = database.record_paths(database.shipped_folder())
     assert len(paths) >= 16
@@ -310,7 +298,7 @@ def test_the_shipped_records_are_good():
         assert record.gain >= 1
 
 
-# Kernels by records: which one is used, and what is said of one that is not
+# Kernels by records
 
 MANUAL, OTHER = Cpu.choose(SHAPE, CPU), Cpu(1, 1, 1)
 OTHERS = replace(CPU, name="cpu-of-others")
@@ -333,7 +321,7 @@ def test_without_a_record_there_is_one_warning(folder):
     assert isinstance(error.value, LookupError)
 
 
-def test_a_record_is_used(folder):
+def test_record_is_used(folder):
     record().write(folder)
     kernel = tuned(epilogue=EPILOGUE, on_miss="error")
     assert kernel.strategy == TILE != MANUAL
@@ -351,7 +339,7 @@ def test_a_record_is_used(folder):
         tuned(replace(SHAPE, width=12), on_miss="error")
 
 
-def test_a_gradient_takes_the_record_of_the_convolution_that_it_is(folder):
+def test_gradient_takes_its_convolutions_record(folder):
     def gradient(form):
         shape = Shape.parse(f"1x8x12x12_k3_{form}")
         record(shape=shape).write(folder)
@@ -383,7 +371,7 @@ def test_records_are_looked_for_in_order(folder, monkeypatch):
         ("{'schema': 1}", "not readable as JSON"),
     ],
 )
-def test_a_hostile_record_is_not_used(content, message, folder):
+def test_hostile_record_is_not_used(content, message, folder):
     path = record().path_in(folder)
     path.parent.mkdir()
     path.write_text(content)

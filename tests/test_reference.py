@@ -1,6 +1,7 @@
-"""The oracle against a loop that follows the definition, its bound against real sums, and both on a part."""
+"""The oracle against the definition of sums and of epilogues, its bound against real sums, and both on a part."""
 
-from itertools import product
+from itertools import pairwise, product
+from math import erf, exp
 
 import hypothesis.strategies as st
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from dwtir import Epilogue, Shape, reference, spotcheck
+from dwtir.epilogue import STEPS
 from kernels import layer
 from marks import dtypes, layouts, parametrize
 from strategies import epilogues, error_bound, named_shapes, oracle, real_tensors, seeds, shapes
@@ -16,7 +18,6 @@ tiny_shapes = shapes(batch=2, channels=3, size=9, kernel=5, multiplier=3, flop=4
 
 
 def by_definition(shape, data, weight):
-    """Sum tap by tap, with the padding as a test and the layouts spelled out."""
     nchw = shape.layout == "NCHW"
     out = np.zeros(shape.out_shape)
     sizes = (shape.batch, shape.out_channels, shape.out_height, shape.out_width, *shape.kernel)
@@ -33,7 +34,7 @@ def by_definition(shape, data, weight):
 
 @given(shape=tiny_shapes, seed=seeds)
 @named_shapes(seed=0)
-def test_the_oracle_is_the_definition(shape, seed):
+def test_oracle_is_the_definition(shape, seed):
     data, weight = real_tensors(shape, Epilogue(), seed).values()
     got = reference.depthwise_conv2d(shape, data, weight)
     assert got.dtype == np.float64
@@ -41,7 +42,7 @@ def test_the_oracle_is_the_definition(shape, seed):
 
 
 @given(shape=tiny_shapes, seed=seeds)
-def test_the_oracles_epilogue_is_by_channel(shape, seed):
+def test_oracles_epilogue_is_by_channel(shape, seed):
     epilogue = Epilogue(("scale_shift", "residual", "bias"))
     tensors = {name: array.astype(np.float64) for name, array in real_tensors(shape, epilogue, seed).items()}
     plain = reference.depthwise_conv2d(shape, tensors["data"], tensors["weight"])
@@ -54,7 +55,7 @@ def test_the_oracles_epilogue_is_by_channel(shape, seed):
 
 
 def float32_sums(shape, data, weight, order):
-    """Convolve in float32, rounding after every addition, the taps in the order given."""
+    """Convolve in float32, tap by tap in this order."""
     total = np.zeros(shape.out_shape, np.float32)
     for tap in order:
         total += by_tap(shape, data, weight, tap).astype(np.float32)
@@ -62,7 +63,7 @@ def float32_sums(shape, data, weight, order):
 
 
 def by_tap(shape, data, weight, tap):
-    """Convolve with a single tap, of which the oracle is the product, exact in float64."""
+    """Convolve with a single tap: a product, exact in float64."""
     alone = np.zeros(shape.weight_shape)
     place = (..., *tap) if shape.layout == "NCHW" else tap
     alone[place] = weight[place].astype(np.float64)
@@ -81,7 +82,7 @@ def test_sums_in_any_order_keep_the_bound(shape, seed, data):
 
 
 @given(shape=tiny_shapes, epilogue=epilogues(), seed=seeds)
-def test_the_bound_with_an_epilogue(shape, epilogue, seed):
+def test_bound_with_an_epilogue(shape, epilogue, seed):
     bound = error_bound(shape, epilogue, real_tensors(shape, epilogue, seed))
     assert np.isfinite(bound).all()
     assert (bound > 0).all()
@@ -89,7 +90,7 @@ def test_the_bound_with_an_epilogue(shape, epilogue, seed):
 
 @layouts
 @dtypes
-def test_the_bound_is_tight(dtype, layout):
+def test_bound_is_tight(dtype, layout):
     """A wrong tap, a 16-bit sum, or twice the roundings must not hide under the bound."""
     shape = Shape.parse(f"1x4x20x20_k3_p1_{dtype}_{layout}")
     data, weight = real_tensors(shape, Epilogue(), 0).values()
@@ -114,7 +115,52 @@ def test_the_bound_is_tight(dtype, layout):
         assert (np.abs(total - expected) > bound).any()
 
 
-# `spotcheck`: what is wrong in a part of a result is found, and nothing else
+# Epilogues
+
+
+def of_step(step, x):
+    return {
+        "bias": x + 2.5,
+        "scale_shift": x * 3.0 - 0.5,
+        "residual": x + 2.0,
+        "relu": x if x > 0 else 0.0,
+        "relu6": min(max(x, 0.0), 6.0),
+        "hardswish": 0.0 if x <= -3 else x if x >= 3 else x * (x + 3) / 6,
+        "silu": x / (1 + exp(-x)),
+        "gelu": x * 0.5 * (1 + erf(x / 2**0.5)),
+    }[step]
+
+
+@parametrize("step", STEPS)
+def test_oracles_steps_are_as_published(step):
+    points = np.array([-40.0, -6.5, -3.0, -1.25, -0.0, 0.5, 1.0, 2.75, 3.0, 5.5, 6.0, 7.5, 40.0])
+    shape = Shape.parse(f"1x1x1x{points.size}_k1")
+    operands = {"bias": np.array([2.5]), "scale": np.array([3.0]), "shift": np.array([-0.5])}
+    operands["residual"] = np.full(shape.out_shape, 2.0)
+    data = points.reshape(shape.data_shape)
+    got = reference.depthwise_conv2d(shape, data, np.ones((1, 1, 1, 1)), operands, epilogue=step).ravel()
+    np.testing.assert_allclose(got, np.array([of_step(step, float(x)) for x in points]), rtol=1e-14, atol=1e-15)
+
+
+def test_steps_apply_in_order():
+    shape = Shape.parse("1x1x1x2_k1")
+    data, weight = np.array([[[[-4.0, 1.0]]]]), np.ones((1, 1, 1, 1))
+    operands = {"bias": np.array([2.0])}
+
+    for epilogue, expected in (("bias+relu", [0.0, 3.0]), ("relu+bias", [2.0, 3.0])):
+        result = reference.depthwise_conv2d(shape, data, weight, operands, epilogue=epilogue)
+        assert result.ravel().tolist() == expected
+
+
+def test_slopes_of_the_error_bound_hold():
+    x = np.linspace(-12, 12, 4801)
+    for step in ("relu", "relu6", "hardswish", "silu", "gelu"):
+        y = [of_step(step, float(value)) for value in x]
+        steepest = max(abs(b - a) for a, b in pairwise(y)) / (x[1] - x[0])
+        assert 0.9 < steepest <= reference._SLOPE[step] * (1 + 1e-9)
+
+
+# `spotcheck`
 
 
 @parametrize("text", ["2x6x9x11_k3_s2x1_psame_m2", "3x8x7x7_k5_p2_float16_nhwc"])

@@ -30,6 +30,11 @@ print(open("/proc/self/maps").read())
 """
 
 
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "kernel.so"
+
+
 def test_it_runs_without_the_compiler(kernel, tmp_path):
     kernel.export(str(tmp_path / "new folder" / "kernel.so"))
     tensors = tensors_of(kernel)
@@ -43,12 +48,11 @@ def test_it_runs_without_the_compiler(kernel, tmp_path):
 
 
 @halves
-def test_a_loaded_kernel_is_the_saved_one(dtype, tmp_path):
+def test_loaded_kernel_is_the_saved_one(dtype, path):
     kernel = dwtir.build(replace(SHAPE, dtype=dtype), epilogue=EPILOGUE, target="cpu")
-    path = tmp_path / "kernel.so"
     kernel.export(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [entry.name for entry in tmp_path.iterdir()] == ["kernel.so"], "left-overs"
+    assert list(path.parent.iterdir()) == [path], "left-overs"
     loaded = dwtir.load(path)
     assert loaded.info == kernel.info
     check(loaded)
@@ -61,9 +65,8 @@ def saved_bytes(kernel, tmp_path_factory):
     return path.read_bytes()
 
 
-def refused(content, folder):
+def refused(content, path):
     """Load a damaged file: it is refused by name, or the damage touched nothing that counts."""
-    path = folder / "kernel.so"
     path.unlink(missing_ok=True)
     path.write_bytes(content)
     try:
@@ -80,28 +83,27 @@ def flipped(content, place, bits):
     return bytes(damaged)
 
 
-def test_flipped_bits_in_the_code_are_found(saved_bytes, tmp_path):
+def test_flipped_bits_in_the_code_are_found(saved_bytes, path):
     code = saved_bytes.index(ZIP)
     rng = np.random.default_rng(0)
     for place in [0, 1, 7, 40, code - 1, *rng.integers(0, code, 100)]:
-        assert refused(flipped(saved_bytes, place, 1 << rng.integers(8)), tmp_path)
+        assert refused(flipped(saved_bytes, place, 1 << rng.integers(8)), path)
 
 
-def test_flipped_bits_elsewhere_are_found_or_harmless(saved_bytes, tmp_path):
+def test_flipped_bits_elsewhere_are_found_or_harmless(saved_bytes, path):
     start, end = saved_bytes.index(ZIP), len(saved_bytes)
     rng = np.random.default_rng(0)
     places = [*range(start, start + 40), *range(end - 77, end), *rng.integers(start, end, 200)]
-    assert sum(refused(flipped(saved_bytes, place, rng.integers(1, 256)), tmp_path) for place in places) > 200
+    assert sum(refused(flipped(saved_bytes, place, rng.integers(1, 256)), path) for place in places) > 200
 
 
-def test_truncated_files_are_refused(saved_bytes, tmp_path):
+def test_truncated_files_are_refused(saved_bytes, path):
     size = len(saved_bytes)
     for length in [0, 1, 3, 4, 64, size // 2, *range(size - 120, size, 7), size - 1]:
-        assert refused(saved_bytes[:length], tmp_path)
+        assert refused(saved_bytes[:length], path)
 
 
-def test_foreign_files_are_refused(tmp_path):
-    path = tmp_path / "kernel.so"
+def test_foreign_files_are_refused(path, tmp_path):
     with pytest.raises(RecordError, match=r"kernel\.so: no such file"):
         dwtir.load(path)
     (tmp_path / "text").write_text("hello")
@@ -138,9 +140,8 @@ FOREIGN_DESCRIPTIONS += [(place, value, "description is damaged") for place in D
 
 
 @parametrize(("place", "value", "message"), FOREIGN_DESCRIPTIONS)
-def test_foreign_descriptions_are_refused(place, value, message, saved_bytes, tmp_path):
+def test_foreign_descriptions_are_refused(place, value, message, saved_bytes, path):
     """The value, or nothing for `...`, is in that place; the code and its digest stay right."""
-    path = tmp_path / "kernel.so"
     path.write_bytes(saved_bytes)
     with zipfile.ZipFile(path) as archive:
         record = json.loads(archive.read("dwtir.json"))
@@ -157,7 +158,7 @@ def test_foreign_descriptions_are_refused(place, value, message, saved_bytes, tm
     assert str(path) in str(error.value)
 
 
-# The cache of compiled kernels: what is found in it again, and what is not trusted
+# The cache
 
 
 @pytest.fixture
@@ -179,7 +180,7 @@ assert kernel(np.ones((1, 8, 16, 16), "float32"), np.ones((8, 1, 3, 3), "float32
 """
 
 
-def test_a_kernel_of_an_earlier_process_is_there_at_once(cache_dir):
+def test_kernel_of_an_earlier_process_is_found(cache_dir):
     assert python(BUILD, PYTHONWARNINGS="error") == "compiled"
     (file,) = cache_dir.iterdir()
     assert stat.S_IMODE(cache_dir.stat().st_mode) == 0o700
@@ -200,7 +201,7 @@ def test_what_is_built_decides_the_file(cache_dir):
     assert len(list(cache_dir.iterdir())) == 6
 
 
-def test_a_cached_kernel_is_told_how_it_was_asked_for(cache_dir):
+def test_cached_kernel_knows_its_schedule(cache_dir):
     manual, named = build(), build("cpu")
     assert len(list(cache_dir.iterdir())) == 1
     assert [kernel.provenance["chosen"] for kernel in (manual, named)] == ["manual", "step"]
@@ -216,7 +217,7 @@ FILE_DAMAGES = [
 
 
 @parametrize("damage", FILE_DAMAGES)
-def test_a_damaged_file_is_built_again(damage, cache_dir, caplog):
+def test_damaged_file_is_built_again(damage, cache_dir, caplog):
     build()
     (file,) = cache_dir.iterdir()
     content = file.read_bytes()
@@ -231,7 +232,7 @@ def test_a_damaged_file_is_built_again(damage, cache_dir, caplog):
 
 
 @parametrize("mode", [0o770, 0o777, 0o702])
-def test_a_folder_that_others_can_write_is_not_used(mode, cache_dir, caplog):
+def test_folder_of_others_is_not_used(mode, cache_dir, caplog):
     cache_dir.mkdir(parents=True)
     cache_dir.chmod(mode)
     check(build())
@@ -240,7 +241,7 @@ def test_a_folder_that_others_can_write_is_not_used(mode, cache_dir, caplog):
     assert "writable by nobody else" in caplog.text
 
 
-def test_a_file_that_others_can_write_is_not_loaded(cache_dir, caplog):
+def test_file_of_others_is_not_loaded(cache_dir, caplog):
     build()
     (file,) = cache_dir.iterdir()
     file.chmod(0o622)
@@ -251,7 +252,7 @@ def test_a_file_that_others_can_write_is_not_loaded(cache_dir, caplog):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_a_folder_that_cannot_be_made_costs_only_the_cache(cache_dir, caplog):
+def test_missing_folder_costs_only_the_cache(cache_dir, caplog):
     cache_dir.parent.write_text("a file where the folder should be")
     check(build())
     assert "kernels are not cached" in caplog.text

@@ -1,17 +1,19 @@
-"""What a shape accepts, what it refuses and in which words, and its derived numbers."""
+"""What a shape and an epilogue accept, what they refuse and in which words, and their derived numbers."""
 
 import json
 import re
 from dataclasses import asdict
+from math import prod
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
 
-from dwtir import InvalidShapeError, Shape
+from dwtir import Epilogue, InvalidEpilogueError, InvalidShapeError, Shape
+from dwtir.epilogue import STEPS
 from marks import parametrize
-from strategies import invalid_shapes, shapes
+from strategies import epilogues, invalid_shapes, shapes
 
 parse = Shape.parse
 
@@ -83,7 +85,7 @@ def test_same_is_tensorflows(size, kernel, stride, dilation, before, after, out)
 
 
 @given(shapes())
-def test_the_last_output_fits(shape):
+def test_last_output_fits(shape):
     top, left, bottom, right = shape.padding
     for size, out, axis in (
         (shape.height + top + bottom, shape.out_height, 0),
@@ -151,7 +153,7 @@ def test_errors_say_what_is_allowed(parameters, message):
     assert isinstance(error.value, ValueError)
 
 
-def test_the_limit_of_indices_is_exact():
+def test_limit_of_indices_is_exact():
     most = 2**31 - 1
     line = {"height": 1, "width": 1, "kernel": 1}
     assert make(in_channels=most, **line).out_shape == (1, most, 1, 1)
@@ -208,3 +210,46 @@ def test_mappings_that_are_no_shape(mapping, message):
 def test_objects_that_are_no_shape(value):
     with pytest.raises(InvalidShapeError, match=f"got {type(value).__name__}"):
         Shape.of(value)
+
+
+# Epilogues
+
+
+@given(epilogues())
+def test_all_forms_mean_the_same(epilogue):
+    assert Epilogue.of(epilogue) is epilogue
+    assert Epilogue.of(epilogue.steps) == epilogue
+    assert Epilogue.of(iter(epilogue.steps)) == epilogue
+    assert Epilogue.of(" + ".join(epilogue.steps)) == epilogue
+    if epilogue.steps:
+        assert Epilogue.of(str(epilogue)) == epilogue
+    else:
+        assert str(epilogue) == "none"
+
+
+def test_nothing_is_no_steps():
+    assert {Epilogue.of(nothing) for nothing in (None, "", "  ", ())} == {Epilogue.of([])} == {Epilogue()}
+
+
+@given(epilogues(), shapes())
+def test_each_step_has_its_tensors_in_order(epilogue, shape):
+    operands = epilogue.operands(shape)
+    assert list(operands) == [name for step in epilogue.steps for name in STEPS[step]]
+    for name, extents in operands.items():
+        assert extents == (shape.out_shape if name == "residual" else (shape.out_channels,))
+    assert epilogue.least_bytes(shape) == shape.itemsize * sum(map(prod, operands.values()))
+
+
+REFUSED = [
+    ("none", "unknown epilogue step 'none'; allowed are bias, scale_shift"),
+    ("bias+", "unknown epilogue step ''"),
+    (["relu", "tanh"], "unknown epilogue step 'tanh'"),
+    ("bias+relu+bias", "'bias' takes a tensor and may occur once, got 2 times"),
+    (3, "sequence of step names, got 3"),
+]
+
+
+@parametrize(("value", "message"), REFUSED)
+def test_what_is_no_epilogue(value, message):
+    with pytest.raises(InvalidEpilogueError, match=message):
+        Epilogue.of(value)

@@ -36,7 +36,7 @@ def test_small_images_have_all_results_and_few_more(shape):
 )
 def test_every_split_in_nchw_computes_the_same(text, split, lanes, window, epilogue, backend):
     tile = RegisterWindow(2, 8, 3, 1, 5, lanes, lanes, window=window, split=split)
-    backend.check(tile, Shape.parse(text), epilogue)
+    backend.check(tile, text, epilogue)
 
 
 @backends
@@ -49,14 +49,14 @@ def test_every_split_in_nchw_computes_the_same(text, split, lanes, window, epilo
         ("1x4x10x12_k2x3_p3x1_d4x2_bfloat16_nhwc_dgrad", None),
     ],
 )
-def test_a_split_in_nhwc_computes_the_same(text, epilogue, backend):
-    backend.check(ChannelVector(2, 2, 2, 2, 2, 3, split="both"), Shape.parse(text), epilogue)
+def test_split_in_nhwc_computes_the_same(text, epilogue, backend):
+    backend.check(ChannelVector(2, 2, 2, 2, 2, 3, split="both"), text, epilogue)
 
 
 @parametrize("split", SPLITS)
-def test_a_gradient_is_turned_round(split):
-    shape = Shape.parse("2x3x13x24_k3x2_p7x0x1x2_d3x2_nchw_dgrad")  # with zeros before it, and without
-    REPLAY.check(RegisterWindow(3, 4, 2, 2, 3, split=split), shape)
+def test_gradient_is_turned_round(split):
+    text = "2x3x13x24_k3x2_p7x0x1x2_d3x2_nchw_dgrad"  # with zeros before it, and without
+    REPLAY.check(RegisterWindow(3, 4, 2, 2, 3, split=split), text)
 
 
 def test_what_has_no_split_is_refused():

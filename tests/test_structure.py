@@ -40,7 +40,6 @@ ARTICLE_2017 = Shape.parse("1x256x96x96_k3_p1")
 
 
 def scopes_and_bindings(shape, step):
-    """Read the memory scopes and the extents of the thread axes off a schedule."""
     sch = schedule_for(shape, Epilogue(), named(step, shape, H200))
     scopes = set()
     extents = {}
@@ -70,7 +69,7 @@ LADDER_GRIDS = [
 
 
 @parametrize(("step", "grid", "block"), LADDER_GRIDS)
-def test_the_ladder_has_the_articles_grids(step, grid, block):
+def test_ladder_has_the_articles_grids(step, grid, block):
     kernel = on_h200(ARTICLE_2025, step)
     resources = kernel.resources()
     assert kernel.strategy == Ladder(step)
@@ -130,7 +129,7 @@ def test_these_are_the_articles_steps():
         ("1x4x30x31_k3_p1", SharedTile(padding="inline")),
     ],
 )
-def test_a_tile_takes_the_shared_memory_that_its_check_counts(text, tile):
+def test_tile_takes_the_shared_memory_it_counts(text, tile):
     shape = Shape.parse(text)
     resources = on_h200(shape, tile).resources()
     # The compiler aligns one buffer after the other, to at most 16 bytes.
@@ -147,7 +146,7 @@ ODD_LAYERS = parametrize(
 @ODD_LAYERS
 def test_inlined_padding_computes_the_same(backend, text):
     tile = SharedTile(block_h=8, block_w=8, thread_y=4, thread_x=4, padding="inline")
-    backend.check(tile, Shape.parse(text), "bias+relu")
+    backend.check(tile, text, "bias+relu")
 
 
 # Windows: what the two better strategies keep in registers
@@ -161,8 +160,8 @@ def test_inlined_padding_computes_the_same(backend, text):
     ],
 )
 @parametrize("strategy", [RegisterWindow, ChannelVector])
-def test_the_window_shrinks_before_the_code_explodes(strategy, text, window):
-    kernel = on_h200(Shape.parse(f"{text}_{strategy.layouts[0]}"), strategy.name)
+def test_window_bounds_the_code(strategy, text, window):
+    kernel = on_h200(f"{text}_{strategy.layouts[0]}", strategy.name)
     assert kernel.strategy.parameters["window"] == window
     assert len(kernel.source()) < 500_000
 
@@ -186,17 +185,17 @@ def test_every_window_computes_the_same(strategy, text, window, backend):
     ],
 )
 def test_rows_of_a_residual_meet_their_rows(images, rows, cols, depth):
-    shape = Shape.parse(f"2x4x13x12_k5_p3x2_{images}")
-    REPLAY.check(RowStream(rows, cols, 2, 2, 1, 2, 1, depth), shape, "scale_shift+residual")
+    tile = RowStream(rows, cols, 2, 2, 1, 2, 1, depth)
+    REPLAY.check(tile, f"2x4x13x12_k5_p3x2_{images}", "scale_shift+residual")
 
 
-def test_a_gradient_may_begin_in_the_image():
+def test_gradient_may_begin_in_the_image():
     shape = Shape.parse("3x16x37x2_k1x4_p0x6x0x6_d2x1_float16_dgrad")
     assert Strip(shape, 2, 1).inside == (0, 5)
     REPLAY.check(RowStream(19, 2, 1, 8, 1, 1, 2, 1), shape)
 
 
-def test_a_window_larger_than_shared_memory_is_not_claimed():
+def test_windows_beyond_shared_memory_are_not_claimed():
     shape = Shape.parse("1x1x400x400_k200")
     assert not SharedTile.claims(shape, H200)
     with pytest.raises(dwtir.InvalidScheduleError, match="shared bytes per block must be at most"):
@@ -214,7 +213,7 @@ def test_a_window_larger_than_shared_memory_is_not_claimed():
         *("k5_psame_float16_nchw+scale_shift+residual", "k5_psame_nhwc+scale_shift+residual"),
     ],
 )
-def test_the_trace_makes_the_script(target, about):
+def test_trace_makes_the_script(target, about):
     shape, epilogue = layer(f"2x6x13x18_{about}")
     names = [name for name, strategy in STRATEGIES.items() if strategy.claims(shape, resolve(target))]
     assert names
@@ -235,7 +234,7 @@ def test_the_trace_makes_the_script(target, about):
         if strategy.on_gpu and operation != "grad_weight" and name != "banded_planes"
     ],
 )
-def test_a_gpu_schedule_is_one_kernel_with_its_sums_in_registers(name, operation):
+def test_gpu_schedule_is_one_kernel(name, operation):
     strategy = STRATEGIES[name]
     size = 8 if name == "whole_image" else 28
     shape = Shape.parse(f"2x8x{size}x{size}_k3_p1_{strategy.dtypes[0]}_{strategy.layouts[0]}")
@@ -250,7 +249,7 @@ def test_a_gpu_schedule_is_one_kernel_with_its_sums_in_registers(name, operation
 
 
 @layouts
-def test_the_weights_gradient_is_two_kernels_with_its_sums_in_registers(layout):
+def test_weights_gradient_is_two_kernels(layout):
     shape = Shape.parse(f"8x32x56x56_k3_p1_{layout}_wgrad")
     kernel = on_h200(shape, "tap_sums")
     assert kernel_names(kernel.source()) == {"main_kernel", "main_kernel_1"}
@@ -287,11 +286,9 @@ def test_whole_images_multiply_no_padding(text, tile):
 
 @parametrize("text", ["6x40x14x14_k7_p3", "6x40x14x13_k4x3_p2_d2_float16_dgrad", "6x40x28x14_k5_s2_p2_float16_dgrad"])
 def test_bands_of_an_image_have_one_code(text):
-    shape = Shape.parse(text)
-    two_rows, one_row = (on_h200(shape, SplitImage(16, 1, bands, 4)) for bands in (7, 14))
-    for kernel in (two_rows, one_row):
-        resources = kernel.resources()
-        images = Images(shape, 16, 1, shape.result_height)
+    two_rows, one_row = (on_h200(text, SplitImage(16, 1, bands, 4)) for bands in (7, 14))
+    images = Images(two_rows.shape, 16, 1, two_rows.shape.result_height)
+    for resources in (two_rows.resources(), one_row.resources()):
         assert abs(resources.shared_bytes - images.shared_bytes) <= 16
         assert resources.stack_bytes == 0
     assert len(one_row.source()) < len(two_rows.source())
@@ -325,11 +322,15 @@ PIECES = [
 ]
 
 
-@parametrize(("text", "tile"), PIECES)
-def test_a_piece_has_all_rows_that_its_bands_see(text, tile):
+def pieces_of(text, tile):
     shape = Shape.parse(text)
     images = Images(shape, tile.thread_x, 1, shape.result_height)
-    pieces = Pieces(images, tile.bands, tile.parts, tile.pieces)
+    return shape, images, Pieces(images, tile.bands, tile.parts, tile.pieces)
+
+
+@parametrize(("text", "tile"), PIECES)
+def test_piece_has_all_rows_that_its_bands_see(text, tile):
+    shape, images, pieces = pieces_of(text, tile)
     ends = [images.first(band, pieces.all_bands) for band in range(pieces.all_bands + 1)]
     assert (ends[0], pieces.rows) == (0, max(np.diff(ends)))
     assert ends[-1] - shape.result_height in range(images.phases)
@@ -344,12 +345,12 @@ def test_a_piece_has_all_rows_that_its_bands_see(text, tile):
 
 
 @parametrize(("text", "tile"), PIECES)
-def test_pieces_are_counted_and_copied_in_vectors(text, tile):
-    shape = Shape.parse(text)
-    kernel, images = on_h200(shape, tile), Images(shape, tile.thread_x, 1, shape.result_height)
-    pieces = Pieces(images, tile.bands, tile.parts, tile.pieces)
-    assert abs(kernel.resources().shared_bytes - pieces.shared_bytes) <= 16
-    assert kernel.resources().stack_bytes == 0
+def test_pieces_are_copied_in_vectors(text, tile):
+    shape, _, pieces = pieces_of(text, tile)
+    kernel = on_h200(shape, tile)
+    resources = kernel.resources()
+    assert abs(resources.shared_bytes - pieces.shared_bytes) <= 16
+    assert resources.stack_bytes == 0
     vector = "float4" if shape.dtype == "float32" else "uint4"
     source = kernel.source()
     assert re.search(rf"planes_ptr[^;=]*= [^;]*{vector}[^;]*(?:data|grad_out)_ptr", source)
@@ -357,7 +358,7 @@ def test_pieces_are_counted_and_copied_in_vectors(text, tile):
 
 
 @parametrize("text", ["4x90x15x15_k3_p1_float16", "4x90x14x14_k3_p1", "4x90x15x15_k3_p1_nhwc"])
-def test_no_copy_waits_for_another_under_a_test(text):
+def test_no_copy_waits_under_a_test(text):
     """Where channels are not whole blocks, the last are loaded again; a test is left at the end of the pixels."""
     source = on_h200(text, SplitImage(16, 1, 5)).source()
     assert len(re.findall(r"planes_ptr[^;=]*= [^;]*data_ptr", source)) > 6
@@ -372,9 +373,9 @@ def test_small_results_have_a_place_of_their_own():
         on_h200(shape, SplitImage(32, 2, 1))
 
 
-def test_a_strided_gradient_multiplies_only_the_taps_that_are_there():
+def test_strided_gradient_multiplies_no_missing_taps():
     """The source asks at every tap whether it is there, of the tile's own rows and columns."""
-    source = on_h200(Shape.parse("2x8x28x28_k3_s2_p1_dgrad"), "register_window").source()
+    source = on_h200("2x8x28x28_k3_s2_p1_dgrad", "register_window").source()
     tests = [line for line in source.splitlines() if "% 2) == 0" in line]
     assert tests
     assert not [line for line in tests if "Idx" in line]

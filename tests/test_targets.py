@@ -1,8 +1,6 @@
 """Targets by name, as mappings and of TVM; devices that are small, old or absent."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import tvm
@@ -63,7 +61,7 @@ def test_targets_that_do_not_exist(target, message):
         resolve(target)
 
 
-def test_the_default_without_a_gpu():
+def test_default_without_a_gpu():
     out = python(
         "import dwtir\n"
         "from dwtir.target import resolve\n"
@@ -77,26 +75,22 @@ def test_the_default_without_a_gpu():
     assert "To fix it" in out
 
 
-def test_instructions_that_a_machine_hides_are_not_used():
+def test_hidden_instructions_are_not_used():
     has = {"avx2", "f16c", "fma"}
     assert {f"+{name}" for name in has} < set(cpu_features("znver4", has))
     assert "-avx512f" in cpu_features("znver4", has)
     assert "-avx512f" not in cpu_features("haswell", has)
 
 
-def test_the_cpu_uses_the_cores_it_may():
-    """In a new process, since TVM looks at the setting only once; the user's own setting stays."""
+def test_cpu_uses_the_cores_it_may(monkeypatch):
+    """In new processes, since TVM looks at the setting only once; the user's own setting stays."""
+    for name in [name for name in os.environ if name.endswith("NUM_THREADS")]:
+        monkeypatch.delenv(name)
     code = (
         "import dwtir, numpy as np, tvm\n"
         "kernel = dwtir.build('1x8x16x16_k3_psame', target='cpu')\n"
         "kernel(np.ones((1, 8, 16, 16), 'float32'), np.ones((8, 1, 3, 3), 'float32'))\n"
         "print(tvm.get_global_func('runtime.NumThreads')())"
     )
-
-    def threads(**environment):
-        own = {k: v for k, v in os.environ.items() if not k.endswith("NUM_THREADS")}
-        return int(subprocess.check_output([sys.executable, "-c", code], env=own | environment))
-
-    assert threads() == physical_cores()
-    assert threads(TVM_NUM_THREADS="1") == 1
-    assert threads(OMP_NUM_THREADS="1") == 1
+    assert int(python(code)) == physical_cores()
+    assert python(code, TVM_NUM_THREADS="1") == python(code, OMP_NUM_THREADS="1") == "1"

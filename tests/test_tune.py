@@ -62,7 +62,7 @@ def test_proposals_are_valid_and_new(text, device, search):
 
 
 @both_searches
-def test_a_small_space_ends(search):
+def test_small_space_ends(search):
     found, proposed = open_search(search, task("1x1x1x1_k1"), CPU, seed=0), []
     while batch := found.propose(16):
         proposed += batch
@@ -104,8 +104,7 @@ def built_as_recorded(monkeypatch, outcome, shape, **about):
     return kernel
 
 
-def test_the_grid_is_the_articles():
-    """Every number of threads in y and x that one block may have."""
+def test_grid_is_the_articles():
     found = GridSearch(task("1x256x96x96_k3_p1"), H200, seed=0).propose(100)
     threads = {(tile.thread_y, tile.thread_x) for tile in found if isinstance(tile, SharedTile)}
     assert threads == set(product((1, 2, 4, 8, 16, 32), repeat=2))
@@ -127,8 +126,6 @@ def test_build_uses_what_is_recorded(tmp_path, monkeypatch, dtype, search, epilo
 
 
 class _WorkerHere(Worker, Channel):
-    """A worker in this process."""
-
     def call(self, message, seconds):
         return self.handle(message)
 
@@ -151,7 +148,7 @@ def run_session(fleet, folder, **settings):
     return tune_task(TASK, CPU, fleet, Settings(search="random", **settings), **about)
 
 
-def test_a_session_goes_on(fleet, tmp_path):
+def test_session_goes_on(fleet, tmp_path):
     first = run_session(fleet, tmp_path, trials=6)
     assert run_session(fleet, tmp_path, trials=6).new_trials == 0
     second = run_session(fleet, tmp_path, trials=10)
@@ -163,13 +160,13 @@ def test_a_session_goes_on(fleet, tmp_path):
     assert Record.read(first.path).trials == 4
 
 
-def test_a_session_ends_by_its_budget(fleet, tmp_path):
+def test_session_ends_by_its_budget(fleet, tmp_path):
     outcome = run_session(fleet, tmp_path, trials=None, budget=0.0)
     assert len(outcome.trials) == 1
     assert outcome.record.strategy == outcome.trials[0].strategy
 
 
-def test_a_session_ends_by_its_patience(fleet, tmp_path):
+def test_session_ends_by_its_patience(fleet, tmp_path):
     outcome = run_session(fleet, tmp_path, trials=None, patience=5)
     best = min(range(len(outcome.trials)), key=lambda i: outcome.trials[i].seconds or 1.0)
     # What was on its way when patience ended is still counted.
@@ -226,7 +223,7 @@ def test_slow_builds_cost_no_session(tmp_path, monkeypatch):
     assert outcome.trials[0].times
 
 
-def test_a_testbeds_sums_fit_a_half():
+def test_testbeds_sums_fit_a_half():
     assert testbed.open_testbed(task("1x1x256x256_k3_psame_float16_wgrad"), CPU)
 
 
@@ -237,7 +234,7 @@ class _Untimed(testbed.Testbed):
         self.task, self.target = task, target
 
 
-def test_a_slow_build_delays_no_other(monkeypatch):
+def test_slow_build_delays_no_other(monkeypatch):
     manual, slow, quick = SharedTile(), SharedTile(thread_y=16), SharedTile(thread_y=4)
     hands = Worker(_Untimed)
     about = {"shape": str(TASK.shape), "epilogue": [], "target": asdict(H200), "threads": 3}
@@ -253,7 +250,7 @@ def test_a_slow_build_delays_no_other(monkeypatch):
     hands.handle({"op": "drop"})
 
 
-def test_what_is_given_back_is_not_the_next_layers():
+def test_what_is_given_back_is_gone():
     class Failing(Device):
         def take_up(self, task, target):
             pass
@@ -273,7 +270,7 @@ def test_what_is_given_back_is_not_the_next_layers():
         assert fleet.take() is None
 
 
-def test_the_journal_passes_over_damage(tmp_path):
+def test_journal_passes_over_damage(tmp_path):
     journal = Journal(tmp_path, TASK, CPU)
     assert journal.read() == []
     good = Trial(0, MANUAL, (1e-6, 2e-6), device="cpu")
@@ -318,7 +315,7 @@ def test_wrong_arguments_are_named(tmp_path, settings, target, message):
 COMMAND = ("-m", "dwtir.tune", "--target", "cpu")
 
 
-def test_the_command(tmp_path, capsys):
+def test_command(tmp_path, capsys):
     layers = tmp_path / "layers.json"
     other = {"batch": 1, "in_channels": 4, "height": 8, "width": 8, "kernel": 3}
     layers.write_text(json.dumps([LAYER, other]))
@@ -344,7 +341,7 @@ def test_the_command(tmp_path, capsys):
         ([LAYER, "--search", "grid"], "the grid search is the article's"),
     ],
 )
-def test_the_command_names_what_is_wrong(tmp_path, arguments, message, capsys):
+def test_command_names_what_is_wrong(tmp_path, arguments, message, capsys):
     assert main([*COMMAND[2:], "--db", str(tmp_path), *arguments]) == 1
     assert message in "".join(capsys.readouterr())
 
@@ -374,7 +371,7 @@ def test_signals_keep_the_measured(tmp_path, number):
 @gpu
 @layouts
 @both_searches
-def test_a_session_on_the_gpu(tmp_path, monkeypatch, layout, search):
+def test_session_on_the_gpu(tmp_path, monkeypatch, layout, search):
     import torch
 
     text = f"2x32x28x28_k3_psame_float16_{layout}"

@@ -11,15 +11,14 @@ import pytest
 from dwtir import Epilogue, Shape
 from dwtir.records import Record
 from dwtir.schedules import RegisterWindow, SharedTile
-from dwtir.target import KNOWN_GPUS
+from dwtir.target import resolve
 from dwtir.tune.display import JsonDisplay, LiveDisplay, PlainDisplay, open_display
 from dwtir.tune.outcome import Outcome, Task, Trial, floor_seconds
 from dwtir.tune.plot import plot
 from marks import parametrize
 from processes import python
 
-H200 = KNOWN_GPUS["nvidia-h200"]
-UNKNOWN = KNOWN_GPUS["tesla-t4"]
+H200, UNKNOWN = resolve("nvidia-h200"), resolve("tesla-t4")
 FIRST = Task(Shape.parse("1x256x96x96_k3_psame"))
 TASKS = (FIRST, Task(Shape.parse("8x64x56x56_k7_s2_psame"), Epilogue(("bias", "relu"))))
 EXTRA = {"log": "logs/tune.jsonl", "plot": "out/[best].png"}
@@ -86,7 +85,6 @@ def play(kind, target=H200, stream=None):
 
 @pytest.fixture
 def played():
-    """What a session came to, and the objects that it wrote."""
     outcomes, text = play(JsonDisplay)
     return outcomes, list(map(json.loads, text.splitlines()))
 
@@ -202,7 +200,7 @@ def test_plain_gives_a_sign_of_life():
     assert "  3/8 trials, now - us, best - us, - GB/s" in stream.getvalue()
 
 
-def test_an_empty_session_closes():
+def test_empty_session_closes():
     with PlainDisplay(stream := StringIO()) as display:
         display.fail(FIRST, BROKEN)
         display.close([], {})
@@ -236,7 +234,7 @@ def test_live_closes_with_a_table(terminal, monkeypatch, columns, target):
     assert row.split()[1:] == ["24.00", "16.00", "1.50x", share, "6", "3", "12.3"]
 
 
-def test_the_display_suits_the_stream(terminal):
+def test_display_suits_the_stream(terminal):
     assert type(open_display(json=True, stream=terminal)) is JsonDisplay
     assert type(open_display(json=False, stream=terminal)) is LiveDisplay
     assert type(open_display(json=False, stream=StringIO())) is PlainDisplay
@@ -248,11 +246,11 @@ def assert_plotted(outcomes, path):
 
 
 @parametrize("count", [0, 1, 6, 26])
-def test_the_plot_is_a_png(tmp_path, count):
+def test_plot_is_a_png(tmp_path, count):
     assert_plotted([outcome_of(TASKS[number % 2]) for number in range(count)], tmp_path / "new" / "best.png")
 
 
-def test_the_plot_takes_unknowns(tmp_path):
+def test_plot_takes_unknowns(tmp_path):
     outcome = outcome_of(TASKS[1], UNKNOWN, manual=None)
     slow = replace(outcome.trials[0], times=(1.0,))
     failed = tuple(trial for trial in outcome.trials if trial.cause)
@@ -274,7 +272,7 @@ def test_without_rich_lines_are_plain():
     assert python(WITHOUT_RICH) == "PlainDisplay"
 
 
-def test_the_grid_is_a_table():
+def test_grid_is_a_table():
     """As in the article: threads in y down, in x across."""
     tiles = [SharedTile(thread_y=y, thread_x=x) for y in (4, 8) for x in (16, 32)]
     trials = [Trial(i, tile, ((i + 1) * 1e-6,)) for i, tile in enumerate(tiles[:3])]

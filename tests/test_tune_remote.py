@@ -113,7 +113,7 @@ def assert_completes(device, fleet, trials, *about):
     assert outcome.path.is_file()
 
 
-def test_others_take_over_from_servers_that_die_or_hang(tracker, tmp_path, impatient):
+def test_others_take_over_from_failing_servers(tracker, tmp_path, impatient):
     with serving(tracker, 3) as servers:
         faults = {
             5: lambda: os.killpg(servers[1].pid, signal.SIGKILL),
@@ -129,7 +129,7 @@ def test_others_take_over_from_servers_that_die_or_hang(tracker, tmp_path, impat
     assert any("the server said nothing for 25 s" in note for note in display.notes)
 
 
-def test_a_server_outlives_its_sessions(tracker, tmp_path):
+def test_server_outlives_its_sessions(tracker, tmp_path):
     """A crash ends the session alone, and so does a call that takes too long."""
     with serving(tracker, 1) as servers:
         assert_refused(DeviceError, "no server of key 'gpu'; it has cpu", tracker, "gpu")
@@ -200,7 +200,7 @@ def test_local_servers_end_with_us():
     assert psutil.wait_procs(started, 10)[1] == []
 
 
-def test_a_failing_server_is_named():
+def test_failing_server_is_named():
     with pytest.raises(DeviceError, match="the server of -x ended with status 2"), gpus_fleet(["-x"]):
         pass
     with pytest.raises(InvalidTargetError, match="once each, such as 0,1, got '0,0'"), gpus_fleet(["0", "0"]):
@@ -240,7 +240,7 @@ def test_addresses_that_are_allowed():
     assert parse_address("10.0.0.1:9190", True) == ("10.0.0.1", 9190)
 
 
-def test_a_server_elsewhere_is_refused(tracker):
+def test_server_elsewhere_is_refused(tracker):
     """Both sides warn of an address of the tracker that counts as remote."""
     address = tracker.replace("127.0.0.1", "0.0.0.0")
     command = [sys.executable, "-m", OURS, "--key", "cpu", "--tracker", address]
@@ -261,7 +261,7 @@ def test_a_server_elsewhere_is_refused(tracker):
 
 
 @gpu
-def test_a_server_for_each_gpu(tmp_path):
+def test_server_for_each_gpu(tmp_path):
     gpus = [str(index) for index in range(min(cuda.device_count(), 2))]
     display = Watcher()
     with gpus_fleet(gpus, note=display.note) as (device, fleet):

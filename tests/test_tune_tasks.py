@@ -44,7 +44,7 @@ def test_gradients_have_no_epilogue():
     assert found == [*forward, Task(shape("1x8x9x9_k3_p1_wgrad"), Epilogue(), 3)]
 
 
-def test_the_seeds_keep_their_batch():
+def test_seeds_keep_their_batch():
     rows = [row for row, _, _ in suite.seed_rows()]
     for dtype, layouts in (("float32", ("NCHW",)), ("float16", ("NCHW", "NHWC"))):
         found = tasks.from_suite("seeds", Forms((64,), (dtype,), layouts))
@@ -52,7 +52,7 @@ def test_the_seeds_keep_their_batch():
         assert [task.shape for task in found] == expected
 
 
-def test_the_whole_suite():
+def test_whole_suite():
     batches, layouts = (1, 8), ("NCHW", "NHWC")
     found = tasks.from_suite("all", Forms(batches, ("bfloat16",), layouts))
     assert len({task.shape for task in found}) == len(found)
@@ -72,7 +72,7 @@ def network(name, batches=(1,), epilogue=None):
     return tasks.from_network(name, Forms(batches), epilogue)
 
 
-def test_the_suite_needs_no_library():
+def test_suite_needs_no_library():
     found = network("mobilenet_v2", batches=(1, 32), epilogue="scale_shift+relu6")
     assert found == network("torchvision/mobilenet_v2", batches=(1, 32), epilogue=["scale_shift", "relu6"])
     assert counted(found) == counted(suite.network("mobilenet_v2") + suite.network("mobilenet_v2", batch=32))
@@ -136,7 +136,7 @@ def test_networks_of_timm(network):
 
 
 @gpu
-def test_a_model_is_traced_by_running_it():
+def test_model_is_traced_by_running_it():
     import torch
     from torch import nn
 
@@ -179,7 +179,7 @@ def path(tmp_path):
 LAYER = {"batch": 1, "in_channels": 8, "height": 9, "width": 9, "kernel": [3, 3]}
 
 
-def test_a_file_lists_layers(path):
+def test_file_lists_layers(path):
     changes = [{"padding": [1, 1, 1, 1], "layers": 3}, {"epilogue": "bias"}]
     changes += [{"epilogue": ["bias"], "kernel": 3}, {"epilogue": None}]
     path.write_text(json.dumps(["1x8x9x9_k3_psame", *(LAYER | change for change in changes)]))
@@ -201,7 +201,7 @@ def test_a_file_lists_layers(path):
         (7, InvalidShapeError, "a shape is a DepthwiseConv2dShape, its text form or"),
     ],
 )
-def test_a_wrong_entry_is_named(path, entry, error, reason):
+def test_wrong_entry_is_named(path, entry, error, reason):
     path.write_text(json.dumps(["1x8x9x9_k3", entry]))
     with pytest.raises(error, match=re.escape(f"{path}: entry 1: {reason}")):
         tasks.from_file(path)
@@ -216,14 +216,14 @@ def test_a_wrong_entry_is_named(path, entry, error, reason):
         (b"[" + b" " * (1 << 20) + b"]", "larger than 1048576 bytes"),
     ],
 )
-def test_a_wrong_file_is_named(path, data, reason):
+def test_wrong_file_is_named(path, data, reason):
     if data is not None:
         path.write_bytes(data)
     with pytest.raises(RecordError, match=re.escape(f"{path}: {reason}")):
         tasks.from_file(path)
 
 
-# The suite's data travels with the package and says what it says
+# The suite
 
 
 def test_networks_have_every_form():
