@@ -8,7 +8,7 @@ from hypothesis import given
 
 from backends import H200, REPLAY, on_h200, replay_and_cuda
 from dwtir import Shape
-from dwtir.bands import COLUMNS, DEPTH, TILES, Bands
+from dwtir.bands import BANKS, COLUMNS, DEPTH, TILES, Bands
 from dwtir.nvrtc import _with_min_blocks
 from dwtir.planes import Planes
 from dwtir.schedules import BandedMatrix, BandedPlanes
@@ -34,11 +34,16 @@ def test_each_product_is_one_instruction(about, dtype, ending):
 @parametrize(
     ("tile", "about"),
     [
-        (BandedMatrix(7, 5, 4, 1, "planes"), "5x6x28x28_k5_p2_float16+bias+residual+relu"),  # a plane of a warp
-        (BandedMatrix(14, 7, 2, 1, "planes"), "9x3x14x14_k7_p3_bfloat16_dgrad"),  # 8, and vectors of 4
-        (BandedMatrix(14, 3, 2, 1, "planes"), "9x3x28x28_k5_s2_p2_float16+scale_shift+relu6"),
-        (BandedMatrix(5, 5, 4, 1, "planes"), "5x3x20x20_k5_p2_float16"),  # three tiles across are four
-        (BandedMatrix(9, 5, 2, 1, "planes"), "7x2x18x22_k5x3_p2x0_float16"),
+        (BandedMatrix(7, 5, 2, 1, "planes", 2), "5x6x28x28_k5_p2_float16+bias+residual+relu"),  # two warps of a plane
+        (BandedMatrix(14, 7, 2, 1, "planes"), "17x3x14x14_k7_p3_bfloat16_dgrad"),  # 8 planes of each, vectors of 4
+        (
+            BandedMatrix(7, 3, 2, 1, "planes", 3),
+            "26x3x14x14_k3_p1_float16+scale_shift+residual+relu6",
+        ),  # a turn too many
+        (BandedMatrix(14, 3, 2, 1, "planes", 2), "9x3x28x28_k3_s2x1_p1_bfloat16+scale_shift+relu6"),
+        (BandedMatrix(5, 5, 2, 1, "planes", 2), "5x3x20x20_k5_p2_float16"),  # three tiles across are four
+        (BandedMatrix(9, 5, 2, 1, "planes", 2), "17x2x18x22_k5x3_p2x0_float16"),
+        (BandedMatrix(13, 7, 3, 1, "planes", 4), "9x2x48x48_k7_p3_float16"),  # a last tile of fewer rows
     ],
 )
 @replay_and_cuda
@@ -46,13 +51,22 @@ def test_planes_come_and_leave_by_vectors(backend, tile, about):
     shape, epilogue = layer(about)
     backend.check(tile, shape, epilogue)
     bands, source = tile.bands(shape), on_h200(shape, tile, epilogue=epilogue).source()
-    for name, plane in (("data|grad_out", bands.sheet), ("out", bands.leaving)):
-        kind = {8: "uint4", 4: "half4|nv_bfloat164"}[plane.vector]
-        assert re.search(rf"\(({kind})\*\)\(({name})_ptr", source)
-    tiles = bands.down * bands.across
-    assert bands.images * tiles == TILES
-    if tiles < 8:  # lanes whose tiles are of neighbouring planes read from other banks
-        assert bands.sheet.vectors * bands.sheet.vector // 2 % 32 == 4 * tiles
+    own = bands.leaving.vector
+    assert re.search(rf"\(({ {8: 'uint4', 4: 'half4|nv_bfloat164'}[own] })\*\)\(out_ptr".replace(" ", ""), source)
+    if tile.turns > 1:
+        assert f"ptx_cp_async_legacy_pred_{'cg_16' if bands.sheet.vector == 8 else 'ca_8'}" in source
+    assert source.count("mma_sync_aligned_m16n8k16") > tile.rows * tile.kernel_rows
+
+
+@parametrize(
+    ("about", "rows", "alike"),
+    [("28x28", 14, 1), ("28x28", 7, 2), ("14x14", 14, 1), ("48x48", 12, 4), ("48x48", 13, 1), ("64x64", 16, 4)],
+)
+def test_planes_lie_apart_as_banks_want_it(about, rows, alike):
+    bands = BandedMatrix(rows, 5, 1, loads="planes").bands(Shape.parse(f"8x4x{about}_k5_p2_float16"))
+    assert (bands.sheet.alike, bands.leaving.alike) == (alike, alike)
+    for sheet in (bands.sheet, bands.leaving):
+        assert 0 <= sheet.pitch - sheet.vectors * sheet.vector < BANKS
 
 
 COPIERS = {
@@ -158,13 +172,14 @@ def test_odd_widths_leave_in_pairs_with_a_residual():
 
 
 TURNS = {
-    "128x96x56x56_k5_p2_float16": (28, 5, 1, 10, "planes"),
-    "64x128x40x40_k5_p2_float16": (8, 5, 4, 6, "fours"),
-    "1x96x56x56_k5_p2_float16": (7, 5, 4, 1, "pairs"),
-    "128x192x28x28_k7_p3_bfloat16": (28, 7, 1, 10, "planes"),
-    "64x256x24x24_k7_p3_bfloat16": (12, 7, 2, 10, "pairs"),
-    "128x480x14x14_k5_p2_float16": (7, 5, 2, 16, "planes"),
-    "8x480x14x14_k5_p2_float16": (7, 5, 1, 16, "planes"),
+    "128x96x56x56_k5_p2_float16": (7, 5, 4, 6, "planes", 4),
+    "64x128x64x64_k5_p2_float16": (8, 5, 4, 6, "fours", 1),
+    "1x96x56x56_k5_p2_float16": (7, 5, 4, 1, "pairs", 1),
+    "64x128x64x64_k7_p3_bfloat16": (13, 7, 2, 10, "pairs", 1),
+    "128x240x28x28_k3_p1_bfloat16": (7, 3, 2, 12, "planes", 2),
+    "128x480x14x14_k5_p2_float16": (7, 5, 1, 25, "planes", 2),
+    "8x480x14x14_k5_p2_float16": (7, 5, 1, 25, "planes", 2),
+    "128x128x48x48_k7_p3_float16": (13, 7, 3, 6, "planes", 4),
 }
 
 

@@ -138,7 +138,7 @@ CHOICES = {
     """,
     "banded_matrix": """
         float16 128x96x56x56_k7_p3 128x240x28x28_k5_p2 128x96x57x57_k7_p3 32x192x35x35_k5_p2 128x96x56x56_k5_p2
-        float16 128x480x14x14_k5_p2
+        float16 128x480x14x14_k5_p2 64x256x56x56_k3_p1 128x512x14x14_k3_p1
         bfloat16 64x256x55x57_k3_p1
         float16_dgrad 128x96x56x56_k7_p3
     """,
@@ -168,7 +168,7 @@ CHOICES = {
         nchw 128x672x14x14_k5_s2_p2 1x96x56x56_k7_p3
         dgrad 128x64x112x112_k3_s2_p1
         float16_dgrad 1x240x28x28_k5_s2_p2 128x96x56x56_k13_p6_m2
-        float16 128x95x57x57_k7_p3 127x95x57x57_k7_p3 64x256x56x56_k3_p1 64x240x56x56_k5_s2_p2 1x192x35x35_k3_p1
+        float16 128x95x57x57_k7_p3 127x95x57x57_k7_p3 64x240x56x56_k5_s2_p2 1x192x35x35_k3_p1
     """,
     "row_stream": """
         float16_nhwc 128x96x56x56_k7_p6_d2 128x384x14x14_k5_p2+bias+gelu 128x240x28x28_k5_p2+bias+gelu
@@ -180,7 +180,7 @@ CHOICES = {
         nchw 64x192x11x11_k13_s2_p6
         float16_dgrad 64x128x56x56_k3_s3_p1 128x240x28x28_k5_s2_p2 128x144x56x56_k3_s2_p1 128x96x56x56_k13_s2_p6
         dgrad 128x384x14x14_k7_p3 128x672x14x14_k5_s2_p2 128x256x28x28_k29_p14
-        float16 128x512x14x14_k3_p1 128x728x19x19_k3_p1 128x240x28x28_k5_s2_p2 32x192x35x35_k3_p1 64x300x13x13_k7_p3
+        float16 128x728x19x19_k3_p1 128x240x28x28_k5_s2_p2 32x192x35x35_k3_p1 64x300x13x13_k7_p3
         nhwc 128x512x14x14_k27_p13 16x333x17x19_k15_p7
     """,
     # Some for want of registers for the sums, of many outputs, of pairs, or of whole vectors.

@@ -14,7 +14,9 @@ into two across. Tiles are of one part, and an even column lies in a product wit
 beside it: what lies between a part's columns is loaded for the other part.
 """
 
+from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -23,10 +25,13 @@ from .shape import Shape
 TILES, COLUMNS, DEPTH = 16, 8, 16
 """Rows, columns and depth of the product: tiles of results, results of a row, inputs."""
 
+LANES = 8
+"""Tiles, and those beside them, that lanes of a warp have, four each."""
+
 _VECTOR, _LEAST_VECTOR = 8, 4
 """Halves that planes are staged by, at the most and at least."""
 
-_BANKS = 64
+BANKS = 64
 """Halves that lie in different banks of shared memory."""
 
 
@@ -41,11 +46,16 @@ def window_of(shape: Shape, axis: int, results: int) -> int:
 
 
 class Sheet(NamedTuple):
-    """A plane in shared memory: halves of a vector, where the image begins, with zeros before it, and vectors."""
+    """Planes in shared memory, sizes in halves."""
 
     vector: int
     begin: int
+    """Where the image begins, with zeros before it."""
     vectors: int
+    pitch: int
+    """From plane to plane."""
+    alike: int
+    """Of what lanes load at once, the most that lies in one bank."""
 
 
 @dataclass(frozen=True)
@@ -128,50 +138,65 @@ class Bands:
 
     @property
     def can_stage(self) -> bool:
-        """Whether a group of tiles has whole planes, of vectors, and each channel of results inputs of its own."""
+        """Whether groups of tiles can have planes of vectors, and each channel of results inputs of its own."""
         shape = self.shape
         planes = prod(shape.source), shape.result_height * shape.result_width
         return (
             not self.is_copied
             and not self.is_odd
             and self.parts == (1, 1)
-            and shape.channel_multiplier == 1
+            and shape.channel_multiplier == shape.stride[1] == self.depth_steps == 1
             and shape.result_width % 2 == 0
             and all(plane % _LEAST_VECTOR == 0 for plane in planes)
-            and TILES % (self.down * self.across) == 0
+            and LANES % self.down == 0
             and not self.goes_by_image
         )
 
     @property
     def images(self) -> int:
-        """Images of a group, if planes are staged."""
-        return TILES // (self.down * self.across)
+        """Images of which groups have planes that are staged."""
+        return LANES // self.down
+
+    @property
+    def sides(self) -> int:
+        """Groups of the same planes, if these are staged: of two tiles side by side of each row of tiles."""
+        return self.across // 2
 
     @property
     def sheet(self) -> "Sheet":
         """Sizes of a plane of inputs that is staged, with all that tiles read of it."""
         shape, (height, width) = self.shape, self.shape.source
         vector = gcd(_VECTOR, height * width)
-        begin = -(-(self.left + self.top * width) // vector) * vector
+        together = 2 * vector if vector == _VECTOR else vector  # whole sectors
+        begin = -(-self.top * width // together) * together
         down = (self.down * self.rows - 1) * shape.stride[0]
         down += (self.kernel_steps * self.kernel_rows - 1) * shape.dilation[0]
-        right = (self.across - 1) * COLUMNS * shape.stride[1] + self.depth_steps * DEPTH
-        end = max(height * width, (down - self.top) * width + right - self.left)
-        return Sheet(vector, begin, self._apart(begin + end, vector))
+        end = max(height, down - self.top + 1) * width
+        return self._apart(vector, begin, end, width * shape.stride[0])
 
     @property
     def leaving(self) -> "Sheet":
         """Sizes of a plane of results that is staged."""
-        size = self.shape.result_height * self.shape.result_width
-        vector = gcd(_VECTOR, size)
-        return Sheet(vector, 0, self._apart(size, vector))
+        width, size = self.shape.result_width, self.shape.result_height * self.shape.result_width
+        return self._apart(gcd(_VECTOR, size), 0, size, width)
 
-    def _apart(self, elements: int, vector: int) -> int:
-        """Count vectors of a plane, for lanes whose tiles are of others to find theirs in other banks."""
-        wanted = self.down * self.across * COLUMNS
-        if wanted < _BANKS:
-            elements += (wanted - elements) % _BANKS
-        return -(-elements // vector)
+    def _apart(self, vector: int, begin: int, end: int, row: int) -> "Sheet":
+        """Lay planes apart for lanes, each with four pairs of a tile, to find as many as can be in other banks."""
+
+        def alike(pitch: int) -> int:
+            places = product(range(self.images), range(self.down), range(4))
+            found = Counter((n * pitch + y * self.rows * row + lane * 2) % BANKS for n, y, lane in places)
+            return max(found.values())
+
+        vectors = -(-(begin + end) // vector)
+        size = vectors * vector
+        pitch = min(range(size, size + BANKS, vector), key=alike)
+        return Sheet(vector, begin, vectors, pitch, alike(pitch))
+
+    def staged_bytes(self, turns: int, has_residual: bool = False) -> int:
+        """Count the bytes of planes of so many groups one after another: with more than one, of the next ones too."""
+        read = self.sheet.pitch + self.leaving.pitch * has_residual
+        return 2 * self.images * (read * (1 + (turns > 1)) + self.leaving.pitch)
 
     @property
     def source_channels(self) -> int:
@@ -242,17 +267,19 @@ class Bands:
         """Tiles in a row of an image.
 
         Of an odd width three are four, and so on, the last one empty: then 8 tiles lie in
-        fewer rows, which costs less than pieces of more of them. Of planes that are staged,
-        too, for groups to have whole ones.
+        fewer rows, which costs less than pieces of more of them. Of planes that are staged
+        there are two side by side.
         """
         tiles = -(-self.shape.result_width // (COLUMNS * self.parts[1]))
         if self.is_staged:
-            return 1 << (tiles - 1).bit_length()
+            return tiles + tiles % 2
         return tiles + 1 if self.alternates and tiles % 4 == 3 else tiles
 
     @property
     def groups(self) -> int:
         """Groups of 16 tiles, for each channel."""
+        if self.is_staged:
+            return -(-self.shape.batch // self.images) * self.sides
         return -(-self.shape.batch * self.down * self.across * self.parts[1] // TILES)
 
     def window_rows(self, kernel_rows: int) -> int:

@@ -111,7 +111,7 @@ def _pipeline(simplify: bool, early: bool, by_fma: bool) -> str:
     ]
     if simplify:
         begin.append(StmtSimplify())
-    finish = [LowerWarpMemory(), _name_silu(by_fma), StmtSimplify()]
+    finish = [s_transform.InjectPTXAsyncCopy(), LowerWarpMemory(), _name_silu(by_fma), StmtSimplify()]
     finish += [CommonSubexprElim(), _show_alignment(), LowerIntrin()]
     if early:
         finish.append(_launch_early())

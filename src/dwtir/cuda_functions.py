@@ -68,6 +68,14 @@ __device__ inline unsigned int {WORD}(unsigned int pair) {{
 #line 1
 """
 
+WORD_AT = "dwtir_word_at"
+"""A function that sources may call: the pair of halves at a place."""
+
+_WORD_AT = f"""
+__device__ inline unsigned int {WORD_AT}(const void* place) {{ return *(const unsigned int*)place; }}
+#line 1
+"""
+
 _HALF_OF = f"""
 __device__ inline unsigned int {HALF_OF}(unsigned int pair, int second) {{
   return pair & (second ? 0xffff0000 : 0xffff);
@@ -131,6 +139,7 @@ def with_functions(source: str) -> str:
         ("make_ulonglong4", _EIGHT_WORDS),
         (SILU, _SILU),
         (WORD, _WORD),
+        (WORD_AT, _WORD_AT),
         (HALF_OF, _HALF_OF),
         (WAIT, _WAIT),
         (AWAIT, _AWAIT),

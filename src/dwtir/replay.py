@@ -8,7 +8,7 @@ from typing import Any
 from . import cuda_functions
 from .typed import IRModule, PrimFunc, Schedule
 
-_GPU_ONLY = {"Bind", "Tensorize", "Unroll"}
+_GPU_ONLY = {"Annotate", "Bind", "Tensorize", "Unroll"}
 _EXTERN = "tirx.call_pure_extern"
 _LEFT_OUT = {
     *("tirx.tvm_storage_sync", "tirx.ptx.cp_async_commit_group", "tirx.ptx.cp_async_wait_group"),

@@ -42,7 +42,7 @@ from ..planes import Planes
 from . import script
 from .blocks import product
 from .forward import both_ends
-from .mma import left, right
+from .mma import left, left_beside, right
 from .parts import by_places, fill, swapped
 from .sizes import SLACK
 
@@ -66,9 +66,11 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     PAIRED = bands.alternates_results
     KINDS = 1 + ALTERNATES  # of rows, each with a band of its own
     LOADED = {"c": SC, "g": GROUPS + SLACK, "ih": PH, "s": STEPS, "lane": 32, "k": 2, "m": 2, "e": 2 // KINDS}
+    HOLDS, found = ((3, 2), left_beside) if bands.is_staged else ((2, 2, 2), left)
     RUN, APART = bands.run, 8 if bands.run == 2 else 2  # from lane to lane, and from a lane's pair to its next
     NHWC, COPIED, STAGED = shape.layout == "NHWC", bands.is_copied, bands.is_staged
-    SHEET, LEAVING, IMAGES = bands.sheet, bands.leaving, bands.images
+    if STAGED:
+        SHEET, LEAVING, IMAGES, SIDES = bands.sheet, bands.leaving, bands.images, bands.sides
     copies = Planes(bands)
     POSITIONS, WEIGHTS = copies.positions, copies.images
     dtype = shape.dtype
@@ -76,6 +78,9 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     has_residual = "residual" in epilogue.operands(shape)
 
     def tile(group, half, lane) -> tuple[Any, Any, Any]:
+        if STAGED:  # tiles side by side are halves of a product
+            eighth = lane // 4
+            return group // SIDES * IMAGES + eighth // bands.down, eighth % bands.down, group % SIDES * 2 + half
         if ACROSS == 2:  # its halves are the parts
             return bands.place(group * (TILES // 2) + lane // 4)
         return bands.place(group * TILES + half * 8 + lane // 4)
@@ -177,13 +182,16 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         value, at = (alternating, T.Ramp(one * 2, 1, 2)) if ALTERNATES else (pad, one)
         T.buffer_store(window, value(image, *place), turn(*others, at))
 
-    def staged(sheet: tirx.Buffer, channel, group, row, step, lane, further, half, one) -> Any:
-        """Load an input from a plane in shared memory, which has rows of zeros around the image, but no columns."""
-        n, y, x = bands.place(half * 8 + lane // 4)
-        first = first_of(x, step, lane, further)
+    def staged(sheet: tirx.Buffer, channel, group, row, step, lane, eight, one) -> Any:
+        """Load an input of a tile, of the one beside it, or of what lies behind both.
+
+        It is in shared memory, with rows of zeros around the image, but no columns.
+        """
+        n, y, x = tile(group, 0, lane)
+        first = first_of(x, step, lane, eight)
         at = SHEET.begin + (line(y, row, SH) - TOP) * W + first + one - LEFT
         is_there = T.cast(tirx.all(LEFT <= first, first < LEFT + W), "int32") != 0  # TVM infers no bounds from it
-        value = sheet[channel, group, n, at // SHEET.vector, at % SHEET.vector]
+        value = sheet[channel, group // SIDES, n % IMAGES, at // SHEET.vector, at % SHEET.vector]
         return T.if_then_else(is_there, value, T.cast(0, dtype))
 
     def tap(weight: tirx.Buffer, channel, row, step, *place) -> Any:
@@ -244,33 +252,50 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             single = T.Select(is_first, rounded[c, g, r, lane, m, 1], rounded[c, g, r, lane, m, 0])
             T.buffer_store(out, single, [n, c, row, T.Select(is_first, 0, OW - 1)])
 
-    def stage(image: tirx.Buffer, channel, group, number, vector, lane) -> Any:
-        n, first = group * IMAGES + number, vector * SHEET.vector - SHEET.begin
+    def stage(image: tirx.Buffer, sheet, height, width, channel, planes, number, vector, lane) -> Any:
+        """Load an element of a plane that shared memory has, with zeros around it."""
+        n, first = planes * IMAGES + number, vector * sheet.vector - sheet.begin
         at = first + lane
-        is_there = tirx.all(n < N, 0 <= first, first < H * W)
-        return T.if_then_else(is_there, image[n, channel, at // W, at % W], T.cast(0, dtype))
+        is_there = tirx.all(n < N, 0 <= first, first < height * width)
+        return T.if_then_else(is_there, image[n, channel, at // width, at % width], T.cast(0, dtype))
+
+    def shared_place(c, g, r, lane, m, e) -> tuple[Any, list[Any]]:
+        """Tell whether a lane's result is one, and find it among planes of results in shared memory."""
+        n, y, x = tile(g, m, lane)
+        row, column = line(y, r), x * COLUMNS + lane % 4 * 2
+        at = row * OW + column + e
+        place = [c, g // SIDES, n % IMAGES, at // LEAVING.vector, at % LEAVING.vector]
+        return tirx.all(row < OH, column < OW), place
+
+    def whole(buffer: tirx.Buffer, c, g) -> tirx.BufferRegion:
+        """Find the planes that a lane has a share of: TVM wants to know no place."""
+        return buffer[c, g // SIDES, 0:IMAGES, 0 : LEAVING.vectors, 0 : LEAVING.vector]
+
+    def take_up(beside, held, c, g, r, lane, m, e) -> None:
+        T.reads(whole(beside, c, g))
+        T.writes(held[c, g, r, lane, m, e])
+        is_there, place = shared_place(c, g, r, lane, m, e)
+        with T.If(is_there), T.Then():
+            T.buffer_store(held, beside[tuple(place)], [c, g, r, lane, m, e])
 
     def leave(rounded, leaving, c, g, r, lane, m, e) -> None:
-        n, y, x = bands.place(m * 8 + lane // 4)
-        row, column = line(y, r), x * COLUMNS + lane % 4 * 2 + e
-        at = row * OW + column
         T.reads(rounded[c, g, r, lane, m, e])
-        T.writes(leaving[c, g, 0:IMAGES, 0 : LEAVING.vectors, 0 : LEAVING.vector])
-        with T.If(tirx.all(row < OH, x * COLUMNS + lane % 4 * 2 < OW)), T.Then():
-            place = [c, g, n, at // LEAVING.vector, at % LEAVING.vector]
+        T.writes(whole(leaving, c, g))
+        is_there, place = shared_place(c, g, r, lane, m, e)
+        with T.If(is_there), T.Then():
             T.buffer_store(leaving, rounded[c, g, r, lane, m, e], place)
 
-    def spread(leaving, out, c, g, number, vector, lane) -> None:
-        n, at = g * IMAGES + number, vector * LEAVING.vector + lane
-        T.reads(leaving[c, g, number, vector, lane])
+    def spread(leaving, out, c, planes, number, vector, lane) -> None:
+        n, at = planes * IMAGES + number, vector * LEAVING.vector + lane
+        T.reads(leaving[c, planes, number, vector, lane])
         T.writes(out[n, c, at // OW, at % OW])
         with T.If(tirx.all(n < N, vector * LEAVING.vector < OH * OW)), T.Then():
-            T.buffer_store(out, leaving[c, g, number, vector, lane], [n, c, at // OW, at % OW])
+            T.buffer_store(out, leaving[c, planes, number, vector, lane], [n, c, at // OW, at % OW])
 
     @script.prim_func(s_tir=True)
     def banded() -> None:
         image, weight, operands, out = T.meta_var(declare())
-        window = T.sblock_alloc_buffer((SC, GROUPS + SLACK, PH, STEPS, 32, 2, 2, 2), dtype)
+        window = T.sblock_alloc_buffer((SC, GROUPS + SLACK, PH, STEPS, 32, *HOLDS), dtype)
         band = T.sblock_alloc_buffer((RC, BH * KINDS, STEPS, 32, 2, 2), dtype)
         acc = T.sblock_alloc_buffer((RC, GROUPS + SLACK, R, 32, 2, 2), "float32")
         rounded = T.sblock_alloc_buffer(own(RC, GROUPS, R, 32, 2, 2), dtype)
@@ -280,10 +305,10 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             fill("gather", "f c", gathered, copied, image, weight)
             fill("planes", "c f", planes, swapped, gathered)
         if STAGED:
-            sheet = T.sblock_alloc_buffer((SC, GROUPS + SLACK, IMAGES, SHEET.vectors, SHEET.vector), dtype)
-            leaving = T.sblock_alloc_buffer((RC, GROUPS, IMAGES, LEAVING.vectors, LEAVING.vector), dtype)
-            fill("sheet", "c g i f v", sheet, stage, image)
-            fill("pad", "c g ih s lane k m e", window, staged, sheet)
+            sheet = T.sblock_alloc_buffer((SC, GROUPS // SIDES, IMAGES, SHEET.vectors, SHEET.vector), dtype)
+            leaving = T.sblock_alloc_buffer((RC, GROUPS // SIDES, IMAGES, LEAVING.vectors, LEAVING.vector), dtype)
+            fill("sheet", "c p i f v", sheet, stage, image, SHEET, H, W)
+            fill("pad", "c g ih s lane k e", window, staged, sheet)
         else:
             by_places("pad", LOADED, hold, window, planes if COPIED else image)
         fill("band", "c kh s lane k e", band, tap, planes if NHWC else weight)
@@ -293,7 +318,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.init():
                     acc[vc, vg, vr, vl, vh, ve] = T.float32(0)
                 acc[vc, vg, vr, vl, vh, ve] += product(
-                    window[left(vc // M, vg, vkh if BY_IMAGE else vr * SH + vkh * DH, vs, vl, vh, vk)],
+                    window[found(vc // M, vg, vkh if BY_IMAGE else vr * SH + vkh * DH, vs, vl, vh, vk)],
                     band[right(vc, band_row(vr, vkh), vs, vl, ve, vk)],
                 )
         if NHWC:
@@ -301,7 +326,12 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             by_places("sums", HELD, order, acc, sums)
         if has_residual:
             held = T.sblock_alloc_buffer(own(RC, GROUPS, R, 32, 2, 2), dtype)
-            by_places("residual", HELD, take, operands["residual"], held)
+            if STAGED:
+                beside = T.sblock_alloc_buffer(leaving.shape, dtype)
+                fill("beside", "c p i f v", beside, stage, operands["residual"], LEAVING, OH, OW)
+                by_places("residual", HELD, take_up, beside, held)
+            else:
+                by_places("residual", HELD, take, operands["residual"], held)
         results = T.meta_var(sums if NHWC else acc)
         taken = T.meta_var(operands | {"residual": held} if has_residual else operands)
         by_places("epilogue", HELD, end, results, taken, rounded)
@@ -309,7 +339,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             by_places("store", HELD_PAIRS, store_pair, rounded, out)
         elif STAGED:
             by_places("store", HELD, leave, rounded, leaving)
-            by_places("spread", dict(zip("cgifv", leaving.shape, strict=True)), spread, leaving, out)
+            by_places("spread", dict(zip("cpifv", leaving.shape, strict=True)), spread, leaving, out)
         else:
             by_places("store", HELD, store, rounded, out)
 

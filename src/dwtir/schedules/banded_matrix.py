@@ -14,11 +14,15 @@ A product takes 16 inputs to 8 outputs: of its multiply-adds KW / 16 are of use,
 for wider kernels; but it takes one instruction where others take 64, and halves need no conversion.
 With few taps there is little to save: `claims` says from where on it pays.
 
-Where a warp has whole planes, they come by vectors into shared memory, with rows of zeros around, lanes
-load from there, and results go back the same way. Else an input row is loaded for the lanes that
-multiply it, 4 bytes each, and serves all `rows` outputs above it; 8 bytes are half as many loads, which
-pay in low tiles. Lanes with the same inputs in a row hold neighbouring tiles, so that a warp loads
-whole cache lines. Blocks that run together have neighbouring channels, planes side by side.
+Where blocks have whole planes, these come by vectors into shared memory, with rows of zeros around, while
+those before are multiplied, lanes load from there, and results go back the same way. Halves of a product
+are then tiles side by side, and what one has on its right the other has on its left, and is loaded once.
+Shared memory is what they wait for: planes lie apart as banks want it.
+
+Else an input row is loaded for the lanes that multiply it, 4 bytes each, and serves all `rows` outputs
+above it; 8 bytes are half as many loads, which pay in low tiles. Lanes with the same inputs in a row hold
+neighbouring tiles, so that a warp loads whole cache lines. Blocks that run together have neighbouring
+channels, planes side by side.
 
 Rows of an odd width begin with an aligned pair and in the middle of one, in turn. So that all loads are
 pairs nevertheless, those of every other row begin a column earlier, and are multiplied by a band that
@@ -44,17 +48,17 @@ from itertools import product
 from math import inf, prod
 from typing import ClassVar
 
-from ..bands import COLUMNS, Bands
+from ..bands import Bands
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
 from ..typed import LoopRV, PrimFunc, SBlockRV, Schedule, Self
-from . import band_cost
+from . import band_cost, plane_tiles
 from .base import Strategy, by_time, varied, with_guesses
 from .cost import registers_for
 from .loops import bind, compute_at, unroll_all
 from .register_window import RegisterWindow
-from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SIDE, even_split
+from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SIDE, SHARED, even_split
 
 _MAX_PRODUCTS = 1024
 """Products of a step, in straight line."""
@@ -71,14 +75,11 @@ _SECOND_KIND = 40
 _BLOCKS = (4, 1), (4, 3), (4, 4), (2, 9), (1, 20)
 """Warps of a block, and blocks at a time: the first alone where rows are even."""
 
-_CROWD, _SOME, _MOST_TAPS = 20, 5, 49
-"""Warps for each SM from which on, also those with planes, and taps up to which some multiply while others wait."""
+_CROWD, _MOST_TAPS = 20, 49
+"""Warps for each SM from which on, and taps up to which, some multiply while others wait."""
 
-_HIGHEST, _HIGH, _LOW, _LOW_TAPS = 28, 14, 8, 25
-"""Rows of tiles of planes, of others, and of low ones that load by fours; taps up to which these are faster."""
-
-_FULL = 0.8
-"""Share of tiles' columns that are results, from which on planes pay."""
+_HIGH, _LOW, _LOW_TAPS = 14, 8, 25
+"""Rows of tiles, and of low ones that load by fours; taps up to which these are faster."""
 
 _LEAST_ROWS, _MOST_ROWS = 8, 16  # inputs of a tile's own, and results; of others the model knows little
 
@@ -108,14 +109,19 @@ class BandedMatrix(Strategy):
     min_blocks: int = 1
     loads: str = "pairs"
     """What is loaded at once: "pairs" of inputs by a lane, "fours" where rows are aligned to 8 bytes, or whole
-    "planes" by a warp, where a group of tiles has them, into shared memory, by which results leave, too."""
+    "planes" by a block, into shared memory, by which results leave, too."""
+    turns: int = 1
+    """Groups that a warp has one after another, if they are of planes."""
 
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
         """Tell whether there are so many taps to an input that the tensor cores may pay."""
+        if not super().claims(shape, target):
+            return False
         taps = prod(shape.kernel) / prod(shape.stride)
         least, most = _ODD_TAPS if Bands(shape, 1, 1).is_odd else (_LEAST_TAPS, inf)
-        return super().claims(shape, target) and least <= taps < most and any(True for _ in cls._tiles(shape))
+        has_tile = least <= taps < most and any(True for _ in cls._tiles(shape))
+        return has_tile or cls._by_planes(shape, target) is not None
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
@@ -137,39 +143,35 @@ class BandedMatrix(Strategy):
 
     @classmethod
     def choose(cls, shape: Shape, target: Target) -> Self:
-        """Choose the tile whose loads and products take the least time."""
+        """Choose the tile that has planes, or else that whose loads and products take the least time."""
+        if tile := cls._by_planes(shape, target):
+            return tile
         tiles = cls._tiles(shape)
         return min(tiles, key=lambda tile: tile._cycles(shape, target), default=cls(1, 1, 1))._in_turns(shape, target)
 
     def _in_turns(self, shape: Shape, target: Target) -> Self:
-        """Of many warps, hold down registers or tiles, that more have room; or let them have planes."""
+        """Of many warps, hold down registers or tiles, that more have room."""
         bands, taps = self.bands(shape), prod(shape.kernel)
         is_whole = _is_in_one_step(bands) and bands.depth_steps * prod(bands.parts) == 1
         if not is_whole or taps > _MOST_TAPS:
             return self
-        if staged := self._by_planes(shape, target):
-            return staged
         if bands.groups * shape.result_channels < _CROWD * target.units:
             return self
         if bands.has_fours and taps <= _LOW_TAPS:
             return replace(self, rows=even_split(_height(shape), _LOW), min_blocks=6, loads="fours")
         return replace(self, warps=min(2, self.warps), min_blocks=10)
 
-    def _by_planes(self, shape: Shape, target: Target) -> Self | None:
-        """Return the tile whose warps have planes, if there are some and their tiles are nearly full.
+    @classmethod
+    def _by_planes(cls, shape: Shape, target: Target) -> Self | None:
+        """Return the tile whose blocks have planes, if they pay."""
 
-        With more taps tiles are higher, for rows to be loaded less often.
-        """
-        height, half = shape.result_height, -(-shape.result_height // 2)
-        for rows in (half, height) if prod(shape.kernel) <= _LOW_TAPS else (height, half):
-            blocks = 16 if rows <= _LOW else 12 if rows <= _HIGH else 10
-            tile = replace(self, rows=rows, kernel_rows=shape.kernel[0], warps=1, min_blocks=blocks, loads="planes")
-            bands = tile.bands(shape)
-            is_full = shape.result_width > _FULL * bands.across * COLUMNS
-            groups = bands.groups * shape.result_channels / target.units
-            if bands.can_stage and rows <= _HIGHEST and shape.stride == (1, 1) and is_full and groups >= _SOME:
-                return replace(tile, warps=1 + (rows <= _HIGH and groups >= _CROWD))
-        return None
+        def bands(rows: int) -> Bands:
+            return cls(rows, shape.kernel[0], 1, loads="planes").bands(shape)
+
+        found = plane_tiles.choose(bands, shape, target)
+        if found is None:
+            return None
+        return cls(found.rows, shape.kernel[0], found.warps, found.min_blocks, "planes", found.turns)
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
@@ -216,12 +218,19 @@ class BandedMatrix(Strategy):
     def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> Self:
         """Take small blocks: others start while some end with an epilogue."""
         if self.loads == "planes":
-            return self
+            blocks = SHARED // (self.dynamic_bytes(shape, epilogue) + 1024)
+            return replace(self, min_blocks=min(self.min_blocks, max(1, blocks)))
         rows = self.rows if self.loads == "pairs" else even_split(_height(shape), _HIGH)
         tile = replace(self, rows=rows, warps=min(2, self.warps), min_blocks=8, loads="pairs")
         bands = tile.bands(shape)
         fits = _is_in_one_step(bands) and tile._least(bands, 0) <= tile._has
         return tile if fits and epilogue.waits else self
+
+    def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
+        bands = self.bands(shape)
+        if not bands.is_staged:
+            return 0
+        return self.warps // bands.sides * bands.staged_bytes(self.turns, "residual" in epilogue.operands(shape))
 
     @property
     def _has(self) -> int:
@@ -239,6 +248,12 @@ class BandedMatrix(Strategy):
         self._require_in("loads", ("pairs", *["fours"] * bands.has_fours, *["planes"] * bands.can_stage))
         self._require_most("kernel_rows", self.kernel_rows, bands.product_rows)
         self._require_most("warps", self.warps, bands.groups, ", one a group")
+        if bands.is_staged:
+            self._require(self.warps % bands.sides == 0, "warps", self.warps, f"a multiple of {bands.sides}")
+            most = bands.groups // self.warps
+            self._require_most("turns", self.turns, most, ", one a group of each warp")
+        else:
+            self._require_in("turns", (1,))
         self._require_most("unrolled loads", bands.loads, MAX_LOADS)
         self._require_most("unrolled products", bands.products, _MAX_PRODUCTS)
         self._require_launch(target, threads=32 * self.warps)
@@ -279,6 +294,7 @@ class BandedMatrix(Strategy):
         sch.set_scope(epilogue, 0, "local")
         unroll_all(sch, sch.get_loops(epilogue)[-3:])
         loads = place_residual(sch, epilogue, lane)
+        has_residual = bool(loads)
         if bands.alternates_results:
             unroll_all(sch, sch.get_loops(store)[-2:])
         else:
@@ -289,34 +305,21 @@ class BandedMatrix(Strategy):
             sch.vectorize(pair) if shape.result_width % 2 == 0 else sch.unroll(pair)
         self._multiply(sch, shape, (pad, band, conv), warp)
         if bands.is_staged:
-            self._stage(sch, shape, store, warp)
+            plane_tiles.stage(sch, bands, store, self.warps, self.turns, has_residual=has_residual)
 
     def _deal(self, sch: Schedule, shape: Shape, store: SBlockRV) -> tuple[LoopRV, LoopRV]:
         """Give a warp a group of tiles; lanes hold what the tensor cores want of them."""
         c, group, rows, lane, *pair = sch.get_loops(store)
-        blocks, warp = sch.split(group, [None, self.warps])
-        outer = (c, blocks) if self.bands(shape).is_copied else (blocks, c)  # as planes lie
-        sch.reorder(*outer, warp, lane, rows, *pair)
+        bands = self.bands(shape)
+        blocks, *turns, warp = sch.split(group, [None, *[self.turns] * bands.is_staged, self.warps])
+        outer = (c, blocks) if bands.is_copied else (blocks, c)  # as planes lie
+        sch.reorder(*outer, *turns, warp, lane, rows, *pair)
         bind(sch, outer, warp, lane)
         return warp, lane
 
-    def _stage(self, sch: Schedule, shape: Shape, store: SBlockRV, warp: LoopRV) -> None:
-        """Let planes of a warp come and leave by way of shared memory."""
-        sheet, spread = sch.get_sblock("sheet"), sch.get_sblock("spread")
-        compute_at(sch, sheet, warp, "shared")
-        sch.set_scope(store, 0, "shared")
-        sch.reverse_compute_at(spread, warp, preserve_unit_loops=True)
-        sch.bind(sch.get_loops(sheet)[-4], "threadIdx.y")
-        for block in (sheet, spread):
-            *_, images, vectors, vector = sch.get_loops(block)
-            turns, lane = sch.split(sch.fuse(images, vectors), [None, 32])
-            sch.bind(lane, "threadIdx.x")
-            sch.vectorize(vector)
-            sch.unroll(turns)
-
     def _multiply(self, sch: Schedule, shape: Shape, blocks: tuple[SBlockRV, SBlockRV, SBlockRV], warp: LoopRV) -> None:
         """Compute the sums of a warp from the blocks `pad`, `band` and `depthwise_conv2d`."""
-        from ..compute.mma import intrinsic
+        from ..compute.mma import beside, intrinsic
 
         pad, band, conv = blocks
         bands = self.bands(shape)
@@ -332,8 +335,9 @@ class BandedMatrix(Strategy):
         unroll_all(sch, [oh_zero, half_zero, pair_zero])
 
         # 2. Inputs and weights of a step, in the registers of the lanes that multiply them.
-        for load, count in ((pad, 6), (band, 5)):
-            compute_at(sch, load, step, "local")
+        for load, count in ((pad, 6 - bands.is_staged), (band, 5)):
+            early = load is band and bands.is_staged and bands.kernel_steps == 1
+            compute_at(sch, load, sch.get_loops(conv)[0] if early else step, "local")
             loops = sch.get_loops(load)[-count:]
             holder = loops.pop(2)
             sch.reorder(holder, *loops)
@@ -349,7 +353,7 @@ class BandedMatrix(Strategy):
 
         # 3. All products of a step in straight line.
         unroll_all(sch, [kh, oh, depth])
-        sch.tensorize(lane, intrinsic(shape.dtype))
+        sch.tensorize(lane, beside(shape.dtype) if bands.is_staged else intrinsic(shape.dtype))
 
 
 def place_residual(sch: Schedule, epilogue: SBlockRV, thread: LoopRV) -> list[SBlockRV]:
