@@ -201,6 +201,7 @@ class BandedMatrix(Strategy):
             "kernel_rows": _kernel_rows(shape),
             "warps": (1, 2, 4, 8),
             "min_blocks": BLOCK_COUNTS,
+            "turns": (1, 2, 4) if cls.choose(shape, target).loads == "planes" else (1,),
         }
         return with_guesses(values, cls.guesses(shape, target))
 
