@@ -16,6 +16,7 @@ beside it: what lies between a part's columns is loaded for the other part.
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from math import gcd, prod
 from typing import Any, NamedTuple
@@ -162,7 +163,7 @@ class Bands:
         """Groups of the same planes, if these are staged: of two tiles side by side of each row of tiles."""
         return self.across // 2
 
-    @property
+    @cached_property
     def sheet(self) -> "Sheet":
         """Sizes of a plane of inputs that is staged, with all that tiles read of it."""
         shape, (height, width) = self.shape, self.shape.source
@@ -174,7 +175,7 @@ class Bands:
         end = max(height, down - self.top + 1) * width
         return self._apart(vector, begin, end, width * shape.stride[0])
 
-    @property
+    @cached_property
     def leaving(self) -> "Sheet":
         """Sizes of a plane of results that is staged."""
         width, size = self.shape.result_width, self.shape.result_height * self.shape.result_width

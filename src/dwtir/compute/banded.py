@@ -4,8 +4,8 @@ The blocks are those of `compute`, and some more:
 
 ``gather``, ``planes``
     the images and, in NHWC, the weights, as `dwtir.planes` has them, if they are copied at all;
-``sheet``
-    planes of inputs in shared memory, if they are staged;
+``sheet``, ``beside``
+    planes of inputs in shared memory, and of what results are added to, if they are staged;
 ``pad``
     the inputs of 16 tiles, with their zeros, where the lanes of a warp hold them;
 ``band``

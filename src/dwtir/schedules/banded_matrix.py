@@ -169,9 +169,7 @@ class BandedMatrix(Strategy):
             return cls(rows, shape.kernel[0], 1, loads="planes").bands(shape)
 
         found = plane_tiles.choose(bands, shape, target)
-        if found is None:
-            return None
-        return cls(found.rows, shape.kernel[0], found.warps, found.min_blocks, "planes", found.turns)
+        return None if found is None else cls(kernel_rows=shape.kernel[0], loads="planes", **found)
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:

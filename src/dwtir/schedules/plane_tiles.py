@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from math import ceil, prod
-from typing import NamedTuple
 
 from ..bands import BANKS, COLUMNS, Bands
 from ..shape import Shape
@@ -35,17 +34,8 @@ _OF_INPUTS, _OF_RESULTS, _OF_TILE, _OF_ROOM, _OF_WAITS, _OF_WASTE = 6.0, 1.6, 10
 _BUSY_ROWS = 140
 
 
-class PlaneTile(NamedTuple):
-    """Rows of a tile, warps of a block, blocks at a time, and turns."""
-
-    rows: int
-    warps: int
-    min_blocks: int
-    turns: int
-
-
-def choose(bands_of: Callable[[int], Bands], shape: Shape, target: Target) -> PlaneTile | None:
-    """Choose a tile, of bands by their rows, if there are enough planes, and tiles are nearly full."""
+def choose(bands_of: Callable[[int], Bands], shape: Shape, target: Target) -> dict[str, int] | None:
+    """Choose the fields of a tile, of bands by their rows, if there are enough planes, and tiles are nearly full."""
     taps, is_aligned = prod(shape.kernel), shape.source[1] % _SECTOR == 0
     if shape.source[1] > _LARGE and shape.source[1] % 8 == 0:
         return None
@@ -57,7 +47,7 @@ def choose(bands_of: Callable[[int], Bands], shape: Shape, target: Target) -> Pl
     bands = min(candidates, key=_of_rows)
     turns = min(_TURNS[bands.sheet.vector], key=lambda turns: _of_turns(bands, turns, target.units))
     turns = min(turns, bands.groups // bands.sides)
-    return PlaneTile(bands.rows, bands.sides, _at_a_time(bands, turns), turns)
+    return {"rows": bands.rows, "warps": bands.sides, "min_blocks": _at_a_time(bands, turns), "turns": turns}
 
 
 def stage(sch: Schedule, bands: Bands, store: SBlockRV, warps: int, turns: int, *, has_residual: bool) -> None:
@@ -103,7 +93,7 @@ def _pays(bands: Bands, target: Target) -> bool:
 
 
 def _of_rows(bands: Bands) -> float:
-    """Estimate the cost of a result in planes, for comparison with tiles of other heights."""
+    """Estimate the cost of a result, to compare tiles' heights."""
     rows, shape = bands.rows, bands.shape
     loads, stores = (1 + _OF_WAITS * (sheet.alike - 1) for sheet in (bands.sheet, bands.leaving))
     cost = _OF_INPUTS * loads * bands.window_rows(shape.kernel[0]) / rows
@@ -119,7 +109,7 @@ def _at_a_time(bands: Bands, turns: int) -> int:
 
 
 def _of_turns(bands: Bands, turns: int, units: int) -> float:
-    """Estimate the time of an SM's planes, for comparison with other numbers of turns.
+    """Estimate the time of an SM's planes, to compare turns.
 
     The last blocks take as long as those that keep an SM busy. The first planes of those that begin together are waited
     for, half of a turn.
