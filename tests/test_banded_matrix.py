@@ -50,7 +50,7 @@ def test_each_product_is_one_instruction(about, dtype, ending):
 def test_planes_come_and_leave_by_vectors(backend, tile, about):
     shape, epilogue = layer(about)
     backend.check(tile, shape, epilogue)
-    bands, source = tile.bands(shape), on_h200(shape, tile, epilogue=epilogue).source()
+    bands, source = tile.sizes(shape), on_h200(shape, tile, epilogue=epilogue).source()
     own = bands.leaving.vector
     assert re.search(rf"\(({ {8: 'uint4', 4: 'half4|nv_bfloat164'}[own] })\*\)\(out_ptr".replace(" ", ""), source)
     if tile.turns > 1:
@@ -63,7 +63,7 @@ def test_planes_come_and_leave_by_vectors(backend, tile, about):
     [("28x28", 14, 1), ("28x28", 7, 2), ("14x14", 14, 1), ("48x48", 12, 4), ("48x48", 13, 1), ("64x64", 16, 4)],
 )
 def test_planes_lie_apart_as_banks_want_it(about, rows, alike):
-    bands = BandedMatrix(rows, 5, 1, loads="planes").bands(Shape.parse(f"8x4x{about}_k5_p2_float16"))
+    bands = BandedMatrix(rows, 5, 1, loads="planes").sizes(Shape.parse(f"8x4x{about}_k5_p2_float16"))
     assert (bands.sheet.alike, bands.leaving.alike) == (alike, alike)
     for sheet in (bands.sheet, bands.leaving):
         assert 0 <= sheet.pitch - sheet.vectors * sheet.vector < BANKS
@@ -156,18 +156,18 @@ FOURS = {
 def test_odd_widths_load_pairs_and_others_fours(about, rows):
     loads, lanes, other = ("pairs", 2, 4) if about in ODD else ("fours", 4, 2)
     shape, strategy = Shape.parse(about), BandedMatrix(*rows, 1, loads=loads)
-    assert strategy.bands(shape).alternates == (about in ODD)
+    assert strategy.sizes(shape).alternates == (about in ODD)
     REPLAY.check(strategy, shape)
     kernel = on_h200(shape, strategy)
     assert re.search(rf"(half|nv_bfloat16){lanes}\*", kernel.source())
-    has_pairs = shape.result_width % 2 == 0 or strategy.bands(shape).alternates_results
+    has_pairs = shape.result_width % 2 == 0 or strategy.sizes(shape).alternates_results
     assert has_pairs == bool(re.search(r"2\*\)\(out_ptr", kernel.source()))
     assert not re.search(rf"= (data|grad_out|image)_ptr\[|{other}\*\)\((data|grad_out)", kernel.source())
 
 
 def test_odd_widths_leave_in_pairs_with_a_residual():
     shape, strategy = Shape.parse("2x3x14x23_k3_p1_float16"), BandedMatrix(6, 3, 1)
-    assert strategy.bands(shape).alternates_results
+    assert strategy.sizes(shape).alternates_results
     REPLAY.check(strategy, shape, "bias+residual+relu")
 
 

@@ -27,7 +27,7 @@ PAIRS = """
 def test_channel_pairs_are_what_the_tile_says(about):
     shape, epilogue = layer(about)
     tile = ChannelPairs.choose(shape, H200).with_room_for(shape, epilogue, H200)
-    pairs = tile.pairs(shape)
+    pairs = tile.sizes(shape)
     kernel = on_h200(shape, tile, epilogue=epilogue)
     source, resources = kernel.source(), kernel.resources()
     twice = pairs.skips and pairs.steps > 1  # with tests for rows of padding, and without
@@ -51,7 +51,7 @@ def test_channel_pairs_are_what_the_tile_says(about):
 def test_banded_channels_are_what_the_tile_says(about):
     shape, epilogue = layer(f"nhwc_{about}")
     tile = BandedChannels.choose(shape, H200)
-    panels = tile.panels(shape)
+    panels = tile.sizes(shape)
     kernel = on_h200(shape, tile, epilogue=epilogue)
     products = tile.rows * shape.kernel[0] * panels.depth_steps * tile.channels
     assert kernel.source().count("mma.sync.aligned.m16n8k16") == products
@@ -80,7 +80,7 @@ def test_kernel_that_sees_no_input_compiles():
 def test_fused_steps_cost_rows_and_no_block(about, alone, rows, blocks):
     shape, epilogue = layer(f"float16_nhwc_{about}")
     tile = alone.with_room_for(shape, epilogue, H200)
-    assert tile.pairs(shape).blocks == alone.pairs(shape).blocks
+    assert tile.sizes(shape).blocks == alone.sizes(shape).blocks
     assert (tile.rows, tile.min_blocks) == (rows, blocks)
     assert (tile.dynamic_bytes(shape, epilogue) + 1024) * blocks <= 228 * 1024
 
@@ -157,7 +157,7 @@ def test_each_row_is_left_once(kernel, stride, dilation, top, bottom, height, ro
     rows = min(rows, shape.result_height)
     tiles = (ChannelPairs(8, 1, 2, rows, count, 1) for count in range(steps, 0, -1))
     tile = next(tile for tile in tiles if tile.fits(shape, H200))
-    pairs, seen, left = tile.pairs(shape), [set() for _ in range(shape.result_height)], []
+    pairs, seen, left = tile.sizes(shape), [set() for _ in range(shape.result_height)], []
     for block, step, row in product(range(pairs.blocks[1]), range(pairs.steps + pairs.rests), range(pairs.stage_rows)):
         first = step * rows + pairs.begun - pairs.delay
         met = pairs.met(row) if step < pairs.steps else [(result, kernel - 1) for result in range(rows) if not row]
@@ -218,7 +218,7 @@ def test_nothing_in_shared_memory_overlaps(tile, text, steps):
 )
 def test_some_tiles_take_silu_in_registers(backend, tile):
     shape, silu = Shape.parse("5x40x7x11_k3x5_p1x2_float16_nhwc"), Epilogue.of("scale_shift+silu")
-    assert tile.pairs(shape).fused(silu).own == silu
+    assert tile.sizes(shape).fused(silu).own == silu
     tensors = real_tensors(shape, silu, 0)
     (got,) = backend.run(tile, shape, silu, tensors)
     assert (abs(got - oracle(shape, silu, tensors)) <= error_bound(shape, silu, tensors)).all()

@@ -24,12 +24,13 @@ the final stores have one.
 from collections.abc import Callable
 from functools import lru_cache
 from threading import Lock
+from typing import Any
 
 from tvm import tirx
 
 from ..bands import Bands
 from ..diagonals import Diagonals
-from ..epilogue import NO_STEPS, Epilogue
+from ..epilogue import Epilogue
 from ..images import Images
 from ..pairs import Pairs
 from ..panels import Panels
@@ -54,21 +55,7 @@ from . import (
 )
 from .sizes import SLACK
 
-__all__ = [
-    "EPILOGUE_ATTR",
-    "SHAPE_ATTR",
-    "SLACK",
-    "banded_channels",
-    "banded_matrix",
-    "channel_pairs",
-    "depthwise_conv2d",
-    "diagonal_sums",
-    "small_images",
-    "split_images",
-    "streamed_rows",
-    "unit_sums",
-    "whole_images",
-]
+__all__ = ["EPILOGUE_ATTR", "SHAPE_ATTR", "SLACK", "define", "depthwise_conv2d"]
 
 SHAPE_ATTR, EPILOGUE_ATTR = "dwtir.shape", "dwtir.epilogue"
 """Attributes of the function: what it computes, as text. A tuning database finds it by them."""
@@ -78,59 +65,28 @@ _parsing = Lock()
 them for all threads together: two at a time may end in a SystemError."""
 
 
-def banded_channels(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
-    """Define a shape's operation as products of matrices, by panels of some channels.
+_FACTORIES: dict[type, Callable[..., tirx.PrimFunc]] = {
+    Bands: banded.products,
+    Diagonals: lambda sizes, _: diagonal.nchw(sizes),
+    Images: lambda sizes, epilogue: (whole.nchw if sizes.shape.layout == "NCHW" else whole.nhwc)(sizes, epilogue),
+    Pairs: paired.products,
+    Panels: channel_bands.products,
+    Pieces: split.bands_of,
+    SpaceToBatch: dilated.small_images,
+    Strip: streamed.rows_of,
+    Units: lambda sizes, _: units.nhwc(sizes),
+}
 
-    Each time anew: TVM binds loops of blocks within blocks of blocks in the function itself.
-    """
-    return _define(panels.shape, epilogue, channel_bands.products, panels, epilogue)
-
-
-def channel_pairs(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
-    """Define a shape's operation as products of matrices over pairs of channels."""
-    return _define(pairs.shape, epilogue, paired.products, pairs, epilogue)
-
-
-@lru_cache(maxsize=64)
-def banded_matrix(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
-    """Define a shape's operation as products of matrices, tile by tile."""
-    return _define(bands.shape, epilogue, banded.products, bands, epilogue)
+_ANEW = Pairs, Panels, Units
+"""Those defined anew each time: TVM binds loops of blocks within blocks of blocks in the function itself."""
 
 
-@lru_cache(maxsize=64)
-def diagonal_sums(sizes: Diagonals) -> tirx.PrimFunc:
-    """Define the gradient of the weight as products of matrices."""
-    return _define(sizes.shape, NO_STEPS, diagonal.nchw, sizes)
-
-
-def unit_sums(sizes: Units) -> tirx.PrimFunc:
-    """Define the gradient of the weight as products of matrices, row after row; anew, as `banded_channels`."""
-    return _define(sizes.shape, NO_STEPS, units.nhwc, sizes)
-
-
-@lru_cache(maxsize=64)
-def small_images(split: SpaceToBatch, epilogue: Epilogue) -> tirx.PrimFunc:
-    """Define the operation by images of rows and columns that are a dilation apart, with a block "store" more."""
-    return _define(split.shape, epilogue, dilated.small_images, split, epilogue)
-
-
-@lru_cache(maxsize=64)
-def streamed_rows(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.PrimFunc:
-    """Define the operation row after row of the input."""
-    return _define(strips.shape, epilogue, streamed.rows_of, strips, epilogue, rows, depth)
-
-
-@lru_cache(maxsize=64)
-def whole_images(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
-    """Define the operation image by image, without the taps that lie in the padding."""
-    factory = whole.nchw if images.shape.layout == "NCHW" else whole.nhwc
-    return _define(images.shape, epilogue, factory, images, epilogue)
-
-
-@lru_cache(maxsize=64)
-def split_images(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
-    """Define the operation by bands of rows of the result, or parts of these, each of a thread."""
-    return _define(pieces.shape, epilogue, split.bands_of, pieces, epilogue)
+def define(sizes: Any, epilogue: Epilogue, *others: int) -> tirx.PrimFunc:
+    """Define the operation as a strategy transforms it that has such sizes: those of blocks, or a shape alone."""
+    if isinstance(sizes, Shape):
+        return depthwise_conv2d(sizes, epilogue)
+    make = _define if isinstance(sizes, _ANEW) else _kept
+    return make(sizes.shape, epilogue, _FACTORIES[type(sizes)], sizes, epilogue, *others)
 
 
 @lru_cache(maxsize=64)  # to parse TVMScript takes 10 ms, and functions do not change
@@ -164,3 +120,6 @@ def _define(
         func = factory(*arguments)
     about = {SHAPE_ATTR: str(shape), EPILOGUE_ATTR: str(epilogue)}
     return func.with_attrs({"global_symbol": "main", "tirx.noalias": True} | about)
+
+
+_kept = lru_cache(maxsize=256)(_define)

@@ -34,7 +34,7 @@ from ..epilogue import Epilogue
 from ..panels import Panels
 from ..shape import Shape
 from ..target import Target
-from ..typed import PrimFunc, Schedule
+from ..typed import Schedule
 from .base import Strategy, by_time, expected, is_beaten, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
@@ -105,7 +105,7 @@ class BandedChannels(Strategy):
         for rows, across, (warps, channels) in product(heights, widths, ((4, 4), (8, 2))):
             down = min(-(-height // rows), TILES // (1 << (across - 1).bit_length()))
             tile = cls(rows, down, across, warps, channels)
-            taken = tile.panels(shape).shared_bytes(shape.operation == "forward")
+            taken = tile.sizes(shape).shared_bytes(shape.operation == "forward")
             needed = 32 * warps * -(-tile._registers(shape) // 8) * 8
             blocks = min(REGISTERS // needed, SHARED // (taken + 1024))
             tile = replace(tile, min_blocks=max(1, blocks))
@@ -130,11 +130,11 @@ class BandedChannels(Strategy):
 
     def _registers(self, shape: Shape) -> int:
         """Estimate the registers of a thread: bands, sums and others."""
-        band = 2 * self.panels(shape).depth_steps * shape.kernel[0]
+        band = 2 * self.sizes(shape).depth_steps * shape.kernel[0]
         return (band + 4 * self.rows + 8) * self.channels + 16
 
     def check(self, shape: Shape, target: Target) -> None:
-        panels = self.panels(shape)
+        panels = self.sizes(shape)
         self._require_most("rows", self.rows, shape.result_height)
         self._require_most("down", self.down, -(-shape.result_height // self.rows))
         self._require_most("across", self.across, -(-shape.result_width // COLUMNS))
@@ -150,16 +150,16 @@ class BandedChannels(Strategy):
     def suits(self, shape: Shape, epilogue: Epilogue) -> bool:
         """Refuse much arithmetic behind the sums of small images: all warps wait for it."""
         exponentials = epilogue.has_exponential and shape.result_width < 32
-        return not exponentials and (self.panels(shape).images < 4 or not epilogue.waits)
+        return not exponentials and (self.sizes(shape).images < 4 or not epilogue.waits)
 
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
-        return self.panels(shape).shared_bytes("residual" in epilogue.operands(shape))
+        return self.sizes(shape).shared_bytes("residual" in epilogue.operands(shape))
 
-    def panels(self, shape: Shape) -> Panels:
+    def sizes(self, shape: Shape) -> Panels:
         return Panels(shape, self.rows, self.down, self.across, self.warps, self.channels)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        panels = self.panels(shape)
+        panels = self.sizes(shape)
         blocks = prod(panels.blocks) / target.units
         at_a_time = min(self.min_blocks, ceil(blocks))
         turns = ceil(blocks / at_a_time)
@@ -170,11 +170,6 @@ class BandedChannels(Strategy):
             + (_PER_PRODUCT * self.rows * shape.kernel[0] + _PER_WINDOW * panels.input_rows) * steps
         )
         return _LAUNCH + turns * _TURN + max(blocks, min(turns, 2) * at_a_time) * block
-
-    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
-        from ..compute import banded_channels
-
-        return banded_channels(self.panels(shape), epilogue)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         from ..compute.mma import intrinsic

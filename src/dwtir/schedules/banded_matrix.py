@@ -52,7 +52,7 @@ from ..bands import Bands
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
-from ..typed import LoopRV, PrimFunc, SBlockRV, Schedule, Self
+from ..typed import LoopRV, SBlockRV, Schedule, Self
 from . import band_cost, plane_tiles
 from .base import Strategy, by_time, varied, with_guesses
 from .cost import registers_for
@@ -151,7 +151,7 @@ class BandedMatrix(Strategy):
 
     def _in_turns(self, shape: Shape, target: Target) -> Self:
         """Of many warps, hold down registers or tiles, that more have room."""
-        bands, taps = self.bands(shape), prod(shape.kernel)
+        bands, taps = self.sizes(shape), prod(shape.kernel)
         is_whole = _is_in_one_step(bands) and bands.depth_steps * prod(bands.parts) == 1
         if not is_whole or taps > _MOST_TAPS:
             return self
@@ -166,7 +166,7 @@ class BandedMatrix(Strategy):
         """Return the tile whose blocks have planes, if they pay."""
 
         def bands(rows: int) -> Bands:
-            return cls(rows, shape.kernel[0], 1, loads="planes").bands(shape)
+            return cls(rows, shape.kernel[0], 1, loads="planes").sizes(shape)
 
         found = plane_tiles.choose(bands, shape, target)
         return None if found is None else cls(kernel_rows=shape.kernel[0], loads="planes", **found)
@@ -175,7 +175,7 @@ class BandedMatrix(Strategy):
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
         """List the tile chosen; of an odd width the tiles expected to be fastest, in order."""
         chosen = cls.choose(shape, target)
-        if not chosen.bands(shape).alternates:
+        if not chosen.sizes(shape).alternates:
             return (chosen,)
         tiles = by_time(dict.fromkeys(cls._tiles(shape)), shape, target)
         return varied(tiles, lambda tile: tile.rows)
@@ -183,7 +183,7 @@ class BandedMatrix(Strategy):
     @classmethod
     def _tiles(cls, shape: Shape) -> Iterator[Self]:
         for rows, kernel_rows in product(_heights(shape), _kernel_rows(shape)):
-            bands = cls(rows, kernel_rows, 1).bands(shape)
+            bands = cls(rows, kernel_rows, 1).sizes(shape)
             is_unknown = bands.down > 1 and (rows * shape.stride[0] < _LEAST_ROWS or rows > _MOST_ROWS)
             if not bands.has_pairs or (bands.alternates and is_unknown):
                 continue
@@ -204,7 +204,7 @@ class BandedMatrix(Strategy):
         return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: Shape) -> bool:
-        bands = self.bands(shape)
+        bands = self.sizes(shape)
         needed = 30 + bands.loads + 4 * self.rows + bands.band_registers + _SECOND_KIND * bands.alternates
         return (
             self.kernel_rows <= bands.product_rows
@@ -221,12 +221,12 @@ class BandedMatrix(Strategy):
             return replace(self, min_blocks=min(self.min_blocks, max(1, blocks)))
         rows = self.rows if self.loads == "pairs" else even_split(_height(shape), _HIGH)
         tile = replace(self, rows=rows, warps=min(2, self.warps), min_blocks=8, loads="pairs")
-        bands = tile.bands(shape)
+        bands = tile.sizes(shape)
         fits = _is_in_one_step(bands) and tile._least(bands, 0) <= tile._has
         return tile if fits and epilogue.waits else self
 
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
-        bands = self.bands(shape)
+        bands = self.sizes(shape)
         if not bands.is_staged:
             return 0
         return self.warps // bands.sides * bands.staged_bytes(self.turns, "residual" in epilogue.operands(shape))
@@ -243,7 +243,7 @@ class BandedMatrix(Strategy):
 
     def check(self, shape: Shape, target: Target) -> None:
         self._require_most("rows", self.rows, MAX_SIDE)
-        bands = self.bands(shape)
+        bands = self.sizes(shape)
         self._require_in("loads", ("pairs", *["fours"] * bands.has_fours, *["planes"] * bands.can_stage))
         self._require_most("kernel_rows", self.kernel_rows, bands.product_rows)
         self._require_most("warps", self.warps, bands.groups, ", one a group")
@@ -257,17 +257,17 @@ class BandedMatrix(Strategy):
         self._require_most("unrolled products", bands.products, _MAX_PRODUCTS)
         self._require_launch(target, threads=32 * self.warps)
 
-    def bands(self, shape: Shape) -> Bands:
+    def sizes(self, shape: Shape) -> Bands:
         is_staged = self.loads == "planes"
         return Bands(shape, self.rows, self.kernel_rows, run=4 if self.loads == "fours" else 2, is_staged=is_staged)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float | None:
         """Estimate the time in rows of an odd width."""
-        return self._cycles(shape, target) / CLOCK if self.bands(shape).alternates else None
+        return self._cycles(shape, target) / CLOCK if self.sizes(shape).alternates else None
 
     def _cycles(self, shape: Shape, target: Target) -> float:
         """Estimate the cycles of an SM, which needs four warps to be busy, for comparison with other tiles."""
-        bands = self.bands(shape)
+        bands = self.sizes(shape)
         if bands.alternates:
             return CLOCK * band_cost.expected_seconds(bands, self.warps, self._has, target.units)
         load, weight, multiply, store, begin, start = self.cycles
@@ -278,14 +278,9 @@ class BandedMatrix(Strategy):
         warps = bands.groups * shape.result_channels / target.units
         return warp * max(4.0, warps)
 
-    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
-        from ..compute import banded_matrix
-
-        return banded_matrix(self.bands(shape), epilogue)
-
     def apply(self, sch: Schedule, shape: Shape) -> None:
         pad, band, conv, epilogue, store = map(sch.get_sblock, ("pad", "band", "depthwise_conv2d", "epilogue", "store"))
-        bands = self.bands(shape)
+        bands = self.sizes(shape)
         warp, lane = self._deal(sch, shape, store)
 
         # Results leave in pairs, and so come what they are added to.
@@ -309,7 +304,7 @@ class BandedMatrix(Strategy):
     def _deal(self, sch: Schedule, shape: Shape, store: SBlockRV) -> tuple[LoopRV, LoopRV]:
         """Give a warp a group of tiles; lanes hold what the tensor cores want of them."""
         c, group, rows, lane, *pair = sch.get_loops(store)
-        bands = self.bands(shape)
+        bands = self.sizes(shape)
         blocks, *turns, warp = sch.split(group, [None, *[self.turns] * bands.is_staged, self.warps])
         outer = (c, blocks) if bands.is_copied else (blocks, c)  # as planes lie
         sch.reorder(*outer, *turns, warp, lane, rows, *pair)
@@ -321,7 +316,7 @@ class BandedMatrix(Strategy):
         from ..compute.mma import beside, intrinsic
 
         pad, band, conv = blocks
-        bands = self.bands(shape)
+        bands = self.sizes(shape)
 
         # 1. The sums of a warp, for a few rows of the kernel at a time.
         compute_at(sch, conv, warp, "local")

@@ -65,12 +65,12 @@ class BandedPlanes(BandedMatrix):
     def is_promising(self, shape: Shape) -> bool:
         return super().is_promising(shape) and max(self._elements(shape)) < _MOST
 
-    def bands(self, shape: Shape) -> Bands:
+    def sizes(self, shape: Shape) -> Bands:
         return Bands(shape, self.rows, self.kernel_rows, is_copied=True)
 
     def _elements(self, shape: Shape) -> tuple[int, int]:
         """Count the elements of both workspaces."""
-        bands = self.bands(shape)
+        bands = self.sizes(shape)
         sums = 128 * shape.result_channels * bands.groups * bands.rows
         planes = bands.source_channels * Planes(bands).positions
         return planes, sums if shape.layout == "NHWC" else 0
@@ -106,7 +106,7 @@ class BandedPlanes(BandedMatrix):
         """Give a thread some positions of some channels."""
         gather, turn = map(sch.get_sblock, ("gather", "planes"))
         planes = sch.cache_write(turn, 0, "local")
-        (channel_count, channels), threads, places = Planes(self.bands(shape)).split
+        (channel_count, channels), threads, places = Planes(self.sizes(shape)).split
         c, f = sch.get_loops(planes)
         bc, tc, c = sch.split(c, [None, channel_count, channels])
         bf, tf, f = sch.split(f, [None, threads, places])

@@ -35,10 +35,9 @@ from math import ceil, prod
 
 from ..bands import window_of
 from ..diagonals import Diagonals
-from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
-from ..typed import PrimFunc, Schedule
+from ..typed import Schedule
 from .base import with_guesses
 from .cost import registers_for
 from .loops import bind_threads, compute_at, number, unroll_all, unroll_in_source
@@ -153,11 +152,6 @@ class BandedSums(MatrixSums):
 
     def sizes(self, shape: Shape) -> Diagonals:
         return Diagonals(shape, self.rows, self.warps, self.parts)
-
-    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
-        from ..compute import diagonal_sums
-
-        return diagonal_sums(self.sizes(shape))
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         from ..compute.mma import intrinsic

@@ -159,10 +159,14 @@ class Strategy(ABC):
         return "" if set(cls.dtypes) == set(DTYPES) else f" of {' or '.join(cls.dtypes)}"
 
     def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
-        """Define what `apply` transforms: the shape's operation as `compute` has it."""
+        """Define what `apply` transforms: the shape's operation as `compute` has it for such sizes."""
         from .. import compute
 
-        return compute.depthwise_conv2d(shape, epilogue)
+        return compute.define(self.sizes(shape), epilogue)
+
+    def sizes(self, shape: Shape) -> Any:
+        """Return the sizes by which `compute` defines the operation: of blocks, or the shape alone."""
+        return shape
 
     @abstractmethod
     def apply(self, sch: Schedule, shape: Shape) -> None:

@@ -44,7 +44,7 @@ from ..epilogue import NO_STEPS, Epilogue
 from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Pairs
 from ..shape import Shape
 from ..target import Target
-from ..typed import PrimFunc, Schedule
+from ..typed import Schedule
 from .banded_channels import BandedChannels
 from .banded_planes import BandedPlanes
 from .base import Strategy, by_time, expected, is_beaten, varied, with_guesses
@@ -183,11 +183,11 @@ class ChannelPairs(Strategy):
         """Return the tile with the steps for so many rows of results."""
         if rows <= self.rows:
             return replace(self, steps=1)
-        least = replace(self, steps=2).pairs(shape)
+        least = replace(self, steps=2).sizes(shape)
         if rows < shape.result_height:
             return replace(self, steps=-(-(rows + least.delay) // self.rows))
         tiles = (replace(self, steps=steps) for steps in count(max(2, -(-(rows - least.above) // self.rows))))
-        return next(tile for tile in tiles if tile.pairs(shape).is_whole)
+        return next(tile for tile in tiles if tile.sizes(shape).is_whole)
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -209,7 +209,7 @@ class ChannelPairs(Strategy):
 
     def _room(self, shape: Shape, epilogue: Epilogue) -> int:
         """Count the blocks that an SM's registers and shared memory have room for, if none spills."""
-        pairs = self.pairs(shape)
+        pairs = self.sizes(shape)
         others, times = _REGISTERS[self.words]
         needed = int(others + times * pairs.held) + _PER_ROW * (self.rows - 2)
         threads = 32 * pairs.warps
@@ -219,7 +219,7 @@ class ChannelPairs(Strategy):
         return min(REGISTERS // (threads * -(-needed // 8) * 8), SHARED // shared, MAX_THREADS // threads)
 
     def check(self, shape: Shape, target: Target) -> None:
-        pairs = self.pairs(shape)
+        pairs = self.sizes(shape)
         least = self._least(shape)
         self._require(self.channels % least == 0, "channels", self.channels, f"a multiple of {least}")
         self._require_most("channels", self.channels, -(-shape.result_channels // least) * least)
@@ -249,16 +249,16 @@ class ChannelPairs(Strategy):
         return min(tiles, key=lambda tile: tile.expected_seconds(shape, target), default=self)
 
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
-        return self.pairs(shape).shared_bytes(epilogue)
+        return self.sizes(shape).shared_bytes(epilogue)
 
-    def pairs(self, shape: Shape) -> Pairs:
+    def sizes(self, shape: Shape) -> Pairs:
         return Pairs(shape, self.channels, self.images, self.across, self.rows, self.steps, self.ahead, self.words)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         times = _WHOLE if self.words == WORDS else _PARTED
         launch, of_product, row, run, step, first, few_warps, few_blocks, alone, *others = times
         little, much, last, overlap, bandwidth = others
-        pairs = self.pairs(shape)
+        pairs = self.sizes(shape)
         blocks, products = prod(pairs.blocks), pairs.products // sum(count for _, count in pairs.depths)
         at_a_time = min(self.min_blocks, ceil(blocks / target.units))
         rows, columns = (min(sizes) for sizes in zip((pairs.input_rows, pairs.width), shape.source, strict=True))
@@ -278,11 +278,6 @@ class ChannelPairs(Strategy):
         busy *= 1 + few_warps / (pairs.warps * at_a_time) + few_blocks / at_a_time
         least, most = sorted((memory, busy))
         return float(launch + most * (1 + (least / most) ** overlap) ** (1 / overlap))
-
-    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
-        from ..compute import channel_pairs
-
-        return channel_pairs(self.pairs(shape), epilogue)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         from ..compute import async_copy, mma

@@ -178,7 +178,7 @@ class RowStream(Strategy):
 
         In NCHW fewer blocks of float32 run then, and where registers are short of those of a bias or scale.
         """
-        strip, is_float = self._strip(shape), shape.itemsize == 4
+        strip, is_float = self.sizes(shape), shape.itemsize == 4
         planes = is_float and shape.layout == "NCHW"
         if epilogue.waits:
             rows = strip.residual_rows(self.depth) if "residual" in epilogue.steps else planes
@@ -201,13 +201,13 @@ class RowStream(Strategy):
             self._require(self.cols % self.vector == 0, "vector", self.vector, "a divisor of cols")
         self._require_most("cols", self.cols, MAX_SIDE)
         self._require_most("rows", self.rows, part_sizes(shape)[0])
-        sums = self.cols * self._strip(shape).channels
+        sums = self.cols * self.sizes(shape).channels
         self._require_most("sums of a row", sums, MAX_SUMS)
         self._require_most("multiply-adds", self.depth * sums * prod(shape.kernel), MAX_UNROLLED)
         self._require_most("thread_z", self.thread_z, 64)
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
 
-    def _strip(self, shape: Shape) -> Strip:
+    def sizes(self, shape: Shape) -> Strip:
         return _strip(shape, self.cols, self.vector)
 
     @property
@@ -220,7 +220,7 @@ class RowStream(Strategy):
 
     def _registers(self, shape: Shape) -> int:
         kernel_h, kernel_w = shape.kernel
-        strip = self._strip(shape)
+        strip = self.sizes(shape)
         held = kernel_h * (kernel_w + self.cols) * strip.channels
         loaded = self.depth * strip.taken * max(1, self.vector * shape.itemsize // 4)
         wide = strip.columns * strip.channels if shape.itemsize == 2 else 0
@@ -259,7 +259,7 @@ class RowStream(Strategy):
         return results * torn(self.thread_x, self.vector * shape.itemsize, pixel)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        kernel_h, strip = shape.kernel[0], self._strip(shape)
+        kernel_h, strip = shape.kernel[0], self.sizes(shape)
         sums, inputs = (n * strip.channels for n in (self.cols, strip.columns))
         is_half = shape.itemsize == 2
         height, _ = part_sizes(shape)
@@ -285,14 +285,14 @@ class RowStream(Strategy):
 
     def _stored_bytes(self, shape: Shape) -> float:
         """Count the bytes of the sectors of all stores, in NCHW some more than once."""
-        store = self._strip(shape).store_step
+        store = self.sizes(shape).store_step
         often = min(self.cols, max(store, SECTOR // shape.itemsize)) / store
         return prod(shape.result_shape) * shape.itemsize * (often if shape.layout == "NCHW" else 1)
 
     def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
-        from ..compute import streamed_rows
+        from ..compute import define
 
-        return streamed_rows(self._strip(shape), epilogue, self.rows, self.depth)
+        return define(self.sizes(shape), epilogue, self.rows, self.depth)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         n, segment, strip, vector = sch.get_loops(sch.get_sblock("stream"))

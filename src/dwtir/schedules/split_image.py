@@ -38,12 +38,11 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
-from ..epilogue import Epilogue
 from ..images import Images, is_small
 from ..pieces import Pieces, divisions
 from ..shape import Shape
 from ..target import Target
-from ..typed import PrimFunc, Schedule
+from ..typed import Schedule
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
 from .base import Strategy, by_time, paying, varied, with_guesses
@@ -141,7 +140,7 @@ class SplitImage(Strategy):
             is_slow = shape.batch > 1 and shape.result_width < _NARROW and prod(shape.kernel) <= _FEW_TAPS
             return is_slow and not (isinstance(other, BandedMatrix) and other.loads == "planes")
         together = target.units * max(1, own._at_a_time(shape))
-        margin = _margin(shape, other, own._pieces(shape).blocks <= together)
+        margin = _margin(shape, other, own.sizes(shape).blocks <= together)
         return own.expected_seconds(shape, target) < margin * expected
 
     @classmethod
@@ -162,7 +161,7 @@ class SplitImage(Strategy):
     def _passing(cls, tiles: Iterable[SplitImage], shape: Shape, target: Target) -> Iterator[SplitImage]:
         """Give tiles as many blocks as an SM has room for, or as there are for each."""
         for tile in tiles:
-            blocks = tile._pieces(shape).blocks
+            blocks = tile.sizes(shape).blocks
             tile = replace(tile, min_blocks=max(1, min(tile._at_a_time(shape), -(-blocks // target.units))))
             if tile._passes(shape, target):
                 yield tile
@@ -183,7 +182,7 @@ class SplitImage(Strategy):
         return self._registers(shape) <= registers_for(self._threads, self.min_blocks)
 
     def check(self, shape: Shape, target: Target) -> None:
-        pieces, sums = self._pieces(shape), self._sums(shape)
+        pieces, sums = self.sizes(shape), self._sums(shape)
         self._require_most("bands", self.bands * self.pieces, _most_bands(shape))
         self._require(
             self._is_plain or (shape.layout == "NCHW" and self.thread_y == 1),
@@ -209,7 +208,7 @@ class SplitImage(Strategy):
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of the kernel, by the instructions that it issues and its bytes."""
         at_a_time = max(self.min_blocks, self._at_a_time(shape))
-        seconds = expected_seconds(self._pieces(shape), at_a_time, target.units)
+        seconds = expected_seconds(self.sizes(shape), at_a_time, target.units)
         is_wide = self._is_plain and shape.stride == (1, 1) and _is_large(shape)
         return seconds * _OF_WIDE if is_wide else seconds
 
@@ -218,7 +217,7 @@ class SplitImage(Strategy):
         return self.thread_x * self.thread_y * self.bands * self.parts
 
     def _registers(self, shape: Shape) -> int:
-        pieces = self._pieces(shape)
+        pieces = self.sizes(shape)
         taps, others = pieces.held, _OTHERS
         if _is_strided(shape):
             taps, others = -(-taps // shape.stride[1]), _OTHERS_STRIDED
@@ -228,7 +227,7 @@ class SplitImage(Strategy):
         """Count the blocks that an SM has room for."""
         threads = -(-self._threads // 32) * 32
         counts = range(1, min(MAX_BLOCKS, MAX_THREADS // threads) + 1)
-        needed, taken = self._registers(shape), self._pieces(shape).shared_bytes + 1024
+        needed, taken = self._registers(shape), self.sizes(shape).shared_bytes + 1024
         fitting = (n for n in counts if needed <= registers_for(threads, n))
         return min(max(fitting, default=1), SHARED // taken)
 
@@ -244,20 +243,15 @@ class SplitImage(Strategy):
         return self.parts == self.pieces == 1
 
     def _sums(self, shape: Shape) -> int:
-        pieces = self._pieces(shape)
+        pieces = self.sizes(shape)
         return pieces.rows * pieces.cols
 
     def _has_room(self, shape: Shape, target: Target) -> bool:
-        return self._pieces(shape).shared_bytes_on(target) <= target.shared_bytes_per_block
+        return self.sizes(shape).shared_bytes_on(target) <= target.shared_bytes_per_block
 
-    def _pieces(self, shape: Shape) -> Pieces:
+    def sizes(self, shape: Shape) -> Pieces:
         images = Images(shape, self.thread_x, self.thread_y, shape.result_height)
         return Pieces(images, self.bands, self.parts, self.pieces)
-
-    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
-        from ..compute import split_images
-
-        return split_images(self._pieces(shape), epilogue)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("images"))), "blockIdx.x")

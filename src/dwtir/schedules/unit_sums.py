@@ -37,7 +37,7 @@ from math import ceil, lcm, prod
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
-from ..typed import PrimFunc, Schedule
+from ..typed import Schedule
 from ..units import LANES, Units
 from .base import with_guesses
 from .cost import registers_for
@@ -173,11 +173,6 @@ class UnitSums(MatrixSums):
 
     def sizes(self, shape: Shape) -> Units:
         return Units(shape, self.channels, self.together, self.images, self.warps, self.parts, self.ahead)
-
-    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
-        from ..compute import unit_sums
-
-        return unit_sums(self.sizes(shape))
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         from ..compute import async_copy, mma

@@ -42,7 +42,7 @@ from ..epilogue import Epilogue
 from ..images import Images, is_small
 from ..shape import Shape
 from ..target import Target
-from ..typed import PrimFunc, Schedule
+from ..typed import Schedule
 from .base import Strategy, paying, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
@@ -154,7 +154,7 @@ class WholeImage(Strategy):
 
         A thread of a band shall have all of its loads under way at a time.
         """
-        images = self._images(shape)
+        images = self.sizes(shape)
         rows, cols = images.source
         held = images.weights if self.rows < shape.result_height else 0
         if self.turns > 1 and shape.layout == "NHWC":
@@ -181,7 +181,7 @@ class WholeImage(Strategy):
         self._require_launch(target, threads=self.thread_x * self.thread_y, shared_bytes=shared)
 
     def _shared_bytes(self, shape: Shape, target: Target) -> int:
-        return self._images(shape).shared_bytes_on(target) if shape.layout == "NCHW" else 0
+        return self.sizes(shape).shared_bytes_on(target) if shape.layout == "NCHW" else 0
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time by instructions and bytes: an image that is loaded ahead is worth as much as a block."""
@@ -199,7 +199,7 @@ class WholeImage(Strategy):
 
     def _instructions(self, shape: Shape) -> float:
         """Count the instructions of a thread."""
-        images, taps, is_half = self._images(shape), prod(shape.kernel), shape.itemsize == 2
+        images, taps, is_half = self.sizes(shape), prod(shape.kernel), shape.itemsize == 2
         read, written = prod(images.source), prod(images.result)
         count = float(images.multiply_adds + is_half * (read + written))
         if self.bands > 1:
@@ -218,13 +218,8 @@ class WholeImage(Strategy):
         is_free = self.turns == 1 or shape.layout == "NCHW"
         return is_free or self.rows == shape.result_height
 
-    def _images(self, shape: Shape) -> Images:
+    def sizes(self, shape: Shape) -> Images:
         return Images(shape, self.thread_x, self.thread_y, self.rows, self.turns, self.bands)
-
-    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
-        from ..compute import whole_images
-
-        return whole_images(self._images(shape), epilogue)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         if shape.layout == "NHWC":

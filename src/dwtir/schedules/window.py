@@ -11,7 +11,7 @@ from ..epilogue import Epilogue
 from ..shape import Shape
 from ..space_to_batch import SpaceToBatch, space_to_batch, splits_of
 from ..target import Target
-from ..typed import LoopRV, PrimFunc, SBlockRV, Schedule, Self
+from ..typed import LoopRV, SBlockRV, Schedule, Self
 from .base import Strategy, varied, with_guesses
 from .cost import (
     LINE,
@@ -207,12 +207,8 @@ class Window(Strategy):
             and self._has_registers(shape)
         )
 
-    def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
-        if self.split == "none":
-            return super().define(shape, epilogue)
-        from .. import compute
-
-        return compute.small_images(self._split(shape), epilogue)
+    def sizes(self, shape: Shape) -> Shape | SpaceToBatch:
+        return shape if self.split == "none" else self._split(shape)
 
     def _split(self, shape: Shape) -> SpaceToBatch:
         return space_to_batch(shape, self.split)
