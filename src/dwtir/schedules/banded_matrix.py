@@ -187,10 +187,16 @@ class BandedMatrix(Strategy):
             is_unknown = bands.down > 1 and (rows * shape.stride[0] < _LEAST_ROWS or rows > _MOST_ROWS)
             if not bands.has_pairs or (bands.alternates and is_unknown):
                 continue
-            for warps, min_blocks in _BLOCKS if bands.alternates else _BLOCKS[:1]:
-                tile = cls(rows, kernel_rows, min(warps, bands.groups), min_blocks)
-                if tile.is_promising(shape):
-                    yield tile
+            tiles = [cls(rows, kernel_rows, min(warps, bands.groups), blocks) for warps, blocks in _BLOCKS]
+            tiles = [tile for tile in tiles[: len(_BLOCKS) if bands.alternates else 1] if tile.is_promising(shape)]
+            yield from [tile for tile in tiles if tile._is_sure(bands)] or tiles
+
+    def _is_sure(self, bands: Bands) -> bool:
+        """Tell whether the compiler is known not to let the loads of a row of an odd width wait for each other."""
+        taps = prod(bands.shape.kernel)
+        if self.warps == 2:
+            return taps <= _ODD_TAPS[0] and bands.groups % 2 == 0
+        return taps > _MOST_TAPS or (self.warps, self.min_blocks) in _BLOCKS[2:]
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:

@@ -22,6 +22,8 @@ _LONGER, _TWICE, _FEW = 1.28, 0.74, 2.04
 # What a byte that several blocks read costs, in bytes of memory. With it the same constants choose tiles of pieces 3 %
 # slower than the best of 416 kernels of 27 layers.
 _AGAIN = 0.35
+# What pieces take of that, more the narrower their strips, and with a stride: of 160 kernels of 25 layers.
+_PIECE, _STRIP, _STRIDED = 0.97, 0.3, 1.15
 # How far blocks of one round, which load at the same time, use what others leave, and by how much more in another.
 _ALIKE, _ANOTHER = 0.3, 0.8
 _LANES = 32
@@ -44,7 +46,11 @@ def expected_seconds(pieces: Pieces, at_a_time: int, units: int) -> float:
     power = 1.0  # a block alone does one after the other
     if together > 1:
         power = _LONGER + _TWICE * log2(together) * min(1.0, _ALIKE + _ANOTHER * max(0.0, rounds - 1))
-    return _LAUNCH + longer(busy, memory, power) * (1 + _FEW / max(4, together * warps))
+    more = 1 + _FEW / max(4, together * warps)
+    if pieces.pieces > 1:
+        more *= _PIECE * (1 + _STRIP / pieces.cols)
+        more *= _STRIDED if shape.operation == "forward" and max(shape.stride) > 1 else 1
+    return _LAUNCH + more * longer(busy, memory, power)
 
 
 def _work(pieces: Pieces) -> tuple[float, float]:
