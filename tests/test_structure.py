@@ -373,6 +373,10 @@ def test_small_results_have_a_place_of_their_own():
         on_h200(shape, SplitImage(32, 2, 1))
 
 
+def test_all_channels_of_a_gradient_are_in_registers():
+    assert on_h200("128x16x7x7_k9_p4_m3_dgrad", "register_window").resources().stack_bytes == 0
+
+
 def test_strided_gradient_multiplies_no_missing_taps():
     """The source asks at every tap whether it is there, of the tile's own rows and columns."""
     source = on_h200("2x8x28x28_k3_s2_p1_dgrad", "register_window").source()

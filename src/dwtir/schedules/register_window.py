@@ -202,7 +202,8 @@ class RegisterWindow(Window):
         sch.set_scope(pad, 0, "local")
         at, unrolled = {"tile": (tx, conv_n), "row": (kh, kw), "tap": (kw, conv_oh)}[self.window]
         compute_at(sch, vectors, at)
-        unroll_all(sch, sch.get_loops(vectors)[-2:])
+        has_channels = shape.operation == "grad_data" and shape.channel_multiplier > 1
+        unroll_all(sch, sch.get_loops(vectors)[-2 - has_channels :])
         sch.vectorize(lanes)
         unroll_in_source(sch, unrolled)
 
