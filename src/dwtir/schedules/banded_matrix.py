@@ -187,8 +187,9 @@ class BandedMatrix(Strategy):
             is_unknown = bands.down > 1 and (rows * shape.stride[0] < _LEAST_ROWS or rows > _MOST_ROWS)
             if not bands.has_pairs or (bands.alternates and is_unknown):
                 continue
-            tiles = [cls(rows, kernel_rows, min(warps, bands.groups), blocks) for warps, blocks in _BLOCKS]
-            tiles = [tile for tile in tiles[: len(_BLOCKS) if bands.alternates else 1] if tile.is_promising(shape)]
+            sizes = _BLOCKS if bands.alternates else _BLOCKS[:1]
+            tiles = [cls(rows, kernel_rows, min(warps, bands.groups), blocks) for warps, blocks in sizes]
+            tiles = [tile for tile in tiles if tile.is_promising(shape)]
             yield from [tile for tile in tiles if tile._is_sure(bands)] or tiles
 
     def _is_sure(self, bands: Bands) -> bool:

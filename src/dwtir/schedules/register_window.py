@@ -39,7 +39,19 @@ from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule
 from .loops import bind, compute_at, get_blocks, stage_operands, unroll_all, unroll_in_source
-from .tiles import BLOCK_COUNTS, MAX_SIDE, divisors, even_split, even_tiles, phases, step, taps, vectors, whole_phases
+from .tiles import (
+    BLOCK_COUNTS,
+    MAX_SIDE,
+    divisors,
+    even_split,
+    even_tiles,
+    inputs_of,
+    phases,
+    step,
+    taps,
+    vectors,
+    whole_phases,
+)
 from .window import Access, Footprint, Window
 
 
@@ -202,8 +214,7 @@ class RegisterWindow(Window):
         sch.set_scope(pad, 0, "local")
         at, unrolled = {"tile": (tx, conv_n), "row": (kh, kw), "tap": (kw, conv_oh)}[self.window]
         compute_at(sch, vectors, at)
-        has_channels = shape.operation == "grad_data" and shape.channel_multiplier > 1
-        unroll_all(sch, sch.get_loops(vectors)[-2 - has_channels :])
+        unroll_all(sch, sch.get_loops(vectors)[-2 - (inputs_of(shape) > 1) :])
         sch.vectorize(lanes)
         unroll_in_source(sch, unrolled)
 
