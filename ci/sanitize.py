@@ -20,10 +20,10 @@ from dwtir.space_to_batch import splits_of
 from dwtir.target import resolve
 
 # Odd sizes, so that tiles hang over every edge; 8 channels make a vector of 16 bytes. The
-# large kernel takes the strategies' second way, row by row; the next is one that tensor
-# cores multiply, forward and backward, then whole images in registers, a dilation, a multiplier.
+# large kernel takes the strategies' second way, row by row; the next are ones that tensor cores
+# multiply, forward and backward, and with a stride, then whole images in registers, a dilation, a multiplier.
 SIZES = (
-    *("2x8x13x17_k3_psame", "1x8x19x18_k13_s2_psame", "2x4x11x14_k5_p2"),
+    *("2x8x13x17_k3_psame", "1x8x19x20_k13_s2_psame", "2x4x11x14_k5_p2", "2x4x13x17_k5_s2_p2"),
     *("5x20x7x7_k5_p2", "1x4x11x14_k3_p2_d2", "1x4x11x14_k3_p1_m2"),
 )
 ENDINGS = ("", "_dgrad", "_wgrad")
@@ -58,6 +58,10 @@ def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterat
     if pairs.claims(shape, device):
         tile = pairs.choose(shape, device).parameters | {"rows": 2, "ahead": 2, "min_blocks": 1}
         yield pairs(**tile | {"steps": -(-shape.result_height // 2)})  # down the image, by a ring of stages
+    banded = dwtir.STRATEGIES["banded_matrix"]
+    if banded.claims(shape, device) and max(shape.stride) > 1:
+        fours = banded(2, shape.kernel[0], 1, loads="fours")
+        yield from [fours] * fours.fits(shape, device)
     split = dwtir.STRATEGIES["split_image"]
     if shape.layout == "NCHW" and split.claims(shape, device):
         divided = (split(4, 1, bands, 1, parts, pieces) for bands, parts, pieces in ((3, 3, 3), (4, 2, 2), (2, 4, 3)))

@@ -139,6 +139,7 @@ CHOICES = {
     "banded_matrix": """
         float16 128x96x56x56_k7_p3 128x240x28x28_k5_p2 128x96x57x57_k7_p3 32x192x35x35_k5_p2 128x96x56x56_k5_p2
         float16 128x480x14x14_k5_p2 64x256x56x56_k3_p1 128x512x14x14_k3_p1
+        float16 64x240x56x56_k5_s2_p2 128x144x57x57_k3_s2_p1 128x72x56x56_k5_s2_p2+scale_shift+silu
         bfloat16 64x256x55x57_k3_p1
         float16_dgrad 128x96x56x56_k7_p3
     """,
@@ -168,7 +169,7 @@ CHOICES = {
         nchw 128x672x14x14_k5_s2_p2 1x96x56x56_k7_p3
         dgrad 128x64x112x112_k3_s2_p1
         float16_dgrad 1x240x28x28_k5_s2_p2 128x96x56x56_k13_p6_m2
-        float16 128x95x57x57_k7_p3 127x95x57x57_k7_p3 64x240x56x56_k5_s2_p2 1x192x35x35_k3_p1
+        float16 128x95x57x57_k7_p3 127x95x57x57_k7_p3 64x96x112x112_k3_s2_p1 1x192x35x35_k3_p1 1x240x56x56_k5_s2_p2
     """,
     "row_stream": """
         float16_nhwc 128x96x56x56_k7_p6_d2 128x384x14x14_k5_p2+bias+gelu 128x240x28x28_k5_p2+bias+gelu
@@ -236,7 +237,9 @@ FASTEST = {
     "64x251x56x56_k3_p1_float16_nhwc": ChannelVector(8, 8, 1, 251, 1, 1, 2),
     "128x90x56x56_k5_p2_nhwc": ChannelVector(7, 8, 1, 90, 1, 1, 7),
     "128x256x74x74_k3_p1": SplitImage(2, 1, 8, 14, 4, 5),
-    "16x128x113x113_k5_p2_float16": BandedMatrix(12, 5, 4, 4),
+    "16x32x255x255_k7_p3_float16": BandedMatrix(14, 7, 2, 8),
+    "128x96x56x56_k7_s2_p3_float16": BandedMatrix(4, 7, 1, 16, "fours"),
+    "64x96x75x75_k5_s2_p2_float16": BandedMatrix(4, 5, 1, 12),
     "128x960x16x16_k5_p2_s2": RegisterWindow(8, 2, 4, 1, 16, 4, 2, 8),
     "64x256x56x56_k3_p2_d2_nhwc": ChannelVector(7, 4, 2, 32, 1, 4, 4, split="both"),
     "128x728x19x19_k3_p1_float16": SplitImage(16, 1, 10, 5),

@@ -156,7 +156,7 @@ def test_tensor_cores_are_of_newer_devices():
 def test_what_compute_sanitizer_runs_fits():
     script = runpy.run_path(str(Path(__file__).parents[1] / "ci/sanitize.py"))
     tiles = [(shape, tile) for shape, tile in script["cases"](H200) if not isinstance(tile, str)]
-    windows = {"register_window", "channel_vector"}
-    assert {tile.name for _, tile in tiles} == windows | {"whole_image", "channel_pairs", "split_image"}
+    names = {"register_window", "channel_vector", "whole_image", "channel_pairs", "banded_matrix", "split_image"}
+    assert {tile.name for _, tile in tiles} == names
     for shape, tile in tiles:
         tile.check_use(shape, H200, Epilogue.of(script["EPILOGUE"] if shape.operation == "forward" else None))

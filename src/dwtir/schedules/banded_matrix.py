@@ -33,7 +33,8 @@ the image: none of its products is with padding. See `dwtir.bands.Bands.goes_by_
 
 Registers: the window and the band of a step, or two bands, and 4 * rows sums; where one step takes
 the whole kernel, the window goes by row after row. Rows of an odd width take more sectors of memory
-than they fill, and wait for many warps: `min_blocks` holds the registers down, and tiles are low.
+than they fill, and wait for many warps: `min_blocks` holds the registers down, and tiles are low. With a
+stride a lane loads twice as much for a result: tiles are lower still, and blocks have one warp.
 
 A zero of the band times an input that is not finite is NaN. An infinite input thus may make
 outputs NaN that do not see it, if it lies no more than 7 * SW + 15 columns beside what they see,
@@ -42,10 +43,9 @@ of those of a dilation's part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import inf, prod
+from math import prod
 from typing import ClassVar
 
 from ..bands import Bands
@@ -53,7 +53,8 @@ from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
 from ..typed import LoopRV, SBlockRV, Schedule, Self
-from . import band_cost, plane_tiles
+from . import band_cost, band_tiles, plane_tiles
+from .band_tiles import FEW_TAPS, height, heights, kernel_rows
 from .base import Strategy, by_time, varied, with_guesses
 from .cost import registers_for
 from .loops import bind, compute_at, unroll_all
@@ -66,14 +67,11 @@ _MAX_PRODUCTS = 1024
 _LEAST_TAPS = 25
 """Products of an input with weights from which on the tensor cores pay: of a 5x5 kernel."""
 
-_ODD_TAPS = 9, 144
-"""The same in rows of an odd width, which others load one by one, and where copies begin to pay."""
+_ODD_TAPS = FEW_TAPS, 144
+"""The same in rows of an odd width, which others load one by one; and of an input, where copies begin to pay."""
 
 _SECOND_KIND = 40
 """Registers for the addresses and tests of a second kind of row, and for what is taken off."""
-
-_BLOCKS = (4, 1), (4, 3), (4, 4), (2, 9), (1, 20)
-"""Warps of a block, and blocks at a time: the first alone where rows are even."""
 
 _CROWD, _MOST_TAPS = 20, 49
 """Warps for each SM from which on, and taps up to which, some multiply while others wait."""
@@ -81,7 +79,8 @@ _CROWD, _MOST_TAPS = 20, 49
 _HIGH, _LOW, _LOW_TAPS = 14, 8, 25
 """Rows of tiles, and of low ones that load by fours; taps up to which these are faster."""
 
-_LEAST_ROWS, _MOST_ROWS = 8, 16  # inputs of a tile's own, and results; of others the model knows little
+_OWN, _NARROW, _MOST_LOADS = 8, (16, 12), 140
+"""With a stride, rows of inputs that are a tile's own; too few columns, of few taps and of more; and most loads."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +117,11 @@ class BandedMatrix(Strategy):
         """Tell whether there are so many taps to an input that the tensor cores may pay."""
         if not super().claims(shape, target):
             return False
-        taps = prod(shape.kernel) / prod(shape.stride)
-        least, most = _ODD_TAPS if Bands(shape, 1, 1).is_odd else (_LEAST_TAPS, inf)
-        has_tile = least <= taps < most and any(True for _ in cls._tiles(shape))
-        return has_tile or cls._by_planes(shape, target) is not None
+        taps, to_an_input = prod(shape.kernel), prod(shape.kernel) / prod(shape.stride)
+        is_odd = Bands(shape, 1, 1).is_odd
+        pays = taps >= _ODD_TAPS[0] and to_an_input < _ODD_TAPS[1] if is_odd else to_an_input >= _LEAST_TAPS
+        has_tile = pays and len(cls._tiles(shape)) > 0
+        return has_tile or (cls._by_planes(shape, target) or cls._strided(shape, target)) is not None
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
@@ -143,8 +143,8 @@ class BandedMatrix(Strategy):
 
     @classmethod
     def choose(cls, shape: Shape, target: Target) -> Self:
-        """Choose the tile that has planes, or else that whose loads and products take the least time."""
-        if tile := cls._by_planes(shape, target):
+        """Choose the tile that has planes, or a stride, or else that whose loads and products take the least time."""
+        if tile := cls._by_planes(shape, target) or cls._strided(shape, target):
             return tile
         tiles = cls._tiles(shape)
         return min(tiles, key=lambda tile: tile._cycles(shape, target), default=cls(1, 1, 1))._in_turns(shape, target)
@@ -158,7 +158,7 @@ class BandedMatrix(Strategy):
         if bands.groups * shape.result_channels < _CROWD * target.units:
             return self
         if bands.has_fours and taps <= _LOW_TAPS:
-            return replace(self, rows=even_split(_height(shape), _LOW), min_blocks=6, loads="fours")
+            return replace(self, rows=even_split(height(shape), _LOW), min_blocks=6, loads="fours")
         return replace(self, warps=min(2, self.warps), min_blocks=10)
 
     @classmethod
@@ -172,6 +172,20 @@ class BandedMatrix(Strategy):
         return None if found is None else cls(kernel_rows=shape.kernel[0], loads="planes", **found)
 
     @classmethod
+    def _strided(cls, shape: Shape, target: Target) -> Self | None:
+        """Return the low tile of many blocks of one warp, if there is a stride and each scheduler has a warp."""
+        taps, stride = prod(shape.kernel), shape.stride[0]
+        is_low = taps <= _LOW_TAPS
+        if max(shape.stride) == 1 or taps < _LEAST_TAPS or shape.result_width < _NARROW[not is_low]:
+            return None
+        tile = cls(even_split(height(shape), max(1, _OWN // stride)), shape.kernel[0], 1, 16)
+        bands = tile.sizes(shape)
+        is_few = bands.groups * shape.result_channels < 4 * target.units
+        if is_few or bands.is_copied or bands.is_odd or bands.loads > _MOST_LOADS or not tile.is_promising(shape):
+            return None
+        return replace(tile, loads="fours", min_blocks=12 if is_low else 16) if bands.has_fours else tile
+
+    @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
         """List the tile chosen; of an odd width the tiles expected to be fastest, in order."""
         chosen = cls.choose(shape, target)
@@ -181,29 +195,22 @@ class BandedMatrix(Strategy):
         return varied(tiles, lambda tile: tile.rows)
 
     @classmethod
-    def _tiles(cls, shape: Shape) -> Iterator[Self]:
-        for rows, kernel_rows in product(_heights(shape), _kernel_rows(shape)):
-            bands = cls(rows, kernel_rows, 1).sizes(shape)
-            is_unknown = bands.down > 1 and (rows * shape.stride[0] < _LEAST_ROWS or rows > _MOST_ROWS)
-            if not bands.has_pairs or (bands.alternates and is_unknown):
-                continue
-            sizes = _BLOCKS if bands.alternates else _BLOCKS[:1]
-            tiles = [cls(rows, kernel_rows, min(warps, bands.groups), blocks) for warps, blocks in sizes]
-            tiles = [tile for tile in tiles if tile.is_promising(shape)]
-            yield from [tile for tile in tiles if tile._is_sure(bands)] or tiles
-
-    def _is_sure(self, bands: Bands) -> bool:
-        """Tell whether the compiler is known not to let the loads of a row of an odd width wait for each other."""
-        taps = prod(bands.shape.kernel)
-        if self.warps == 2:
-            return taps <= _ODD_TAPS[0] and bands.groups % 2 == 0
-        return taps > _MOST_TAPS or (self.warps, self.min_blocks) in _BLOCKS[2:]
+    def _tiles(cls, shape: Shape) -> list[Self]:
+        """List the tiles worth comparing; in rows of an odd width those of few registers, if any has enough."""
+        tiles = [cls(*rows, 1) for rows in product(heights(shape), kernel_rows(shape))]
+        tiles = [tile for tile in tiles if band_tiles.is_known(tile.sizes(shape))]
+        usual = ((tile, blocks) for tile in tiles for blocks in band_tiles.blocks(tile.sizes(shape)))
+        for of_blocks in (usual, product(tiles, [band_tiles.ROOMY])):
+            found = (replace(tile, warps=warps, min_blocks=blocks) for tile, (warps, blocks) in of_blocks)
+            if promising := [tile for tile in found if tile.is_promising(shape)]:
+                return promising
+        return []
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         values = {
-            "rows": _heights(shape),
-            "kernel_rows": _kernel_rows(shape),
+            "rows": heights(shape),
+            "kernel_rows": kernel_rows(shape),
             "warps": (1, 2, 4, 8),
             "min_blocks": BLOCK_COUNTS,
             "turns": (1, 2, 4) if cls.choose(shape, target).loads == "planes" else (1,),
@@ -226,10 +233,10 @@ class BandedMatrix(Strategy):
         if self.loads == "planes":
             blocks = SHARED // (self.dynamic_bytes(shape, epilogue) + 1024)
             return replace(self, min_blocks=min(self.min_blocks, max(1, blocks)))
-        rows = self.rows if self.loads == "pairs" else even_split(_height(shape), _HIGH)
+        rows = self.rows if self.loads == "pairs" else even_split(height(shape), _HIGH)
         tile = replace(self, rows=rows, warps=min(2, self.warps), min_blocks=8, loads="pairs")
         bands = tile.sizes(shape)
-        fits = _is_in_one_step(bands) and tile._least(bands, 0) <= tile._has
+        fits = max(shape.stride) == 1 and _is_in_one_step(bands) and tile._least(bands, 0) <= tile._has
         return tile if fits and epilogue.waits else self
 
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
@@ -369,23 +376,3 @@ def place_residual(sch: Schedule, epilogue: SBlockRV, thread: LoopRV) -> list[SB
 
 def _is_in_one_step(bands: Bands) -> bool:
     return bands.kernel_steps == 1 and not (bands.is_copied or bands.alternates)
-
-
-def _height(shape: Shape) -> int:
-    """Return the rows of results in a part of an image."""
-    return -(-shape.result_height // Bands(shape, 1, 1).parts[0])
-
-
-def _heights(shape: Shape) -> list[int]:
-    """List the rows of a tile worth trying; in rows of an odd width, even numbers too."""
-    heights = {even_split(_height(shape), most) for most in (1, 2, 4, 7, _LOW, _HIGH)}
-    if Bands(shape, 1, 1).is_odd:
-        pairs = -(-shape.result_height // 2)
-        heights |= {2 * even_split(pairs, most) for most in (1, 2, 4, 5, 6, 8, 10, 15)}
-    return sorted(heights)
-
-
-def _kernel_rows(shape: Shape) -> list[int]:
-    """List the kernel's rows of a step worth trying: equal parts."""
-    heights = {shape.kernel[0], min(shape.kernel[0], shape.source[0])}
-    return sorted({even_split(n, most) for n in heights for most in (1, 2, 4, 8, 16, 32)})

@@ -53,7 +53,7 @@ class BandedPlanes(BandedMatrix):
             cls._is_for(shape, target)
             and prod(shape.kernel) >= _LEAST_TAPS * prod(shape.stride)
             and (shape.layout == "NHWC" or Bands(shape, 1, 1).is_odd)
-            and any(True for _ in cls._tiles(shape))
+            and len(cls._tiles(shape)) > 0
         )
 
     @classmethod

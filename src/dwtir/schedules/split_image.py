@@ -71,8 +71,8 @@ _MANY_TAPS = 100
 """Of a kernel whose weights take so long to load that two images share them."""
 
 # The share of the expected time of others that it may take: of products on tensor cores, and of windows in registers,
-# whose rows take longer than expected where they are no vectors. Of large images those are last; of these, of vectors
-# of 4 halves; or of many taps, wide vectors and gradients with a stride.
+# whose rows take longer than expected where they are no vectors. Of large images, or with a stride, those are last; of
+# these, of vectors of 4 halves; or of many taps, wide vectors and gradients with a stride.
 _OF_PRODUCTS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS = (1.0, 0.8), 0.93, 1.18, 1.07
 _OF_LARGE = 1.03, 0.97, 0.8
 # Of rows a dilation apart; of blocks that are all there at once, and vectors of 4; and of its own time, that whole rows
@@ -283,7 +283,7 @@ def _margin(shape: Shape, other: Strategy, is_round: bool) -> float:
     """Find the share of the other's expected time, which errs, that it may take, if blocks are all there at once."""
     is_large = _is_large(shape)
     if isinstance(other, BandedMatrix):
-        return _OF_PRODUCTS[is_large]
+        return _OF_PRODUCTS[is_large or shape.stride != (1, 1)]
     is_single = isinstance(other, RegisterWindow) and other.lanes == 1
     if max(shape.dilation) > 1 and shape.layout == "NCHW" and not is_single:
         return _OF_DILATED
