@@ -139,6 +139,7 @@ def test_tiles_that_hang_over_every_edge(tile, backend, kernel, epilogue):
         (ChannelPairs(16, 1, 3, 1, 7, 1), "float16_3x20x7x11_k3x5_p1x2+bias+residual+relu"),  # 4 move together
         (ChannelPairs(24, 2, 3, 2, 3, 1, words=2), "float16_3x22x7x11_k3_p1+scale_shift+residual+relu"),  # 2
         (ChannelPairs(8, 1, 3, 1, 7, 1), "bfloat16_3x3x7x11_k5_p2+scale_shift+residual+relu"),  # alone
+        (ChannelPairs(8, 3, 1, 1, 3, 1, words=4), "float16_3x1x1x1_k5_s2_p6_d2"),  # the image's first step alone copies
         (ChannelPairs(16, 2, 3, 1, 1, 1), "bfloat16_dgrad_3x13x7x11_k5_p2"),
         (ChannelPairs(48, 2, 3, 2, 3, 1), "float16_3x10x7x11_k3_p1_m3+bias+relu"),
     ],

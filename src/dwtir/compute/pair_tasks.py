@@ -88,7 +88,8 @@ class Tasks:
             channel = (c * pairs.source_vectors + vector) * VECTOR + first
             here = [n < shape.batch, 0 <= row, row < height, 0 <= right, right < width]
             here += [channel < shape.in_channels, down < pairs.input_rows]
-            wanted = [line < pairs.images * pairs.stage_rows, column < pairs.width, stage < pairs.steps]
+            is_stage = T.cast(tirx.all(stage < pairs.steps), "int32") != 0  # a number, of which TVM infers no bounds
+            wanted = [line < pairs.images * pairs.stage_rows, column < pairs.width, is_stage]
             at = pairs.input_at(stage % pairs.stages, 0, line, column, vector) + first
             return tirx.all(*wanted), tirx.all(*here), image[n, row, right, channel + lane], at
 
