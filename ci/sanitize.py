@@ -57,7 +57,8 @@ def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterat
     pairs = dwtir.STRATEGIES["channel_pairs"]
     if pairs.claims(shape, device):
         tile = pairs.choose(shape, device).parameters | {"rows": 2, "ahead": 2, "min_blocks": 1}
-        yield pairs(**tile | {"steps": -(-shape.result_height // 2)})  # down the image, by a ring of stages
+        tile["steps"] = -(-shape.result_height // 2)  # down the image, by a ring of stages
+        yield from (pairs(**tile), pairs(**tile | {"images": 1, "turns": min(2, shape.batch)}))
     banded = dwtir.STRATEGIES["banded_matrix"]
     if banded.claims(shape, device) and max(shape.stride) > 1:
         fours = banded(2, shape.kernel[0], 1, loads="fours")

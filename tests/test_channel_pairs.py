@@ -1,5 +1,6 @@
 """NHWC halves on tensor cores, by pairs of channels and by banded matrices: what they take, and results."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -80,7 +81,7 @@ def test_kernel_that_sees_no_input_compiles():
 def test_fused_steps_cost_rows_and_no_block(about, alone, rows, blocks):
     shape, epilogue = layer(f"float16_nhwc_{about}")
     tile = alone.with_room_for(shape, epilogue, H200)
-    assert tile.sizes(shape).blocks == alone.sizes(shape).blocks
+    assert replace(tile, turns=1).sizes(shape).blocks == alone.sizes(shape).blocks
     assert (tile.rows, tile.min_blocks) == (rows, blocks)
     assert (tile.dynamic_bytes(shape, epilogue) + 1024) * blocks <= 228 * 1024
 
@@ -112,6 +113,7 @@ def test_fused_steps_without_room_are_refused():
         ChannelPairs(8, 3, 3, 7, 1, 1),  # one step, strips of two images in a warp
         ChannelPairs(16, 2, 2, 2, 4, 2, words=2),  # two warps for a vector
         ChannelPairs(8, 3, 3, 7, 1, 1, words=1),  # four
+        ChannelPairs(16, 1, 3, 2, 4, 3, words=2, turns=3),  # stages of three images in one ring, and of two
     ],
 )
 @replay_and_cuda
@@ -142,6 +144,8 @@ def test_tiles_that_hang_over_every_edge(tile, backend, kernel, epilogue):
         (ChannelPairs(8, 3, 1, 1, 3, 1, words=4), "float16_3x1x1x1_k5_s2_p6_d2"),  # the image's first step alone copies
         (ChannelPairs(16, 2, 3, 1, 1, 1), "bfloat16_dgrad_3x13x7x11_k5_p2"),
         (ChannelPairs(48, 2, 3, 2, 3, 1), "float16_3x10x7x11_k3_p1_m3+bias+relu"),
+        (ChannelPairs(8, 2, 2, 2, 4, 1, turns=3), "float16_7x20x7x11_k5_p2+scale_shift+residual"),  # a turn of no image
+        (ChannelPairs(16, 1, 1, 1, 6, 2, words=2, turns=2), "bfloat16_5x16x19x7_k5_s2_p2+bias+relu"),  # rows in blocks
     ],
 )
 @replay_and_cuda

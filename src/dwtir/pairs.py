@@ -64,6 +64,7 @@ class Pairs:
     steps: int
     ahead: int
     words: int
+    turns: int
 
     @property
     def vectors(self) -> int:
@@ -120,7 +121,7 @@ class Pairs:
         """Blocks over images, rows, columns and channels."""
         shape = self.shape
         return (
-            -(-shape.batch // self.images),
+            -(-shape.batch // (self.images * self.turns)),
             -(-shape.result_height // self.height),
             -(-shape.result_width // (self.across * COLUMNS)),
             -(-shape.result_channels // self.channels),
@@ -194,6 +195,11 @@ class Pairs:
         left = self.shape.result_height - (self.rows * self.steps - self.delay + self.begun)
         return max(0, -(-left // self.rows)) if self.is_whole else 0
 
+    @property
+    def leaving(self) -> int:
+        """Steps of a turn, with a stage or without."""
+        return self.steps + self.rests
+
     def _tap(self, begun: int) -> int:
         """Find how far down the kernel the first row is that all results see, after so many begun."""
         return -(-begun * self.shape.stride[0] // self.shape.dilation[0]) * self.shape.dilation[0]
@@ -226,7 +232,7 @@ class Pairs:
     @property
     def stages(self) -> int:
         """Stages in shared memory: those ahead, the next one, and those that warps take or have just taken."""
-        return min(self.ahead + 3, self.steps)
+        return min(self.ahead + 3, self.steps * self.turns)
 
     @property
     def buffers(self) -> int:
@@ -302,6 +308,14 @@ class Pairs:
             *(self.channels * taken for _ in fused.taken),
         ]
         return sum(-(-part // ALIGNED) * ALIGNED for part in parts)
+
+    def stage(self, turn: Any, step: Any) -> Any:
+        """Count the stages before that of a step of a turn."""
+        return turn * self.steps + step
+
+    def number(self, turn: Any, step: Any) -> Any:
+        """Count the steps before one of a turn."""
+        return turn * self.leaving + step
 
     def input_at(self, stage: Any, image: Any, row: Any, column: Any, vector: Any) -> Any:
         """Find a vector of inputs in shared memory, by its place in a stage."""

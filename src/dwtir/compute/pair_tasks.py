@@ -60,19 +60,29 @@ class Tasks:
         self._stores = _deal(pairs, lines, wide, pairs.vectors, pairs.result_span)
         self.loads, self.stores = self._loads.turns, self._stores.turns
 
-    def result(self, block, step, turn, thread) -> tuple[Any, tuple[Any, ...], _Task]:
-        """Tell whether a step has results for a thread's turn; find them, and their place in shared memory."""
+    def result(self, block, at, turn, thread) -> tuple[Any, tuple[Any, ...], _Task]:
+        """Tell whether a step has results for a thread; find them, and their place in shared memory."""
         pairs, shape = self.pairs, self.pairs.shape
         line, column, vector, first = task = self._stores.task(turn, thread)
         n, y, x, c = block
         columns = pairs.across * COLUMNS
+        (of, step), inside = at, []
+        if pairs.turns > 1:
+            n, inside = n * pairs.turns + of, [0 <= of]
         image, down = n * pairs.images + line // pairs.rows, step * pairs.rows + line % pairs.rows
         down += pairs.begun - pairs.delay
         row, right = y * pairs.height + down, x * columns + column
         channel = (c * pairs.vectors + vector) * VECTOR + first
-        inside = [line < pairs.images * pairs.rows, image < shape.batch, 0 <= down, row < shape.result_height]
+        inside += [line < pairs.images * pairs.rows, image < shape.batch, 0 <= down, row < shape.result_height]
         inside += [column < columns, right < shape.result_width, channel < shape.result_channels]
         return tirx.all(*inside), (image, row, right, channel), task
+
+    def left(self, of, step) -> tuple[Any, Any]:
+        """Find the turn and the step whose results are stored: the first steps have those of the turn before."""
+        if self.pairs.turns == 1:
+            return of, step - LAG
+        is_before = step < LAG
+        return of - T.cast(is_before, "int32"), step - LAG + T.Select(is_before, self.pairs.leaving, 0)
 
     def inputs(self, image, block, stage, thread) -> Find:
         """Find what a thread has of a stage."""
@@ -82,33 +92,38 @@ class Tasks:
         def find(turn, lane) -> tuple[Any, ...]:
             line, column, vector, first = self._loads.task(turn, thread)
             n, y, x, c = block
-            n, down = n * pairs.images + line // pairs.stage_rows, stage * pairs.stage_rows + line % pairs.stage_rows
+            step = stage
+            if pairs.turns > 1:
+                n, step = n * pairs.turns + stage // pairs.steps, stage % pairs.steps
+            n, down = n * pairs.images + line // pairs.stage_rows, step * pairs.stage_rows + line % pairs.stage_rows
             row = y * (pairs.height * sh) + pairs.first_row + down
             right = x * (pairs.across * COLUMNS * sw) - left + column
             channel = (c * pairs.source_vectors + vector) * VECTOR + first
             here = [n < shape.batch, 0 <= row, row < height, 0 <= right, right < width]
             here += [channel < shape.in_channels, down < pairs.input_rows]
-            is_stage = T.cast(tirx.all(stage < pairs.steps), "int32") != 0  # a number, of which TVM infers no bounds
+            is_stage = (
+                T.cast(tirx.all(stage < pairs.steps * pairs.turns), "int32") != 0
+            )  # a number, of which TVM infers no bounds
             wanted = [line < pairs.images * pairs.stage_rows, column < pairs.width, is_stage]
             at = pairs.input_at(stage % pairs.stages, 0, line, column, vector) + first
             return tirx.all(*wanted), tirx.all(*here), image[n, row, right, channel + lane], at
 
         return find
 
-    def residuals(self, residual, block, step, thread) -> Find:
+    def residuals(self, residual, block, at, thread) -> Find:
         """Find what a thread adds to the results of a step."""
 
         def find(turn, lane) -> tuple[Any, ...]:
-            wanted, (n, row, column, channel), task = self.result(block, step, turn, thread)
-            return wanted, T.bool(True), residual[n, row, column, channel + lane], self.residual_at(step, task)
+            wanted, (n, row, column, channel), task = self.result(block, at, turn, thread)
+            return wanted, T.bool(True), residual[n, row, column, channel + lane], self.residual_at(at, task)
 
         return find
 
-    def residual_at(self, step, task: _Task) -> Any:
+    def residual_at(self, at, task: _Task) -> Any:
         """Find a vector of a residual in shared memory."""
         pairs, (line, column, vector, first) = self.pairs, task
-        at = pairs.result_at(line, column, vector, VECTOR) + first
-        return (step + LAG) % pairs.buffers * pairs.results + at
+        place = pairs.result_at(line, column, vector, VECTOR) + first
+        return (pairs.number(*at) + LAG) % pairs.buffers * pairs.results + place
 
     def strip(self, warp, half, lane) -> tuple[Any, Any, Any]:
         """Find a strip of a product: whether it is one, its image and its place there."""

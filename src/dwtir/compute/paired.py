@@ -70,10 +70,10 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     shape = pairs.shape
     H, C = shape.source[0], shape.result_channels
     KH, SH = shape.kernel[0], shape.stride[0]
-    R, IMAGES, STEPS = pairs.rows, pairs.images, pairs.steps
+    R, STEPS, TURNS = pairs.rows, pairs.steps, pairs.turns
     VECTORS, WORDS, WARPS = pairs.vectors, pairs.words, pairs.warps
     AHEAD, STAGES, DEPTHS, DELAY, SUMS = pairs.ahead, pairs.stages, pairs.depths, pairs.delay, pairs.rows + pairs.delay
-    FIRST, LAST = min(AHEAD + 1, STEPS), STEPS + pairs.rests
+    FIRST, LAST = min(AHEAD + 1, STEPS * TURNS), pairs.leaving
     BN, BY, BX, BC = pairs.blocks
     dtype = shape.dtype
     fused, SPARE = pairs.fused(epilogue), pairs.has_spare
@@ -133,26 +133,27 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
             for result in [result for result, tap in met if tap == 0]:
                 begin(acc, result, taken, vw, vl)
 
-    def sums(shared: Shared, bands, acc: tirx.Buffer, y, step, vw) -> None:
+    def sums(shared: Shared, bands, acc: tirx.Buffer, y, turn, step, vw) -> None:
         """Go down the rows of a stage, and leave each result behind its last one. Rows of padding add nothing."""
         held = [local(dtype, count, WORDS, 32, depth // 8, 2, 2) for depth, count in DEPTHS]
         line = y * (pairs.height * SH) + step * pairs.stage_rows + pairs.first_row
+        at = turn, step
         if not SKIPS:
-            add_rows(shared, bands, held, acc, step, vw)
+            add_rows(shared, bands, held, acc, at, vw)
         elif STEPS == 1:
-            add_rows(shared, bands, held, acc, step, vw, line)
+            add_rows(shared, bands, held, acc, at, vw, line)
         else:  # without tests sums move to the next step's places as products add to them
             with T.If(there(line, pairs.stage_rows)):
                 with T.Then():
-                    add_rows(shared, bands, held, acc, step, vw)
+                    add_rows(shared, bands, held, acc, at, vw)
                 with T.Else():
-                    add_rows(shared, bands, held, acc, step, vw, line)
+                    add_rows(shared, bands, held, acc, at, vw, line)
 
     def there(first, rows: int) -> Any:
         """Tell whether rows are in the image, as a number, of which TVM infers no bounds."""
         return T.cast(tirx.all(0 <= first, first + rows <= H), "int32") != 0
 
-    def add_rows(shared: Shared, bands, held, acc: tirx.Buffer, step, vw, line=None) -> None:
+    def add_rows(shared: Shared, bands, held, acc: tirx.Buffer, at, vw, line=None) -> None:
         """Add a stage's rows to sums, those that are in the image if the first one's place is given."""
         name = "" if line is None else "_there"
         for row in range(pairs.stage_rows):
@@ -164,18 +165,18 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     if line is not None:
                         tested.enter_context(T.If(there(line + row, 1)))
                         tested.enter_context(T.Then())
-                    multiplied.window(f"window{row}{name}", row, shared.staged, held, step, vw)
+                    multiplied.window(f"window{row}{name}", row, shared.staged, held, pairs.stage(*at), vw)
                     for (depth, count), part, band in zip(DEPTHS, held, bands, strict=True):
                         sizes = (len(met), count, WORDS, depth)
                         multiply(f"products{depth}_{row}{name}", sizes, (part, band), acc, vw, met[0], apart)
                 left = [result for result, tap in met if tap == KH - 1 and result < R]
-                leave_rows(name, left, shared, acc, step, vw)
+                leave_rows(name, left, shared, acc, at, vw)
 
-    def leave_rows(name: str, results: Iterable[int], shared: Shared, acc, step, vw) -> None:
+    def leave_rows(name: str, results: Iterable[int], shared: Shared, acc, at, vw) -> None:
         for result in results:
             with by_lane(f"leave{result}{name}") as vl:
                 untold()
-                leave(shared, acc, result, step, vw, vl)
+                leave(shared, acc, result, at, vw, vl)
 
     def begin(acc: tirx.Buffer, result: int, taken: dict[str, tirx.Buffer], vw, vl) -> None:
         """Begin sums, with the bias if shared memory has it."""
@@ -187,13 +188,13 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 value = own[e] if BIASED else T.float32(0)
                 T.buffer_store(acc, value, [vw, result, word, vl, e // 2, e % 2])
 
-    def begun(acc: tirx.Buffer, taken: dict[str, tirx.Buffer], vw, vl) -> None:
+    def begun(acc: tirx.Buffer, taken: dict[str, tirx.Buffer], _turn, vw, vl) -> None:
         """Begin the sums that no step begins."""
         untold()
         for result in range(DELAY):
             begin(acc, result, taken, vw, vl)
 
-    def shift(acc: tirx.Buffer, _step, vw, vl) -> None:
+    def shift(acc: tirx.Buffer, _turn, _step, vw, vl) -> None:
         """Keep the sums that no step has left, for the next."""
         untold()
         with T.unroll(DELAY) as r, T.unroll(WORDS) as word, T.unroll(2) as half, T.unroll(2) as one:
@@ -208,10 +209,10 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 copy_vector(taken[name], first + part, buffer, part, lanes)
         return loaded
 
-    def leave(shared: Shared, acc: tirx.Buffer, result: int, step, vw, vl) -> None:
+    def leave(shared: Shared, acc: tirx.Buffer, result: int, at, vw, vl) -> None:
         """Leave a row of sums in shared memory, rounded if nothing else is to be done with them."""
         _, results, taken, _ = shared
-        buffer = step % pairs.buffers * pairs.results
+        buffer = pairs.number(*at) % pairs.buffers * pairs.results
         together = min(SIZE, 2 * WORDS)
         own = local(results.dtype, together)
         vector, first = tasks.channels(vw)
@@ -228,17 +229,17 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.If(inside), T.Then():
                     copy_vector(own, 0, results, buffer + place, together)
 
-    def store(is_told: bool, out: tirx.Buffer, shared: Shared, block, step, vw, vl) -> None:
+    def store(is_told: bool, out: tirx.Buffer, shared: Shared, block, of, step, vw, vl) -> None:
         """Store what the step of two before has left."""
-        (_, results, taken, added), thread = shared, vw * 32 + vl
+        (_, results, taken, added), thread, left = shared, vw * 32 + vl, tasks.left(of, step)
         T.reads(results[:])
-        T.writes(*([out[block[0] * IMAGES : block[0] * IMAGES + IMAGES, :, :, :]] if is_told else []))
-        buffer = (step + (pairs.buffers - LAG)) % pairs.buffers * pairs.results
+        T.writes(*([out[:, :, :, :]] if is_told else []))
+        buffer = (pairs.number(of, step) + (pairs.buffers - LAG)) % pairs.buffers * pairs.results
         sums = local(results.dtype, SPAN)
         own = local(dtype, SPAN)
         loaded = load_taken(taken, thread % (VECTORS * VECTOR // SPAN) * SPAN, SPAN) if fused.shared.steps else {}
         for turn in range(tasks.stores):
-            inside, place, task = tasks.result(block, step - LAG, turn, thread)
+            inside, place, task = tasks.result(block, left, turn, thread)
             line, column, vector, first = task
             with T.If(inside), T.Then():
                 for part in range(0, SPAN, SIZE):
@@ -247,7 +248,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     copy_vector(results, at, sums, part, min(SIZE, SPAN))
                 if RESIDUAL:
                     loaded["residual"] = local(dtype, SPAN)
-                    copy_vector(added, tasks.residual_at(step - LAG, task), loaded["residual"], 0, SPAN)
+                    copy_vector(added, tasks.residual_at(left, task), loaded["residual"], 0, SPAN)
                 for e in range(SPAN):
                     T.buffer_store(own, finish_shared(sums[e], loaded, e, (e,)), [e])
                 with T.vectorized(SPAN) as e:
@@ -258,52 +259,53 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         load(shared.staged, tasks.loads, tasks.inputs(image, block, stage, vw * 32 + vl), pairs.source_span)
         commit_copies()
 
-    def load_later(has_stage: bool, image, operands, shared: Shared, block, step, vw, vl) -> None:
+    def load_later(has_stage: bool, image, operands, shared: Shared, block, turn, step, vw, vl) -> None:
         untold()
         if has_stage:
-            find = tasks.inputs(image, block, step + (AHEAD + 1), vw * 32 + vl)
+            find = tasks.inputs(image, block, pairs.stage(turn, step) + (AHEAD + 1), vw * 32 + vl)
             load(shared.staged, tasks.loads, find, pairs.source_span)
         if RESIDUAL:
-            load(shared.added, tasks.stores, tasks.residuals(operands["residual"], block, step, vw * 32 + vl), SPAN)
+            find = tasks.residuals(operands["residual"], block, (turn, step), vw * 32 + vl)
+            load(shared.added, tasks.stores, find, SPAN)
         commit_copies()
 
     @script.inline
-    def copy_later(has_stage, step, image, operands, shared, block):
+    def copy_later(has_stage, at, image, operands, shared, block):
         """Begin to copy a later stage and a later step's share of the residual."""
-        by_lanes("pad", WARPS, load_later, has_stage, image, operands, shared, block, outer=(step,))
+        by_lanes("pad", WARPS, load_later, has_stage, image, operands, shared, block, outer=at)
 
     @script.inline
-    def multiply_step(has_stage, step, shared, bands, acc, block):
+    def multiply_step(has_stage, at, shared, bands, acc, block):
         """Add a stage's inputs to sums, and leave those that see no more of the image."""
         for w in range(WARPS):
             with T.sblock("multiply"):
-                vs, vw = T.axis.remap("SS", [step, w])
+                vt, vs, vw = T.axis.remap("SSS", [at[0], at[1], w])
                 T.reads()
                 T.writes(shared.results[:])
                 if has_stage:
-                    sums(shared, bands, acc, block[1], vs, vw)
+                    sums(shared, bands, acc, block[1], vt, vs, vw)
                 else:
-                    leave_rows("_rest", range(R), shared, acc, vs, vw)
+                    leave_rows("_rest", range(R), shared, acc, (vt, vs), vw)
         if STEPS > 1:
-            by_lanes("shift", WARPS, shift, acc, outer=(step,))
+            by_lanes("shift", WARPS, shift, acc, outer=at)
 
     @script.inline
-    def store_step(is_told, step, out, shared, block):
-        by_lanes("epilogue", WARPS, store, is_told, out, shared, block, outer=(step,))
+    def store_step(is_told, at, out, shared, block):
+        by_lanes("epilogue", WARPS, store, is_told, out, shared, block, outer=at)
 
     @script.inline
-    def go_down(has_stage, step, image, operands, out, shared, bands, acc, block, barrier):
+    def go_down(has_stage, at, image, operands, out, shared, bands, acc, block, barrier):
         """Take a step, or leave what is left if there is no stage for it, and store what a step before has left.
 
         Warps wait for others to be where they were themselves before their last products, and never to be done.
         """
-        wait(barrier, step + 1)
+        wait(barrier, pairs.number(*at) + 1)
         if has_stage or RESIDUAL:
-            copy_later(has_stage, step, image, operands, shared, block)
+            copy_later(has_stage, at, image, operands, shared, block)
             wait_for_copies(min(FIRST - 1, LAG) if RESIDUAL else FIRST - 1)
-        store_step(has_stage, step, out, shared, block)
+        store_step(has_stage, at, out, shared, block)
         arrive(barrier)
-        multiply_step(has_stage, step, shared, bands, acc, block)
+        multiply_step(has_stage, at, shared, bands, acc, block)
 
     @script.prim_func(s_tir=True)
     def paired_nhwc() -> None:
@@ -312,7 +314,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.sblock("block"):
                 vn, vy, vx, vc = T.axis.remap("SSSS", [bn, by, bx, bc])
                 T.reads()
-                T.writes(out[vn * IMAGES : vn * IMAGES + IMAGES, :, :, :])
+                T.writes(out[:, :, :, :])
                 block = T.meta_var((vn, vy, vx, vc))
                 staged = dynamic(dtype, STAGES * pairs.stage_halves)
                 results = dynamic(SUMS_DTYPE, pairs.buffers * pairs.results)
@@ -331,34 +333,37 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 for first in T.serial(FIRST):
                     by_lanes("first", WARPS, load_first, shared, image, block, outer=(first,))
                 if RESIDUAL and STEPS == 1:
-                    for step in T.serial(1):
-                        copy_later(False, step, image, operands, shared, block)
+                    for turn, step in T.grid(1, 1):
+                        copy_later(False, (turn, step), image, operands, shared, block)
                 by_lanes("band", WARPS, take, bands, taken, weight, operands, vc)
                 wait_for_copies(int(RESIDUAL) if STEPS == 1 else FIRST - 1)
                 if STEPS > 1:
                     by_lanes("ready", WARPS, ready, barrier)
                     synchronise()
-                    by_lanes("begin", WARPS, begun, acc, taken)
                     # TVM takes all that is shared for one, and would part inputs and results by barriers.
                     with T.attr(0, "hand_threaded", 0):
-                        for step in T.serial(STEPS):
-                            go_down(True, step, image, operands, out, shared, bands, acc, block, barrier)
-                        if pairs.rests > 0:
-                            for step in T.serial(STEPS, LAST):
-                                go_down(False, step, image, operands, out, shared, bands, acc, block, barrier)
+                        for turn in T.serial(TURNS):
+                            by_lanes("begin", WARPS, begun, acc, taken, outer=(turn,))
+                            for step in T.serial(STEPS):
+                                go_down(True, (turn, step), image, operands, out, shared, bands, acc, block, barrier)
+                            if pairs.rests > 0:
+                                for step in T.serial(STEPS, LAST):
+                                    go_down(
+                                        False, (turn, step), image, operands, out, shared, bands, acc, block, barrier
+                                    )
                         wait_for_copies(0)
                         synchronise()
-                        for step in T.serial(LAST, LAST + LAG):
-                            store_step(False, step, out, shared, block)
+                        for turn, step in T.grid((TURNS - 1, 1), (LAST, LAG)):
+                            store_step(False, (turn, step), out, shared, block)
                 else:
                     synchronise()
                     with T.attr(0, "hand_threaded", 0):
-                        for step in T.serial(1):
-                            multiply_step(True, step, shared, bands, acc, block)
+                        for turn, step in T.grid(1, 1):
+                            multiply_step(True, (turn, step), shared, bands, acc, block)
                         wait_for_copies(0)
                         synchronise()
-                        for step in T.serial(LAG, LAG + 1):
-                            store_step(True, step, out, shared, block)
+                        for turn, step in T.grid(1, (LAG, 1)):
+                            store_step(True, (turn, step), out, shared, block)
                 use("r", apart)
 
     return paired_nhwc
