@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch.optim.swa_utils import update_bn
 
 from .. import suite
 from ..errors import ArgumentError, InvalidShapeError, ToolchainError
@@ -39,14 +40,8 @@ class Network:
         require_module(model)
         if not any(map(is_depthwise, model.modules())):
             raise ArgumentError(f"{name} has no depthwise convolution")
-        norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
-        momenta = [norm.momentum for norm in norms]
-        for norm in norms:
-            norm.momentum = None  # the mean over all images that are seen
-        with seeded(), torch.no_grad():
-            model.train()(torch.randn(_IMAGES, *image))
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
+        with seeded():
+            update_bn([torch.randn(_IMAGES, *image)], model)
         return cls(name, model.eval(), image)
 
 
