@@ -178,11 +178,5 @@ class TuneDB(ms.database.PyDatabase):
         found = self._answer(mod, target)
         return found and traces.decided(found[1].strategy, *found[0])
 
-    def query_ir_module(
-        self, mod: _Module, target: tvm.target.Target, workload_name: str | None = None
-    ) -> _Module | None:
-        sch = self.query_schedule(mod, target, workload_name)
-        return None if sch is None else sch.mod
-
     def __len__(self) -> int:
         return sum(1 for _ in database.records_of(self.device, self.folders))
