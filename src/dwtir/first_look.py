@@ -1,7 +1,6 @@
 """The articles' layers with every step of both ladders: built, checked, timed, in one table."""
 
-from __future__ import annotations
-
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +16,7 @@ from .replay import replay_on_cpu
 from .resources import Resources
 from .schedules import ARTICLE_STEPS, named
 from .shape import Shape
+from .tables import number
 from .target import KNOWN_GPUS, Target, resolve
 
 _LAYERS = ("1x256x96x96_k3x3_p1", "3x4x16x32_k7x7_p3")
@@ -27,9 +27,7 @@ _FORMATS = ("<14", "<12", ">12", ">10", ">9", ">5", ">8", ">9", ">10", ">7")
 class _Problem:
     def __init__(self, text: str) -> None:
         self.shape = Shape.parse(text)
-        rng = np.random.default_rng(0)
-        self.data = rng.standard_normal(self.shape.data_shape, np.float32)
-        self.weight = rng.standard_normal(self.shape.weight_shape, np.float32)
+        self.data, self.weight = reference.random_inputs(self.shape, NO_STEPS)
         given = self.shape, self.data, self.weight
         self.expected, self.bound = reference.depthwise_conv2d(*given), reference.error_bound(*given)
 
@@ -132,19 +130,15 @@ def _print_row(row: _Row, previous: float | None) -> None:
             *map(_extents, (use.grid, use.block)),
             *("-" if n is None else str(n) for n in (use.shared_bytes, use.registers, use.spill_bytes)),
             f"{row.error:.1e}" if row.right else "WRONG",
-            "-" if row.seconds is None else f"{row.seconds * 1e6:.2f}",
-            "-" if gain is None else f"{gain:.2f}x",
+            number(row.seconds, scale=1e6),
+            number(gain, "x"),
         )
     )
 
 
 def _extents(extents: tuple[int, int, int] | None) -> str:
     """Write (4, 2, 1) as 4x2, as the articles do."""
-    if extents is None:
-        return "-"
-    while len(extents) > 1 and extents[-1] == 1:
-        extents = extents[:-1]  # type: ignore[assignment]  # fewer than three from here on
-    return "x".join(map(str, extents))
+    return "-" if extents is None else re.sub("(x1)+$", "", "x".join(map(str, extents)))
 
 
 def _print_cells(cells: tuple[str, ...]) -> None:
