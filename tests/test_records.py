@@ -20,7 +20,7 @@ import dwtir
 from backends import H200
 from dwtir import STRATEGIES, Epilogue, NotTunedError, NotTunedWarning, RecordError, Shape, database, files, traces
 from dwtir.build import schedule_for
-from dwtir.records import MAX_BYTES, Record, read_strategy
+from dwtir.records import MAX_BYTES, Record, strategy_from_json
 from dwtir.schedules import Cpu, Ladder, SplitImage
 from kernels import CPU, EPILOGUE, SHAPE, TILE, check
 from marks import parametrize
@@ -28,12 +28,8 @@ from processes import run
 from record_corpus import corpus
 
 
-def cpu_record(seconds=1e-06, **about):
-    return Record.measured(TILE, SHAPE, CPU, [seconds, seconds * 2], **about)
-
-
-def record(tile=TILE, shape=SHAPE, target=CPU, **about):
-    return Record.measured(tile, shape, target, [1e-6], **about)
+def record(tile=TILE, shape=SHAPE, target=CPU, seconds=1e-6, **about):
+    return Record.measured(tile, shape, target, [seconds, seconds * 2], **about)
 
 
 @pytest.fixture
@@ -45,8 +41,8 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def path(tmp_path):
-    """Where `cpu_record` goes, in a folder that is there."""
-    found = cpu_record().path_in(tmp_path)
+    """Where `record` goes, in a folder that is there."""
+    found = record().path_in(tmp_path)
     found.parent.mkdir()
     return found
 
@@ -87,17 +83,17 @@ def test_trace_is_of_drawn_values():
 
 
 def test_trace_is_packed_or_plain(tmp_path, path):
-    record = cpu_record()
-    record.write(tmp_path)
+    found = record()
+    found.write(tmp_path)
     values = json.loads(path.read_text())
-    assert len(values["trace"]) < len(traces.dump(record.trace)) / 2
-    assert Record.read(path).trace == record.trace
-    path.write_text(json.dumps(values | {"trace": record.trace}))
-    assert Record.read(path) == record
-    assert Record.read(path).as_json() == record.as_json()
+    assert len(values["trace"]) < len(traces.dump(found.trace)) / 2
+    assert Record.read(path).trace == found.trace
+    path.write_text(json.dumps(values | {"trace": found.trace}))
+    assert Record.read(path) == found
+    assert Record.read(path).as_json() == found.as_json()
     sizes = list(map(str, TILE.parameters.values()))
     path.write_text(path.read_text().replace(",".join(sizes), ", ".join(sizes)))
-    assert Record.read(path).as_json() == record.as_json(), "spaces do not matter"
+    assert Record.read(path).as_json() == found.as_json(), "spaces do not matter"
 
 
 def test_brackets_in_strings_are_no_depth():
@@ -116,22 +112,22 @@ def test_tiles_outside_the_space_are_recorded(tmp_path):
 
 def test_better_record_is_kept(tmp_path, path):
     for seconds, force, kept in ((2e-6, 0, 2e-6), (3e-6, 0, 2e-6), (1e-6, 0, 1e-6), (3e-6, 1, 3e-6)):
-        assert cpu_record(seconds).write(tmp_path, force=bool(force)) == (seconds == kept)
+        assert record(seconds=seconds).write(tmp_path, force=bool(force)) == (seconds == kept)
         assert Record.read(path).run_secs[0] == kept
-        assert not cpu_record(kept).write(tmp_path)
+        assert not record(seconds=kept).write(tmp_path)
     path.write_text("{")
-    assert cpu_record(9e-6).write(tmp_path), "an unreadable one is no better"
-    with_steps = cpu_record(epilogue=Epilogue(("bias", "relu")))
+    assert record(seconds=9e-6).write(tmp_path), "an unreadable one is no better"
+    with_steps = record(epilogue=Epilogue(("bias", "relu")))
     assert with_steps.write(tmp_path)
     assert with_steps.path_in(tmp_path) != path
 
 
 @parametrize("package", ["apache-tvm", "dwtir"])
 def test_record_survives_other_versions(package, path):
-    values = cpu_record(versions={package: "99.0"}).as_json() | {"trace": ["whatever a later version writes"]}
+    values = record(versions={package: "99.0"}).as_json() | {"trace": ["whatever a later version writes"]}
     path.write_text(json.dumps(values))
     assert Record.read(path).strategy == TILE
-    values["versions"] = cpu_record().as_json()["versions"]
+    values["versions"] = record().as_json()["versions"]
     path.write_text(json.dumps(values))
     with pytest.raises(RecordError, match="the trace must be"):
         Record.read(path)
@@ -142,18 +138,18 @@ def test_wrong_measurements_are_refused():
         with pytest.raises(RecordError, match="run_secs"):
             Record.measured(TILE, SHAPE, CPU, times)
     with pytest.raises(dwtir.InvalidScheduleError, match="at most 64"):
-        Record.measured(Cpu(64, 64, 1), SHAPE, CPU, [1.0])
+        record(Cpu(64, 64, 1))
     with pytest.raises(RecordError, match="trials must be an int"):
-        cpu_record(trials=-1)
+        record(trials=-1)
 
 
 def test_no_mutation_is_accepted(tmp_path):
-    record = Record.measured(TILE, SHAPE, replace(CPU, name="cpu-unknown"), [1e-06, 2e-06])
-    cases = dict(corpus(record.as_json()))
+    good = record(target=replace(CPU, name="cpu-unknown"))
+    cases = dict(corpus(good.as_json()))
     assert len(cases) >= 200
     names = {}
     for number, (name, content) in enumerate(cases.items()):
-        path = record.path_in(tmp_path / str(number))
+        path = good.path_in(tmp_path / str(number))
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
         names[str(path)] = name
@@ -188,7 +184,7 @@ JSON = st.recursive(
 
 @given(st.data())
 def test_any_json_is_refused_plainly(data):
-    values = cpu_record().as_json()
+    values = record().as_json()
     name = data.draw(st.sampled_from([*values, "all"]))
     changed = data.draw(JSON)
     part = values.get(name)
@@ -254,12 +250,12 @@ def test_killed_writers_lose_nothing(tmp_path):
 
 
 def test_versions_are_said_once(tmp_path, path):
-    first, second = cpu_record(), cpu_record(versions={"dwtir": "99.0"})
+    first, second = record(), record(versions={"dwtir": "99.0"})
     common = path.with_name("versions.txt")
-    for record, left_out in ((first, True), (second, False), (first, True)):
-        assert record.write(tmp_path, force=True)
+    for found, left_out in ((first, True), (second, False), (first, True)):
+        assert found.write(tmp_path, force=True)
         assert ("versions" not in json.loads(path.read_text())) == left_out
-        assert Record.read(path) == record
+        assert Record.read(path) == found
     for damage in (lambda: common.write_bytes(b"\xff"), common.unlink):
         damage()
         with pytest.raises(RecordError, match="versions"):
@@ -281,10 +277,13 @@ def test_another_architectures_record_is_not_used(folder):
 
 
 def test_defaults_may_be_left_out():
-    assert read_strategy("split_image", "2,1,14") == SplitImage(2, 1, 14)
+    def read(parameters):
+        return strategy_from_json({"strategy": "split_image", "parameters": parameters})
+
+    assert read("2,1,14") == SplitImage(2, 1, 14)
     for few in ("2,1", {"thread_x": 2, "bands": 14, "parts": 1}):
         with pytest.raises(dwtir.InvalidScheduleError, match="has the parameters"):
-            read_strategy("split_image", few)
+            read(few)
 
 
 def test_shipped_records_are_good():

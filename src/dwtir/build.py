@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
-from . import cache, cuda, database, entry, schedules
-from ._version import __version__
+from . import cache, cuda, database, entry, schedules, versions
 from .epilogue import Epilogue, EpilogueLike
 from .errors import InvalidScheduleError, NotTunedError, RecordError
 from .kernel import Kernel, KernelInfo, from_library
@@ -150,8 +148,7 @@ def _find_strategy(
 ) -> tuple[Strategy, dict[str, str]]:
     if on_miss not in ("warn", "error"):
         raise InvalidScheduleError(f"on_miss must be 'warn' or 'error', got {on_miss!r}")
-    provenance = {"dwtir": __version__, "apache-tvm": version("apache-tvm")}
-    provenance["schedule"] = str(schedule)
+    provenance = versions.own() | {"schedule": str(schedule)}
     if isinstance(schedule, Strategy):
         return schedule, provenance | {"chosen": "object"}
     if not isinstance(schedule, str):

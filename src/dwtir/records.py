@@ -11,13 +11,11 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from . import files, packing, target_json, traces, versions
-from ._version import __version__
 from .epilogue import NO_STEPS, Epilogue
 from .errors import DwtirError, RecordError
 from .schedules import STRATEGIES, Strategy
@@ -25,6 +23,7 @@ from .shape import Shape
 from .target import Target
 from .target_json import integer, text
 from .traces import brief
+from .versions import own as own_versions
 
 SCHEMA = 2
 MAX_BYTES = 8 * 1024
@@ -99,7 +98,7 @@ class Record:
             None if manual_median_secs is None else _rounded(manual_median_secs),
             trials=trials,
             seed=seed,
-            versions=_own_versions() | dict(versions or {}),
+            versions=own_versions() | dict(versions or {}),
             trace=json.loads(traces.expected_trace(strategy, shape, epilogue)),
         )
         found._check()
@@ -228,7 +227,7 @@ class Record:
 
     def _check_trace(self) -> None:
         """Compare the trace with our own, if it was made by the same versions."""
-        if any(self.versions[name] != present for name, present in _own_versions().items()):
+        if any(self.versions[name] != present for name, present in own_versions().items()):
             return  # the parameters are what counts
         expected = traces.expected_trace(self.strategy, self.shape, self.epilogue)
         if traces.dump(self.trace) != expected:
@@ -255,16 +254,17 @@ class Record:
         return True
 
 
-def read_strategy(kind: object, parameters: object) -> Strategy:
+def strategy_from_json(values: Mapping[str, Any]) -> Strategy:
     """Make a strategy of JSON values, which may be anybody's."""
+    kind, parameters = values.get("strategy"), values.get("parameters")
     if not isinstance(kind, str) or kind not in STRATEGIES:
         raise RecordError(f"unknown strategy {brief(kind)}; allowed are {', '.join(STRATEGIES)}")
     if isinstance(parameters, str):
         names = [field.name for field in fields(STRATEGIES[kind])]  # type: ignore[arg-type]
-        values = parameters.replace(", ", ",").split(",")
-        if len(values) > len(names) or max(map(len, values)) > 20:
+        given = parameters.replace(", ", ",").split(",")
+        if len(given) > len(names) or max(map(len, given)) > 20:
             raise RecordError(f"parameters must be {','.join(names)} or an object, got {brief(parameters)}")
-        parameters = dict(zip(names, (int(value) if value.isdecimal() else value for value in values), strict=False))
+        parameters = dict(zip(names, (int(value) if value.isdecimal() else value for value in given), strict=False))
     if not isinstance(parameters, dict):
         raise RecordError(f"parameters must be an object, got {brief(parameters)}")
     return STRATEGIES[kind].from_parameters(parameters)
@@ -275,18 +275,9 @@ def strategy_to_json(strategy: Strategy) -> dict[str, Any]:
     return {"strategy": strategy.name, "parameters": strategy.parameters}
 
 
-def strategy_from_json(values: Mapping[str, Any]) -> Strategy:
-    """Read a strategy, whoever wrote it."""
-    return read_strategy(values.get("strategy"), values.get("parameters"))
-
-
 def file_name(shape: Shape, epilogue: Epilogue) -> str:
     """Name the file of a record: the shape, and the epilogue it was tuned with if any."""
     return f"{'+'.join((str(shape), *epilogue.steps))}.json"
-
-
-def _own_versions() -> dict[str, str]:
-    return {"apache-tvm": version("apache-tvm"), "dwtir": __version__}
 
 
 def _rounded(seconds: float) -> float:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from . import files
+from ._version import __version__
 from .errors import RecordError
 
 _NAMES = ("apache-tvm", "dwtir", "gpu", "driver", "cuda")
@@ -15,6 +16,11 @@ _COMMON = "versions.txt"
 """The file with the line of a folder's first record, which those of the same versions leave out."""
 
 _MAX_BYTES = 1024
+
+
+def own() -> dict[str, str]:
+    """Return those of dwtir, also of a checkout that is not installed, and of TVM."""
+    return {"dwtir": __version__, "apache-tvm": version("apache-tvm")}
 
 
 def installed(package: str) -> str:

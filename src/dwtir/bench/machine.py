@@ -16,10 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .._version import __version__
 from ..target import KNOWN_GPUS, Target
 from ..threads import SETTINGS, physical_cores
-from ..versions import installed
+from ..versions import installed, own
 from .problem import import_torch
 
 LOUD = 0.2
@@ -50,8 +49,7 @@ def about(target: Target) -> dict[str, str]:
         found["malloc"] = keep_memory()
         found |= {name: os.environ[name] for name in SETTINGS if name in os.environ}
     found["python"] = platform.python_version()
-    found["dwtir"] = __version__  # also of a checkout that is not installed
-    return found | {package: installed(package) for package in ("apache-tvm", "torch")}
+    return found | own() | {"torch": installed("torch")}
 
 
 def _cpu_model() -> str:

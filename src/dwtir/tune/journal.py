@@ -15,7 +15,7 @@ from typing import Any
 from .. import files
 from .._version import __version__
 from ..errors import DwtirError
-from ..records import file_name, strategy_from_json, strategy_to_json
+from ..records import strategy_from_json, strategy_to_json
 from ..target import Target
 from .outcome import Task, Trial
 
@@ -27,20 +27,16 @@ class Journal:
     """The trials of one task on one device."""
 
     def __init__(self, folder: Path, task: Task, target: Target) -> None:
-        name = file_name(task.shape, task.epilogue)
-        self.path = folder / ".trials" / target.name / f"{name}l"
+        self.path = folder / ".trials" / target.name / f"{task}.jsonl"
         self._task, self._target = task, target
         self._made_by = f"dwtir {__version__}, TVM {version('apache-tvm')}"
 
     def append(self, trial: Trial) -> None:
         line = {
             "made_by": self._made_by,
-            "number": trial.number,
+            **vars(trial),
             **strategy_to_json(trial.strategy),
-            "times": list(trial.times),
-            "cause": trial.cause,
             "error": trial.error[:_MAX_ERROR],
-            "device": trial.device,
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # One write at the end of the file: two sessions of one task do not tear each other's.
