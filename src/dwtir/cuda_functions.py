@@ -8,7 +8,6 @@ _BFLOAT16 = """
 __device__ inline nv_bfloat16 max(nv_bfloat16 a, nv_bfloat16 b) { return __hgt(a, b) ? a : b; }
 __device__ inline nv_bfloat16 min(nv_bfloat16 a, nv_bfloat16 b) { return __hlt(a, b) ? a : b; }
 #endif
-#line 1
 """
 
 # There TVM shifts vectors of 8 bfloat16, and makes the vector of 16s by which with a function that takes 4 numbers.
@@ -17,7 +16,6 @@ __device__ inline ulonglong4 make_ulonglong4({", ".join(f"unsigned {name}" for n
   alignas(32) unsigned words[8] = {{a, b, c, d, e, f, g, h}};
   return *(ulonglong4*)words;
 }}
-#line 1
 """
 
 SILU, SILU_BY_FMA, SILU_FACTOR = "dwtir_silu", "dwtir_silu_by_fma", -1.44269504
@@ -51,7 +49,6 @@ __device__ inline float {SILU_BY_FMA}(float scaled) {{
   return share + share * (error + error * error);
 #endif
 }}
-#line 1
 """
 
 WORD, HALF_OF = "dwtir_word", "dwtir_half_of"
@@ -65,7 +62,6 @@ __device__ inline unsigned int {WORD}(unsigned int pair) {{
   asm("xor.b32 %0, %0, %1;" : "+r"(pair) : "r"(gridDim.y - 1));
   return pair;
 }}
-#line 1
 """
 
 WORD_AT = "dwtir_word_at"
@@ -73,14 +69,12 @@ WORD_AT = "dwtir_word_at"
 
 _WORD_AT = f"""
 __device__ inline unsigned int {WORD_AT}(const void* place) {{ return *(const unsigned int*)place; }}
-#line 1
 """
 
 _HALF_OF = f"""
 __device__ inline unsigned int {HALF_OF}(unsigned int pair, int second) {{
   return pair & (second ? 0xffff0000 : 0xffff);
 }}
-#line 1
 """
 
 WAIT = "dwtir_wait"
@@ -94,7 +88,6 @@ __device__ inline int {WAIT}() {{
   asm volatile("griddepcontrol.wait; mov.u32 %0, %%nctaid.x;" : "=r"(blocks) :: "memory");
   return blocks != 0;
 }}
-#line 1
 """
 
 AWAIT = "dwtir_await"
@@ -114,7 +107,6 @@ __device__ inline void {AWAIT}(void* barrier, int parity) {{
       : "=r"(ended) : "r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(parity) : "memory");
   }} while (!ended);
 }}
-#line 1
 """
 
 # TVM includes it in every kernel that uses tensor cores, whose instructions it writes itself.
@@ -145,6 +137,6 @@ def with_functions(source: str) -> str:
         (AWAIT, _AWAIT),
     ):
         if name in source:
-            source = text + source
+            source = f"{text}#line 1\n{source}"
     source = source.replace(_UNUSED_HEADER, "")
     return source.replace(_FOUR_HALVES, _FOUR_HALVES + _COPIED_AS_WORDS)

@@ -5,8 +5,6 @@ To make a view of a tensor in a kernel's layout takes PyTorch half as long as a 
 code does it, after it has compared all sizes and strides.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 from .shape import Shape

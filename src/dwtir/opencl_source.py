@@ -5,8 +5,6 @@ also in local memory. A cast becomes a conversion that rounds to nearest even;
 loads and stores stay vectors. Arithmetic in 16 bits is refused, not emulated.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -144,9 +144,7 @@ def _grad_weight(shape: Shape, *, data: Float64, grad_out: Float64) -> Float64:
     filters = np.zeros((shape.in_channels, shape.channel_multiplier, *shape.kernel), np.float64)
     for tap, window in _windows(shape, padded):
         filters[..., tap[0], tap[1]] = (window[:, :, None] * grad_out).sum(axis=(0, 3, 4))
-    if shape.layout == "NCHW":
-        return filters
-    return np.ascontiguousarray(filters.transpose(2, 3, 0, 1))
+    return np.ascontiguousarray(_filters_first(shape, filters))  # and back, by the same exchange
 
 
 _OPERATIONS: dict[str, Callable[..., Float64]] = {

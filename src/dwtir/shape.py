@@ -260,8 +260,7 @@ class DepthwiseConv2dShape:
 
         For the data's gradient those are rows of the output's, which it reads.
         """
-        width = self.out_width if self.operation == "grad_data" else self.width
-        return gcd(self.lanes, width)
+        return gcd(self.lanes, self.source[1])
 
     @property
     def flop(self) -> int:

@@ -65,8 +65,7 @@ class Table:
     """The cases in their order, each with a case for every entry of `against`, or None."""
 
 
-ARTICLES = (Article("2017", "GTX 1080", "tf-1.2"), Article("2025", "T4", "PyTorch"))
-_2017, _2025 = ARTICLES
+_2017, _2025 = Article("2017", "GTX 1080", "tf-1.2"), Article("2025", "T4", "PyTorch")
 
 _BEST = "vthreads_1x2"
 """The schedule that the article of 2017 ends with."""

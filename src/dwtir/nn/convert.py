@@ -1,6 +1,6 @@
 """Takes a network's depthwise layers to dwtir's kernels and back, or for training to `DepthwiseConv2d`."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -117,9 +117,11 @@ def convert(
     names = {module: name for name, module in model.named_modules()}
     convs = list(filter(is_depthwise, names))
     untouched = {module for module in names if not is_patched(module)}
-    followers = _outermost(module for module in names if module in untouched and steps_of(module))
+    followers = [module for module in names if module in untouched and steps_of(module)]
+    inside = {inner for module in followers for inner in module.modules() if inner is not module}
     reasons = {conv: why_not(conv) for conv in convs}
-    runs = observe(model, example_input, [*(conv for conv in convs if reasons[conv] is None), *followers])
+    watched = [conv for conv in convs if reasons[conv] is None] + [f for f in followers if f not in inside]
+    runs = observe(model, example_input, watched)
     layers: list[ConvertedLayer] = []
     forwards: list[ConvertedForward] = []
     for conv in sorted(convs, key=[*runs, *convs].index):
@@ -144,12 +146,6 @@ def restore(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), ConvertedForward | FoldedForward):
             del module.forward
-
-
-def _outermost(modules: Iterable[Any]) -> list[Any]:
-    found = list(modules)
-    inside = {inner for module in found for inner in module.modules() if inner is not module}
-    return [module for module in found if module not in inside]
 
 
 def _followers(conv: Any, runs: Mapping[Any, Sequence[Run]]) -> tuple[Any, ...]:
