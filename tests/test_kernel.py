@@ -3,6 +3,7 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -180,23 +181,16 @@ def test_dlpack_tensors_in_and_out(kernel):
     assert_array_equal(out.numpy(), expected_of(kernel))
 
 
-class Wrapped:
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
+def wrapped(array):
+    return SimpleNamespace(__dlpack__=array.__dlpack__, __dlpack_device__=array.__dlpack_device__)
 
 
 def test_tensors_of_unknown_libraries(kernel):
     def refused(message, place, wrong, **out):
         with pytest.raises(ArgumentError, match=message):
-            kernel(*exchanged(tensors, place, Wrapped(wrong)), **out)
+            kernel(*exchanged(tensors, place, wrapped(wrong)), **out)
 
-    tensors = [Wrapped(array) for array in tensors_of(kernel)]
+    tensors = list(map(wrapped, tensors_of(kernel)))
     assert_array_equal(kernel(*tensors).numpy(), expected_of(kernel))
     refused(r"data must have shape \(2, 6, 9, 11\), got \(1,", 0, np.ones((1, 6, 9, 11), np.float32))
     refused("weight must be float32, got float64", 1, np.ones(SHAPE.weight_shape))
@@ -204,7 +198,7 @@ def test_tensors_of_unknown_libraries(kernel):
     refused("data must start at a multiple of 16 bytes, got one 4", 0, aligned(SHAPE.data_shape, np.float32, 4))
     out = aligned(SHAPE.out_shape, np.float32)
     data = out.ravel()[: 2 * 6 * 9 * 11].reshape(SHAPE.data_shape)
-    refused("out must not overlap data", 0, data, out=Wrapped(out))
+    refused("out must not overlap data", 0, data, out=wrapped(out))
 
 
 SHIFTED = aligned(SHAPE.data_shape, np.float32, 8)

@@ -212,7 +212,7 @@ def test_cached_kernel_knows_its_schedule(cache_dir):
 FILE_DAMAGES = [
     lambda content: bytes([content[0] ^ 1]) + content[1:],
     lambda content: content[:-1],
-    lambda content: content[: content.index(b"PK\x03\x04")],
+    lambda content: content[: content.index(ZIP)],
 ]
 
 
