@@ -1,13 +1,15 @@
-"""Building a tuning record again, and running it against the reference."""
+"""Building a tuning record again, or for a device, and running it against the reference."""
 
 import numpy as np
 
-from . import cuda, reference, spotcheck
+from . import cuda, reference, schedules, spotcheck
 from .arguments import on_gpu
-from .build import build
+from .build import build, compile_kernel
+from .epilogue import NO_STEPS
 from .errors import CompileError, DwtirError, RecordError
 from .kernel import Kernel
 from .records import Record
+from .shape import Shape
 from .target import Target, resolve
 
 
@@ -31,6 +33,22 @@ def verify_record(record: Record) -> str:
     except Exception as error:  # what a compiler says to a schedule that it cannot take
         raise CompileError(f"{record.strategy} does not build for {record.shape}: {error}") from error
     return f"built and right on {record.shape}"
+
+
+def verify_device(target: Target) -> None:
+    """Build a small kernel for a device that is here, past the cache, and check its result.
+
+    Raises
+    ------
+    DwtirError
+        If it cannot be built, or gives wrong results.
+    """
+    shape = Shape.parse("1x8x9x9_k3")
+    if target.kind == "opencl":
+        kernel = build(shape, target=target)
+    else:
+        kernel = compile_kernel(shape, NO_STEPS, target, schedules.choose(shape, target))
+    _compare(kernel)
 
 
 def _is_present(target: Target) -> bool:

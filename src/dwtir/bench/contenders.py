@@ -61,8 +61,7 @@ def _memory(name: str, tensor: Any, shape: Shape) -> Any:
         return tensor
     if name == "weight":
         # (C*M, 1, kh, kw) with channels last is (kh, kw, C*M) in memory only if made so.
-        filters = tensor.reshape(shape.out_channels, *shape.kernel).permute(1, 2, 0)
-        return filters.contiguous().reshape(shape.weight_shape)
+        return tensor.permute(2, 3, 0, 1).contiguous().reshape(shape.weight_shape)
     return tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor
 
 
