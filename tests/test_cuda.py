@@ -148,8 +148,7 @@ def test_unsuitable_driver_is_reported(tmp_path, name, answer, reason, count):
 
 def test_loader_says_what_tvms_runtime_lacks(tmp_path):
     # This driver lacks nearly every symbol: the loader names one of them.
-    code = "print(cuda.load_runtime().reason)"
-    out = run_python(code, LD_LIBRARY_PATH=build_driver(tmp_path))
+    out = run_python("print(cuda.load_runtime().reason)", LD_LIBRARY_PATH=build_driver(tmp_path))
     assert out.startswith("TVM's CUDA runtime does not load: ")
     assert "undefined symbol: cu" in out
 

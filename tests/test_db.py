@@ -82,8 +82,7 @@ def test_it_answers_as_a_database(folder):
 
 
 def test_other_epilogues_take_the_plain_record(folder):
-    found = query(TuneDB(folder, "cpu"), LLVM, SHAPE, "bias", "relu")
-    assert found.mod.script() == script("bias", "relu")
+    assert query(TuneDB(folder, "cpu"), LLVM, SHAPE, "bias", "relu").mod.script() == script("bias", "relu")
 
 
 def test_another_device_is_a_miss(folder):

@@ -45,7 +45,7 @@ def test_gradients_have_no_epilogue():
 
 
 def test_seeds_keep_their_batch():
-    rows = [row for row, _, _ in suite.seed_rows()]
+    rows = [row for row, _ in suite.seed_rows()]
     for dtype, layouts in (("float32", ("NCHW",)), ("float16", ("NCHW", "NHWC"))):
         found = tasks.from_suite("seeds", Forms((64,), (dtype,), layouts))
         expected = [replace(row, dtype=dtype, layout=layout) for layout in layouts for row in rows]

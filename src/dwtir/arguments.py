@@ -82,7 +82,6 @@ class Signature:
         return self._bind_dlpack(inputs, out)
 
     def _named(self, inputs: tuple[Any, ...], out: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
-        """Go through the tensors, each with its name and the shape it must have."""
         return zip(self.names, self.shapes, inputs if out is None else (*inputs, out), strict=False)
 
     # torch: the hot path. Compiled code compares types, sizes, strides and devices itself;

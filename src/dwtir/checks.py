@@ -98,21 +98,16 @@ _check("numpy", *TARGETS)(lambda target: _distribution("numpy", "pip install num
 
 
 def _probed(probe: Callable[[], str], remedy: str) -> _Answer:
+    if any(_pin(package)[0] != "ok" for package in _PINS):
+        return "missing", "not tried with these versions of TVM", _INSTALL_PINS
     worked, answer = probes.run(probe)
     return ("ok", answer, "") if worked else ("broken", answer, remedy)
-
-
-def _pins_hold() -> bool:
-    return all(_pin(package)[0] == "ok" for package in _PINS)
-
-
-_NOT_TRIED: _Answer = ("missing", "not tried with these versions of TVM", _INSTALL_PINS)
 
 
 # Required for every target: TVM compiles the host side of a GPU kernel with LLVM.
 @_check("CPU", *TARGETS)
 def _check_cpu(target: str) -> _Answer:
-    return _probed(probes.probe_cpu, f"pip install --force-reinstall {_PINNED}") if _pins_hold() else _NOT_TRIED
+    return _probed(probes.probe_cpu, f"pip install --force-reinstall {_PINNED}")
 
 
 @_check("CUDA runtime", "cuda")
@@ -151,8 +146,6 @@ def _check_gpu(target: str) -> _Answer:
 
 @_check("CUDA kernel", "cuda")
 def _check_cuda(target: str) -> _Answer:
-    if not _pins_hold():
-        return _NOT_TRIED
     status = cuda.driver_status()
     if not status.usable:
         return "missing", "not tried: no GPU", status.remedy
@@ -161,8 +154,6 @@ def _check_cuda(target: str) -> _Answer:
 
 @_check("OpenCL", "opencl")
 def _check_opencl(target: str) -> _Answer:
-    if not _pins_hold():
-        return _NOT_TRIED
     if _distribution("pyopencl", "")[0] != "ok":
         return "missing", "PyOpenCL is not installed", _INSTALL_OPENCL
     return _probed(probes.probe_opencl, _INSTALL_OPENCL)

@@ -169,8 +169,7 @@ def _show_alignment() -> Any:
             values[node.var] = part * lanes
             return tirx.Bind(part, analyzer.simplify(tirx.floordiv(node.value, lanes)))
 
-        callbacks = [(tirx.Bind, bind), (tirx.Var, lambda var: values.get(var, var))]
-        return tvm_ffi.structural_map(func, callbacks)
+        return tvm_ffi.structural_map(func, [(tirx.Bind, bind), (tirx.Var, lambda var: values.get(var, var))])
 
     return tirx.transform.prim_func_pass(show, opt_level=0)
 

@@ -222,8 +222,7 @@ def _load_cudart() -> None:
         try:
             ctypes.CDLL(str(path))
         except OSError as broken:
-            reason = f"the CUDA runtime library does not load: {broken}"
-            raise _UnavailableError(reason, INSTALL_CUDA) from broken
+            raise _UnavailableError(f"the CUDA runtime library does not load: {broken}", INSTALL_CUDA) from broken
 
 
 # CUdevice_attribute; the numbers are part of the driver's stable interface.

@@ -164,8 +164,7 @@ def _import(options: Namespace) -> int:
     written = sum(record.write(into, force=options.force) for record in records)
     for problem in problems:
         print(f"not imported: {problem}", file=sys.stderr)
-    kept = len(records) - written
-    print(f"{written} records written to {into}, {kept} not better, {len(problems)} refused")
+    print(f"{written} records written to {into}, {len(records) - written} not better, {len(problems)} refused")
     return 1 if problems else 0
 
 

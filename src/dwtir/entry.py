@@ -62,11 +62,9 @@ def add(mod: IRModule, shape: Shape) -> IRModule:
         ]
         taken.append(tirx.decl_buffer(sizes, dtype, own.name, strides=free))
         stack = tirx.tvm_stack_make_shape(*extents)
-        array = buffer_data(taken[-1]), stack, 0, len(extents), dtype, 0
-        passed.append(tirx.tvm_stack_make_array(*array))
+        passed.append(tirx.tvm_stack_make_array(buffer_data(taken[-1]), stack, 0, len(extents), dtype, 0))
     func = tirx.PrimFunc(taken, tirx.Evaluate(tirx.call_cpacked("main", *passed)))
-    dtypes = [str(own.ty.dtype) for own in params]
-    func = func.with_attr({"global_symbol": NAME, _DTYPES: dtypes})
+    func = func.with_attr({"global_symbol": NAME, _DTYPES: [str(own.ty.dtype) for own in params]})
     main = mod.get_global_var("main")
     return tvm.IRModule({main: mod["main"], tvm.ir.GlobalVar(NAME): func})
 

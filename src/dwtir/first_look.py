@@ -82,7 +82,6 @@ def main(target: str | None) -> int:
 
 
 def _run(problem: _Problem, step: str, device: Target) -> _Row:
-    """Build one step for the device, or what stands in for a GPU, and check it."""
     if device.kind == "cuda":
         runs_on = "CUDA"
     elif device.kind == "opencl" or (step != "manual" and opencl.available() is None):
@@ -112,8 +111,8 @@ def _replayed(problem: _Problem, step: str) -> Array:
     gpu = KNOWN_GPUS["nvidia-h200"]
     strategy = named(step, problem.shape, gpu)
     strategy.check_use(problem.shape, gpu)
-    sch = schedule_for(problem.shape, NO_STEPS, strategy)
-    mod = replay_on_cpu(sch, strategy.define(problem.shape, NO_STEPS))
+    about = problem.shape, NO_STEPS
+    mod = replay_on_cpu(schedule_for(*about, strategy), strategy.define(*about))
     out = np.full(problem.shape.out_shape, np.nan, np.float32)
     arrays = (problem.data, problem.weight, out)
     tvm.compile(mod, target=resolve("cpu").tvm())["main"](*map(tvm_ffi.from_dlpack, arrays))

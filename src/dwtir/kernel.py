@@ -83,7 +83,6 @@ class KernelInfo:
             resources: dict[str, Any] = {
                 name: tuple(value) if isinstance(value, list) else value for name, value in values["resources"].items()
             }
-            texts = {name: str(values[name]) for name in ("script", "trace", "source")}
             return cls(
                 shape=DepthwiseConv2dShape.parse(values["shape"]),
                 epilogue=Epilogue.of(values["epilogue"]),
@@ -94,7 +93,7 @@ class KernelInfo:
                 workspace=tuple(
                     (checked_dtype(dtype), tuple(map(int, extents))) for dtype, extents in values["workspace"]
                 ),
-                **texts,
+                **{name: str(values[name]) for name in ("script", "trace", "source")},
             )
         except (DwtirError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise RecordError(f"the kernel's description is damaged: {error!r}") from error

@@ -39,7 +39,6 @@ def parameters_of(text: str) -> dict[str, Any]:
 
 
 def _parse_token(token: str, text: str) -> dict[str, Any]:
-    """Read the parameters of one part of the text form."""
     lowered = token.lower()
     if lowered in DTYPES:
         return {"dtype": lowered}

@@ -29,8 +29,7 @@ def _dictionary() -> bytes:
 def pack(trace: TraceJson) -> str:
     """Write a trace's JSON in about a thirtieth of its characters."""
     deflate = zlib.compressobj(9, wbits=_RAW, zdict=_dictionary())
-    data = deflate.compress(dump(trace).encode()) + deflate.flush()
-    return base64.b85encode(data).decode()
+    return base64.b85encode(deflate.compress(dump(trace).encode()) + deflate.flush()).decode()
 
 
 def unpack(text: str) -> object:

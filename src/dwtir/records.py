@@ -160,8 +160,7 @@ class Record:
             values = files.read_json(path, MAX_BYTES)
             if isinstance(values, dict):
                 name, *steps = path.stem.split("+")
-                shape = Shape.parse(name).brief
-                place = shape, str(Epilogue(tuple(steps))), path.parent.name
+                place = Shape.parse(name).brief, str(Epilogue(tuple(steps))), path.parent.name
                 values = dict(zip(_PLACE, place, strict=True)) | values
                 if "versions" not in values:
                     values["versions"] = versions.common(path.parent)
@@ -226,11 +225,9 @@ class Record:
             text(f"versions: {name}", value)
 
     def _check_trace(self) -> None:
-        """Compare the trace with our own, if it was made by the same versions."""
         if any(self.versions[name] != present for name, present in own_versions().items()):
             return  # the parameters are what counts
-        expected = traces.expected_trace(self.strategy, self.shape, self.epilogue)
-        if traces.dump(self.trace) != expected:
+        if traces.dump(self.trace) != traces.expected_trace(self.strategy, self.shape, self.epilogue):
             raise RecordError(f"the trace must be the one that {self.strategy} makes, got another")
 
     def write(self, folder: Path, *, force: bool = False) -> bool:

@@ -134,8 +134,7 @@ def _grad_data(shape: Shape, *, grad_out: Float64, weight: Float64) -> Float64:
     for tap, window in _windows(shape, padded):
         window += (grad_out * weight[..., tap[0], tap[1], None, None]).sum(axis=2)
     top, left = shape.padding[:2]
-    inside = padded[:, :, top : top + shape.height, left : left + shape.width]
-    return _from_nchw(shape, inside)
+    return _from_nchw(shape, padded[:, :, top : top + shape.height, left : left + shape.width])
 
 
 def _grad_weight(shape: Shape, *, data: Float64, grad_out: Float64) -> Float64:
@@ -167,8 +166,7 @@ def _windows(shape: Shape, padded: Float64) -> Iterator[tuple[tuple[int, int], F
 
 def _outputs(shape: Shape) -> tuple[int, ...]:
     """Return the extents of the output with its channels as (in_channels, multiplier)."""
-    channels = (shape.in_channels, shape.channel_multiplier)
-    return (shape.batch, *channels, shape.out_height, shape.out_width)
+    return (shape.batch, shape.in_channels, shape.channel_multiplier, shape.out_height, shape.out_width)
 
 
 def _pad(shape: Shape, image: Float64) -> Float64:

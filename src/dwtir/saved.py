@@ -39,8 +39,8 @@ def linker() -> str | None:
     """Find the C compiler that links kernels: ``$CXX``, ``$CC``, g++, gcc, clang or cc."""
     from tvm.support import cc
 
-    found = cc.get_cc()
-    return None if found is None else str(found)
+    found: str | None = cc.get_cc()
+    return found
 
 
 def write(path: Path, library: Module | bytes, description: dict[str, Any]) -> None:

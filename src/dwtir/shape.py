@@ -107,8 +107,7 @@ class DepthwiseConv2dShape:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        sizes = {"batch": batch, "in_channels": in_channels, "height": height, "width": width}
-        for name, size in sizes.items():
+        for name, size in {"batch": batch, "in_channels": in_channels, "height": height, "width": width}.items():
             put(name, _integer(name, size, 1))
         for name, pair in {"kernel": kernel, "stride": stride, "dilation": dilation}.items():
             put(name, _pair(name, pair))

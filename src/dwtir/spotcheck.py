@@ -35,8 +35,7 @@ def error_ratio(shape: Shape, epilogue: Epilogue, inputs: Sequence[Array], out: 
         if name == "weight":
             return array.take(channels, axis=2 if nhwc else 0)
         if name in ("data", "grad_out", "out", "residual"):
-            of_input = name == "data"
-            return array[images].take(channels if of_input else outs, axis=-1 if nhwc else 1)
+            return array[images].take(channels if name == "data" else outs, axis=-1 if nhwc else 1)
         return array.reshape(-1)[outs]
 
     names = (*shape.input_shapes, *epilogue.operands(shape))

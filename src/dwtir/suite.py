@@ -66,10 +66,7 @@ def network(name: str, *, batch: int = 1, dtype: str = "float32", layout: str = 
     )
 
 
-def seed_rows() -> tuple[tuple[Shape, dict[str, float], str], ...]:
-    """Return the articles' rows: the layer, its published times in microseconds, the source."""
-    return tuple(
-        (Shape.parse(text), published, source)
-        for source, rows in _data()["seed_rows"].items()
-        for text, published in rows.items()
-    )
+def seed_rows() -> tuple[tuple[Shape, dict[str, float]], ...]:
+    """Return the articles' rows: the layer, and its published times in microseconds."""
+    articles = _data()["seed_rows"].values()
+    return tuple((Shape.parse(text), published) for rows in articles for text, published in rows.items())

@@ -106,8 +106,6 @@ def infer(
 
 
 class _Run:
-    """One way to run a network on the same images."""
-
     def __init__(self, way: str, model: Callable[[Any], Any], images: Any) -> None:
         self.way, self._model, self._images = way, model, images
         self.graph: Any = None

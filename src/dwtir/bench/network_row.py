@@ -64,8 +64,7 @@ class NetworkRow:
         """Return the most that a loss differs from PyTorch's; None without training."""
         if not self.losses:
             return None
-        pairs = zip(self.losses["torch"], self.losses[way], strict=True)
-        return max(abs(one - other) for one, other in pairs)
+        return max(abs(one - other) for one, other in zip(self.losses["torch"], self.losses[way], strict=True))
 
 
 def cells(rows: Sequence[NetworkRow]) -> list[tuple[str, ...]]:

@@ -87,8 +87,7 @@ def _time(row: Row, found: tuple[str, float] | None) -> str:
 def piped(cells: Sequence[Sequence[str]]) -> list[str]:
     """Write cells as a table of Markdown."""
     head, *lines = cells
-    columns = zip(*lines, strict=True)
-    rules = ["---:" if is_numbers(column) else "---" for column in columns]
+    rules = ["---:" if is_numbers(column) else "---" for column in zip(*lines, strict=True)]
     return [f"|{'|'.join(line)}|" for line in (head, rules, *lines)]
 
 

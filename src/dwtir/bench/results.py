@@ -89,14 +89,13 @@ def _lines(entries: Sequence[dict[str, Any]]) -> str:
 
 def _row(row: Row, networks: Sequence[str], contenders: Sequence[str]) -> dict[str, Any]:
     """Describe a row, its networks and contenders by their places."""
-    us = [microseconds(row.timings[n]) if n in row.timings else None for n in contenders]
     values = {
         "shape": row.shape.brief,
         "epilogue": list(row.epilogue.steps),
         "cold": row.cold,
         "networks": [networks.index(name) for name in row.networks],
         "load": round(row.load, 2),
-        "us": us,
+        "us": [microseconds(row.timings[name]) if name in row.timings else None for name in contenders],
         "left_out": list(row.wrong),
     }
     return {name: value for name, value in values.items() if value != _USUAL.get(name)}

@@ -59,7 +59,6 @@ class _CpuTimer(Timer):
         return measured
 
     def _wait(self) -> None:
-        """Sleep until others leave the CPU, or until patience ends."""
         while self._patience > 0:
             others = OtherLoad()
             time.sleep(_WAIT_SECONDS)
@@ -113,8 +112,7 @@ def _follow(call: Callable[[int], object]) -> Callable[[int], None]:
     gpu = tvm.cuda(0)
 
     def run(number: int) -> None:
-        stream = torch.cuda.ExternalStream(tvm_ffi.get_raw_stream(gpu))
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(torch.cuda.ExternalStream(tvm_ffi.get_raw_stream(gpu))):
             call(number)
 
     return run

@@ -144,8 +144,6 @@ def _compare(
 
 
 class _Trainer:
-    """A network, its optimizer, and the images that it learns by heart."""
-
     def __init__(self, model: Any, images: Any, precision: str) -> None:
         self._model, self._images = model, images
         self._autocast, self._cached = precision != "float32", True

@@ -168,7 +168,6 @@ def _followers(conv: Any, runs: Mapping[Any, Sequence[Run]]) -> tuple[Any, ...]:
 def _decide(
     forward: ConvertedForward, image: Image, note: str, measure: Callable[..., list[float]] | None
 ) -> ConvertedLayer:
-    """Build the kernel for a kind of image, and measure it if wanted."""
     with image.context(), torch.no_grad():
         example = image.random()
         try:

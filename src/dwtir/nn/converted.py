@@ -105,7 +105,6 @@ class ConvertedForward:
         return eager.fused(image, weight, operands, chain.epilogue, *geometry)
 
     def _weight(self, image: Tensor) -> Tensor:
-        """Return the weight in the image's type, as a kernel wants it in memory."""
         weight = self.chain.conv.weight
         if weight.dtype == image.dtype and image.is_contiguous():
             return weight

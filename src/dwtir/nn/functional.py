@@ -85,8 +85,7 @@ def depthwise_conv2d(
     geometry = _geometry(input, weight, stride, padding, dilation)
     if key is None or input.device.type not in DEVICES:
         return ops.depthwise_conv2d(input, weight, bias, *geometry)
-    epilogue = "" if bias is None else "bias"
-    compute = eager.prepared(key, input, weight, epilogue, *geometry)
+    compute = eager.prepared(key, input, weight, "" if bias is None else "bias", *geometry)
     call = eager.calls[key] = eager.Call(compute, geometry, key[3] if len(input) else None).run
     return call(input, weight, bias)
 

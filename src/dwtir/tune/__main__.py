@@ -113,8 +113,7 @@ def _list_of(kind: Callable[[str], object], allowed: Sequence[object] | None) ->
         values = [kind(part.strip()) for part in text.split(",")]
         for value in values:
             if allowed is not None and value not in allowed:
-                choices = ", ".join(map(str, allowed))
-                raise argparse.ArgumentTypeError(f"must be among {choices}, got {value}")
+                raise argparse.ArgumentTypeError(f"must be among {', '.join(map(str, allowed))}, got {value}")
         return values
 
     return read

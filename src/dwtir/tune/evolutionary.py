@@ -139,7 +139,6 @@ class _Designs:
         return chosen.from_parameters(chosen.parameters | dict(zip(space, drawn, strict=True)))
 
     def holds(self, strategy: Strategy) -> bool:
-        """Tell whether a strategy lies in one of the designs."""
         if strategy.name not in self._designs:
             return False
         chosen, space = self._designs[strategy.name]
@@ -161,8 +160,6 @@ class _Designs:
 
 @derived_object
 class _IsValid(ms.postproc.PyPostproc):
-    """Drops candidates that their strategy refuses."""
-
     def __init__(self, designs: _Designs) -> None:
         super().__init__()
         self._designs = designs
@@ -210,8 +207,6 @@ class _MoveParameter(ms.mutator.PyMutator):
 
 @derived_object
 class _Parameters(ms.feature_extractor.PyFeatureExtractor):
-    """Gives the cost model a candidate's parameters."""
-
     def __init__(self, designs: _Designs) -> None:
         super().__init__()
         self._designs = designs
@@ -279,8 +274,7 @@ class EvolutionarySearch(Search):
             self._begun = True
             near = self._designs.neighbours()
             self._rng.shuffle(near)
-            first = self._designs.guesses() + near[:_NEIGHBOURS]
-            self._ready.extend(filter(self.is_new, first))
+            self._ready.extend(filter(self.is_new, self._designs.guesses() + near[:_NEIGHBOURS]))
         if len(self._ready) < count:
             self._learn()
             with _numpy_seeded(self._rng.randrange(2**32)):

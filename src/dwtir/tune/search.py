@@ -88,10 +88,11 @@ def open_search(name: str, task: Task, target: Target, seed: int) -> Search:
         from .evolutionary import EvolutionarySearch
 
         return EvolutionarySearch(task, target, seed)
-    searches: dict[str, type[Search]] = {"random": RandomSearch, "grid": GridSearch}
-    if name not in searches:
-        raise InvalidScheduleError(f"search must be one of {', '.join(SEARCHES)}, got {name!r}")
-    return searches[name](task, target, seed)
+    if name == "random":
+        return RandomSearch(task, target, seed)
+    if name == "grid":
+        return GridSearch(task, target, seed)
+    raise InvalidScheduleError(f"search must be one of {', '.join(SEARCHES)}, got {name!r}")
 
 
 def is_worth_a_trial(strategy: Strategy, shape: Shape, target: Target) -> bool:

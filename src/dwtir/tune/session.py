@@ -102,8 +102,7 @@ class _Session:
             self._journal.clear()
         for trial in self._trials:
             self._search.tell(trial.strategy, trial.seconds)
-        earlier = self.record.trials if self.record else 0
-        self.done = self._first = max(len(self._trials), earlier)
+        self.done = self._first = max(len(self._trials), self.record.trials if self.record else 0)
         self._last_gain = self.done
 
     def is_done(self) -> bool:

@@ -120,8 +120,7 @@ class RemoteTestbed(Testbed):
         if self.target.kind == "cuda":
             how = {"repeat": 10, "cache_flush_bytes": _FLUSHED_BYTES}
         with device_errors():
-            library = self._load(kernel)
-            evaluator = library.time_evaluator("main", self._device, number=1, **how)
+            evaluator = self._load(kernel).time_evaluator("main", self._device, number=1, **how)
             return tuple(map(float, evaluator(*self._arguments(kernel)).results))
 
     def _arguments(self, kernel: Kernel) -> list[Any]:

@@ -116,7 +116,7 @@ def from_suite(name: str, forms: Forms) -> list[Task]:
         return _distinct(
             Task(replace(row, dtype=dtype, layout=layout))
             for dtype, layout in product(forms.dtypes, forms.layouts)
-            for row, _, _ in suite.seed_rows()
+            for row, _ in suite.seed_rows()
         )
     if name == "all":
         return _distinct(task for network in suite.networks() for task in from_network(network, forms))

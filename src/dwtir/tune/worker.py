@@ -92,7 +92,6 @@ class _Build:
         self._limit.stop()
 
     def seconds_left(self) -> float | None:
-        """Tell how long the build may still take; None if there is no limit."""
         if not self.is_proposed:
             return None
         begun = time.monotonic() if self._begun is None else self._begun
