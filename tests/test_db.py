@@ -204,8 +204,7 @@ def importing(path):
 
 def test_metaschedule_exchange(folder, tmp_path, run):
     assert run("export", "--db", folder, "--device", CPU.name, tmp_path / "ms")[0].startswith("2 records")
-    theirs = ms.database.JSONDatabase(work_dir=str(tmp_path / "ms"))
-    assert query(theirs).mod.script() == script()
+    assert query(ms.database.JSONDatabase(work_dir=str(tmp_path / "ms"))).mod.script() == script()
     assert "is there already" in run("export", "--db", folder, tmp_path / "ms", status=1)[1]
     assert run(*importing(tmp_path))[0].startswith("2 records written")
     assert Record.read(tmp_path / "new" / CPU.name / NAME).strategy == TILE

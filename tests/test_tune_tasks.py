@@ -131,8 +131,7 @@ def test_networks_of_timm(network):
     assert found
     assert {(t.shape.batch, t.shape.dtype, t.shape.layout) for t in found} == {(2, "float16", "NHWC")}
     for name in (name for name in suite.networks() if name.endswith(f"/{network}")):
-        layers = suite.network(name, batch=2, dtype="float16", layout="NHWC")
-        assert set(counted(found)) == set(counted(layers))
+        assert set(counted(found)) == set(counted(suite.network(name, batch=2, dtype="float16", layout="NHWC")))
 
 
 @gpu

@@ -178,9 +178,8 @@ def _by_attributes(attributes: Mapping[str, Any]) -> Target:
         arch = attributes.get("arch")
         if not isinstance(arch, str) or not arch.removeprefix("sm_")[:2].isdecimal():
             raise InvalidTargetError(f"a CUDA target needs its architecture, such as 'sm_90', got arch={arch!r}")
-        same = [gpu for gpu in KNOWN_GPUS.values() if gpu.arch == arch]
-        found = replace(same[0] if same else KNOWN_GPUS["nvidia-h200"], name=arch, arch=arch)
-        found = replace(found, bandwidth=None, fp32_rate=None)
+        found = next((gpu for gpu in KNOWN_GPUS.values() if gpu.arch == arch), KNOWN_GPUS["nvidia-h200"])
+        found = replace(found, name=arch, arch=arch, bandwidth=None, fp32_rate=None)
     else:
         raise InvalidTargetError(f"the target's kind must be cuda, llvm or opencl, got {kind!r}")
     given = {field: attributes[key] for key, field in _LIMITS.items() if key in attributes}

@@ -135,8 +135,8 @@ def without_postprocs(trace: Any) -> Any:
 
 def plain(value: Any) -> Any:
     """Turn TVM's containers and numbers into JSON values, and bools into ints as its files do."""
-    if value is None or type(value) in (int, float):
-        return value
+    if value is None:
+        return None
     if isinstance(value, str):
         return _one_line(str(value))
     if isinstance(value, int):
@@ -145,7 +145,7 @@ def plain(value: Any) -> Any:
         return float(value)
     if type(value).__name__ in ("IntImm", "FloatImm"):
         return value.value
-    if isinstance(value, Mapping) or hasattr(value, "items"):
+    if hasattr(value, "items"):
         return {str(key): plain(entry) for key, entry in value.items()}
     return [plain(entry) for entry in value]
 

@@ -52,9 +52,8 @@ def verify_device(target: Target) -> None:
 
 
 def _is_present(target: Target) -> bool:
-    if target.kind == "cpu":
-        return resolve("cpu").name == target.name
-    return target.kind == "cuda" and cuda.device_count() > 0 and resolve().name == target.name
+    is_here = target.kind == "cpu" or (target.kind == "cuda" and cuda.device_count() > 0)
+    return is_here and resolve(target.kind).name == target.name
 
 
 def _compare(kernel: Kernel) -> None:

@@ -184,11 +184,7 @@ def _gradient(
 
         return to_data, sets
     weight = unread(shape.out_channels, 1, *shape.kernel)
-
-    def to_weight(data: Any, grad_out: Any) -> Any:
-        return backward(grad_out, data, weight)
-
     if not symmetric:
         around = (left, right, top, bottom)
         sets = [[pad(data, around).contiguous(memory_format=form), grad_out] for data, grad_out in sets]
-    return to_weight, sets
+    return lambda data, grad_out: backward(grad_out, data, weight), sets

@@ -74,8 +74,7 @@ class Clocks:
 
     def sample(self) -> None:
         if self._gpu and not self._reason:
-            gpu = import_torch().cuda.get_device_properties(0)
-            found, self._reason = gpu_clocks(f"GPU-{gpu.uuid}")
+            found, self._reason = gpu_clocks(f"GPU-{import_torch().cuda.get_device_properties(0).uuid}")
             self._samples += [found] if found else []
 
     def about(self) -> dict[str, str]:

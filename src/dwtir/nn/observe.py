@@ -8,8 +8,7 @@ the only user of an output, if that does not outlive the run.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,10 +67,14 @@ def observe(
     """
     observer = _Observer()
     arguments = example_input if isinstance(example_input, tuple) else (example_input,)
-    with _evaluating(model), torch.no_grad(), observer, ExitStack() as hooks:
+    with torch.no_grad(), observer, ExitStack() as restored:
+        for module in model.modules():
+            if module.training:
+                restored.callback(setattr, module, "training", True)
+        model.eval()
         for module in modules:
-            hooks.enter_context(module.register_forward_pre_hook(observer.enter, with_kwargs=True))
-            hooks.enter_context(module.register_forward_hook(observer.leave))
+            restored.enter_context(module.register_forward_pre_hook(observer.enter, with_kwargs=True))
+            restored.enter_context(module.register_forward_hook(observer.leave))
         output = model(*arguments)
     observer.note_survivors(output)
     return observer.runs
@@ -105,14 +108,3 @@ class _Observer(TorchDispatchMode):
         self._running = None
         # What works in place gives back the tensor it took: from here on it is its output.
         self._watched[output] = self.runs[module][-1].users
-
-
-@contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -52,21 +52,15 @@ class Fleet:
             self._leave()
 
     def _take_up(self, task: Task, target: Target) -> None:
-        lost: list[DeviceLostError] = []
-
-        def prepare(device: Device) -> Device | None:
-            try:
-                device.take_up(task, target)
-            except DeviceLostError as error:
-                lost.append(error)
-                return None
-            return device
-
         with ThreadPoolExecutor(len(self.devices)) as threads:
-            kept = list(threads.map(prepare, self.devices))
-        self.devices = [device for device in kept if device is not None]
-        if not self.devices:
-            raise lost[-1]
+            prepared = [(device, threads.submit(device.take_up, task, target)) for device in self.devices]
+        for device, future in prepared:
+            try:
+                future.result()
+            except DeviceLostError:
+                self.devices.remove(device)
+                if not self.devices:
+                    raise
 
     def _leave(self) -> None:
         """End the threads, after what they are measuring right now."""

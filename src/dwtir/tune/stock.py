@@ -3,14 +3,13 @@
 import functools
 import itertools
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import cuda
+from ..arguments import on_device
 from ..errors import DeviceError, InvalidTargetError, ToolchainError
 from ..kernel import Kernel
-from ..reference import numpy_dtype
 from ..target import Target, TargetLike, resolve
 from .channels import Lane, Message, RpcChannel
 from .outcome import Task
@@ -69,39 +68,16 @@ class RemoteTestbed(Testbed):
             super().__init__(task, target)
 
     def _prepare(self) -> None:
-        self._nans = self._nan_bits()
-        self._tensors = [self._upload(array.view(self._nans.dtype)) for array in self._inputs]
-        self._tensors.append(self._upload(self._nans))
-
-    def _upload(self, bits: Any) -> Any:
-        tensor = self._empty(bits.shape, self._device)
-        self._fill(tensor, bits)
-        return tensor
-
-    def _fill(self, tensor: Any, bits: Any) -> None:
-        local, view = self._local(bits.shape)
-        view.copyfrom(bits)
-        tensor.copyfrom(local)
-
-    def _local(self, shape: Sequence[int]) -> tuple[Any, Any]:
-        """Make a tensor here, and a view of its bits: NumPy cannot give bfloat16 to TVM."""
         import tvm
 
-        local = self._empty(shape, tvm.cpu(0))
-        return local, local._create_view(shape, self._nans.dtype.name)
-
-    def _empty(self, shape: Sequence[int], device: Any) -> Any:
-        import tvm
-
-        return tvm.runtime.empty(shape, self.task.shape.dtype, device)
+        *_, self._nans = local = [on_device(array, tvm.cpu(0)) for array in (*self._inputs, self._not_numbers())]
+        self._tensors = [tensor.copyto(self._device) for tensor in local]
 
     def _output(self, kernel: Kernel) -> Any:
         with device_errors():
-            self._fill(self._tensors[-1], self._nans)  # so that an output left out is seen
+            self._tensors[-1].copyfrom(self._nans)  # so that an output left out is seen
             self._load(kernel)["main"](*self._arguments(kernel))
-            local, view = self._local(self._nans.shape)
-            local.copyfrom(self._tensors[-1])
-            return view.numpy().view(numpy_dtype(self.task.shape.dtype))
+            return self._tensors[-1].numpy()
 
     def _load(self, kernel: Kernel) -> Any:
         if self._loaded is None or self._loaded[0] is not kernel:

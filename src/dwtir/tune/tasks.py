@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from itertools import product
@@ -266,16 +267,12 @@ def _trace(model: Any, example_input: Any) -> list[dict[str, Any]]:
         if layer is not None:
             layers.append(layer)
 
-    convs = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
-    hooks = [conv.register_forward_pre_hook(note, with_kwargs=True) for conv in convs]
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad():
-            model(*example_input) if isinstance(example_input, tuple) else model(example_input)
-    finally:
-        for module in training:
-            module.training = True
-        for hook in hooks:
-            hook.remove()
+    with torch.no_grad(), ExitStack() as restored:
+        for module in model.modules():
+            if isinstance(module, torch.nn.Conv2d):
+                restored.enter_context(module.register_forward_pre_hook(note, with_kwargs=True))
+            if module.training:
+                restored.callback(setattr, module, "training", True)
+        model.eval()
+        model(*example_input) if isinstance(example_input, tuple) else model(example_input)
     return layers

@@ -64,10 +64,10 @@ class Testbed:
     def _output(self, kernel: Kernel) -> Array:
         return np.asarray(kernel(*self._inputs))
 
-    def _nan_bits(self) -> Array:
+    def _not_numbers(self) -> Array:
         """Make an output with all bits set, which is a NaN."""
-        bits = f"uint{8 * self.task.shape.itemsize}"
-        return np.full(self.task.shape.result_shape, np.iinfo(bits).max, bits)
+        shape, bits = self.task.shape, f"uint{8 * self.task.shape.itemsize}"
+        return np.full(shape.result_shape, np.iinfo(bits).max, bits).view(numpy_dtype(shape.dtype))
 
     def check(self, kernel: Kernel) -> None:
         """Compare a candidate's output with all that is expected, or raise a `WrongResultError`."""
@@ -104,15 +104,14 @@ class CudaTestbed(Testbed):
         self._sets = [[*map(on_gpu, self._inputs)] for _ in range(rotation(set_bytes))]
         self._in_turn = 2 if len(self._sets) >= _RESIDENT_SETS else 1
         self._outs = [tvm.runtime.empty(shape.result_shape, shape.dtype, gpu) for _ in self._sets]
-        self._nans = tvm.runtime.tensor(self._nan_bits(), gpu)
+        self._nans = on_gpu(self._not_numbers())
 
     def _output(self, kernel: Kernel) -> Array:
         out = self._outs[0]
-        bits = out._create_view(out.shape, str(self._nans.dtype))
-        bits.copyfrom(self._nans)  # so that an output left out is seen
+        out.copyfrom(self._nans)  # so that an output left out is seen
         kernel(*self._sets[0], out=out)
-        array: Array = bits.numpy()
-        return array.view(numpy_dtype(self.task.shape.dtype))
+        array: Array = out.numpy()
+        return array
 
     def times(self, kernel: Kernel, limit: float | None = None) -> tuple[float, ...]:
         def call(number: int) -> None:
