@@ -102,8 +102,7 @@ def test_what_only_claims_to_be_ours_is_unknown(folder):
     liar = module(NHWC)["main"].with_attr("dwtir.shape", str(SHAPE))
     garbled = ours.with_attr("dwtir.shape", "../../etc/passwd")
     wrong = [{"main": func} for func in (liar, garbled, ours.without_attr("dwtir.shape"))]
-    scheduled = schedule_for(SHAPE, Epilogue(), TILE).mod
-    for other in (*map(tvm.IRModule, (*wrong, {"f": ours}, {})), scheduled):
+    for other in (*map(tvm.IRModule, (*wrong, {"f": ours}, {})), schedule_for(SHAPE, Epilogue(), TILE).mod):
         assert not db.has_workload(other)
         assert db.query_schedule(other, LLVM, "main") is None
         workload = db.commit_workload(other)

@@ -272,18 +272,7 @@ def on_gpu(array: Array) -> Any:
     """Copy an array to the first GPU, as a tensor of TVM's."""
     import tvm
 
-    return on_device(array, tvm.cuda(0))
-
-
-def on_device(array: Array, device: Any) -> Any:
-    """Copy an array to a device of TVM's, as a tensor."""
-    import tvm
-
-    if array.dtype.name != "bfloat16":
-        return tvm.runtime.tensor(array, device)
-    tensor = tvm.runtime.empty(array.shape, "bfloat16", device)
-    tensor._create_view(array.shape, "uint16").copyfrom(array.view(np.uint16))
-    return tensor
+    return tvm.runtime.tensor(array, tvm.cuda(0))
 
 
 def _tensor_of_array(array: Array, dtype: str) -> Any:

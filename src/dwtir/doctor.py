@@ -39,8 +39,7 @@ def _print_table(findings: Sequence[Finding]) -> None:
         for line in rest:
             print(f"{indent}{line}")
         if finding.status != "ok":
-            need = "needed" if finding.required else "optional"
-            print(f"{indent}{need}: {finding.remedy}")
+            print(f"{indent}{'needed' if finding.required else 'optional'}: {finding.remedy}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import cuda, entry, saved
-from .arguments import Signature, on_device
+from .arguments import Signature
 from .epilogue import Epilogue
 from .errors import DwtirError, RecordError, ToolchainError
 from .reference import random_inputs
@@ -261,7 +261,7 @@ class Kernel:
 
         device = tvm.cuda(0) if self.target.kind == "cuda" else tvm.cpu(0)
         if not tensors:
-            tensors = tuple(on_device(array, device) for array in random_inputs(self.shape, self.epilogue))
+            tensors = tuple(tvm.runtime.tensor(a, device) for a in random_inputs(self.shape, self.epilogue))
         arguments, *_ = self._signature.bind(tensors)
         evaluator = library.time_evaluator("main", device, number=1, repeat=repeats, min_repeat_ms=min_repeat_ms)
         return Timing.of(evaluator(*arguments).results)
@@ -276,8 +276,7 @@ class Kernel:
             not here and its machine code therefore not in the library.
         """
         library = self._library_that_runs("cannot be exported")
-        info = replace(self.info, resources=self.resources())
-        saved.write(Path(path), self._code or library, info.to_json())
+        saved.write(Path(path), self._code or library, replace(self.info, resources=self.resources()).to_json())
 
     def _library_that_runs(self, otherwise: str) -> Module:
         if self._run is None:

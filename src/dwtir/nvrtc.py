@@ -155,8 +155,7 @@ def _with_min_blocks(source: str, min_blocks: int | None) -> str:
     found = _bounds(source)
     if min_blocks is None or found is None:
         return source
-    bounds = f"__launch_bounds__({found[1]}, {min_blocks}) {found[2]}"
-    return re.sub(rf"{re.escape(found[0])}\b", bounds, source)
+    return re.sub(rf"{re.escape(found[0])}\b", f"__launch_bounds__({found[1]}, {min_blocks}) {found[2]}", source)
 
 
 def _bounds(source: str) -> re.Match[str] | None:

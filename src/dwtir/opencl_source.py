@@ -233,8 +233,7 @@ def _floats_as_bits(func: Any) -> tuple[Any, set[str]]:
         return tirx.if_then_else(*map(mutator.mutate, node.args))
 
     callbacks = [(tirx.Cast, cast), (tirx.FloatImm, constant), (tirx.Var, variable), (ir.PrimType, retype)]
-    moves = (tirx.Broadcast, tirx.Select, ir.Call)
-    return tvm_ffi.structural_mutate(func, [*callbacks, (moves, move)]), helpers
+    return tvm_ffi.structural_mutate(func, [*callbacks, ((tirx.Broadcast, tirx.Select, ir.Call), move)]), helpers
 
 
 def _vector(base: str, lanes: int) -> str:

@@ -161,8 +161,7 @@ class DepthwiseConv2dShape:
     @property
     def brief(self) -> str:
         """The shortest text that `parse` reads as this shape and that names dtype and layout."""
-        usual = {"s1x1", "p0x0x0x0", "d1x1", "m1"}
-        parts = [part for part in str(self).split("_") if part not in usual]
+        parts = [part for part in str(self).split("_") if part not in ("s1x1", "p0x0x0x0", "d1x1", "m1")]
         for number, part in enumerate(parts[1:], 1):
             first, *others = part[1:].split("x")
             if others and set(others) == {first}:

@@ -86,14 +86,17 @@ _NAIVE, *_STEPS, _BY_LIBRARY = _LADDER_US
 PUBLISHED_US = {
     **{
         _square(size, way): us
-        for way, times in (
-            (LIBRARY, {21: 16.1, 32: 34.8, 64: 130.9, 96: 251.6}),
-            ("one_channel", {21: 9.1, 32: 14.5, 64: 98.9, 96: 387.4}),
-            ("blocks_32x32", {64: 63.4, 96: 132.5}),
-            *(("threads_8x32", {32: 9.7}), ("threads_4x32", {32: 8.8}), ("threads_1x32", {32: 17.7})),
-            *(("threads_32x1", {32: 32.5}), ("vthreads_1x4", {96: 103.1}), ("threads_4x32", {96: 95.9})),
-            (_BEST, {96: 90.9}),
-        )
+        for way, times in {
+            LIBRARY: {21: 16.1, 32: 34.8, 64: 130.9, 96: 251.6},
+            "one_channel": {21: 9.1, 32: 14.5, 64: 98.9, 96: 387.4},
+            "blocks_32x32": {64: 63.4, 96: 132.5},
+            "threads_8x32": {32: 9.7},
+            "threads_4x32": {32: 8.8, 96: 95.9},
+            "threads_1x32": {32: 17.7},
+            "threads_32x1": {32: 32.5},
+            "vthreads_1x4": {96: 103.1},
+            _BEST: {96: 90.9},
+        }.items()
         for size, us in times.items()
     },
     **{
@@ -205,8 +208,7 @@ def _measure_layer(problem: Problem, cases: list[Case], baselines: bool, rounds:
             found[case] = "no tuning record"
     others = peers(problem, ["NCHW"], compiled=False) if baselines else []
     right, wrong = checked(problem, own, others)
-    timer = open_timer(problem.target, right, problem.sets, patience=0)
-    timings = in_turns(timer, right, rounds)
+    timings = in_turns(open_timer(problem.target, right, problem.sets, patience=0), right, rounds)
     library = [timings[peer.name] for peer in others if peer.name in timings]
     for case in cases:
         if case.way in timings:

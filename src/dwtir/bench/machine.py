@@ -106,8 +106,7 @@ def gpu_clocks(gpu: str) -> tuple[dict[str, str], str]:
         return {}, f"nvidia-smi: {error}"
     values = [value.strip() for value in child.stdout.strip().split(",")]
     if child.returncode or len(values) != len(_CLOCKS):
-        said = " ".join((child.stderr or child.stdout).split())
-        return {}, f"nvidia-smi ended with {child.returncode}: {said}"
+        return {}, f"nvidia-smi ended with {child.returncode}: {' '.join((child.stderr or child.stdout).split())}"
     return dict(zip(_CLOCKS, values, strict=True)), ""
 
 

@@ -100,7 +100,6 @@ def _figure(results: Results, drawn: list[tuple[float, _Draw]]) -> Figure:
 
 
 def _panels(results: Results) -> tuple[dict[str, tuple[float, _Draw]], list[str]]:
-    """Return what can be drawn, with its height, and lines about the rest."""
     found: dict[str, tuple[float, _Draw]] = {}
     left = []
     bars = _bars([row for row in results.rows if row.ratio() is not None])
@@ -144,7 +143,7 @@ def _bars(rows: list[Row]) -> dict[str, dict[str, tuple[float, float]]]:
     A network's is the geometric mean of its layers'; where they have one in all, or none,
     there are bars for each layer. The slowest are first. Many forms become two, the layouts.
     """
-    few = len({_form(row) for row in rows}) <= _FORMS
+    few = len(set(map(_form, rows))) <= _FORMS
     grouped: dict[str, dict[str, list[Row]]] = {}
     networks = {name for row in rows for name in row.networks}
     for row in rows:

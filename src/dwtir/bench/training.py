@@ -161,8 +161,7 @@ class _Trainer:
         with convolutions(torch, cudnn=True):
             with torch.autocast(device, torch.bfloat16, self._autocast, cache_enabled=self._cached):
                 output = self._model(self._images)
-            labels = self._labels % output.shape[1]
-            loss = torch.nn.functional.cross_entropy(output.float(), labels)
+            loss = torch.nn.functional.cross_entropy(output.float(), self._labels % output.shape[1])
             loss.backward()
         self._optimizer.step()
         self._loss = loss.detach()

@@ -57,8 +57,7 @@ def steps_of(module: Any) -> tuple[str, ...] | None:
     """
     kind = type(module)
     if kind in _ACTIVATIONS:
-        exact = kind is not torch.nn.GELU or module.approximate == "none"
-        return (_ACTIVATIONS[kind],) if exact else None
+        return (_ACTIVATIONS[kind],) if getattr(module, "approximate", "none") == "none" else None
     if not isinstance(module, torch.nn.BatchNorm2d) or module.running_mean is None:
         return None
     if kind is torch.nn.BatchNorm2d:

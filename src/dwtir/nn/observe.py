@@ -39,8 +39,7 @@ class Image:
     def random(self) -> Tensor:
         """Make a tensor that fits the description, of normal values."""
         extent = 1 + sum((number - 1) * step for number, step in zip(self.size, self.stride, strict=True))
-        memory = torch.randn(max(extent, 0), dtype=self.dtype, device=self.device)
-        return memory.as_strided(self.size, self.stride)
+        return torch.randn(max(extent, 0), dtype=self.dtype, device=self.device).as_strided(self.size, self.stride)
 
     def context(self) -> Any:
         """Return autocast as it was."""

@@ -79,5 +79,4 @@ def floor_seconds(shape: Shape, target: Target, epilogue: Epilogue = NO_STEPS) -
     """
     if target.bandwidth is None or target.fp32_rate is None:
         return None
-    moved = shape.least_bytes + epilogue.least_bytes(shape)
-    return max(moved / target.bandwidth, shape.flop / target.fp32_rate)
+    return max((shape.least_bytes + epilogue.least_bytes(shape)) / target.bandwidth, shape.flop / target.fp32_rate)

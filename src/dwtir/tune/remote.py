@@ -66,8 +66,7 @@ class _Tracker:
 
     def keys(self) -> list[str]:
         """List the keys of the servers that are there, busy ones included."""
-        servers = self.ask("SUMMARY")["server_info"]
-        return sorted(str(server["key"]).removeprefix("server:") for server in servers)
+        return sorted(str(server["key"]).removeprefix("server:") for server in self.ask("SUMMARY")["server_info"])
 
     def connect(self, key: str) -> RpcChannel:
         """Open a session with the next server of a key that is free."""
@@ -173,8 +172,7 @@ def _fleet(
 def _target_there(channel: Channel, target: TargetLike, seconds: float) -> Target:
     """Ask a server for its device, which must be the one that is meant."""
     wanted = None if target in (None, "cpu", "cuda") else resolve(target)
-    kind = target if wanted is None else wanted.kind
-    answer = channel.call({"op": "device", "kind": kind}, seconds)
+    answer = channel.call({"op": "device", "kind": target if wanted is None else wanted.kind}, seconds)
     if answer.get("cause"):
         raise DeviceError(f"the server has no such device: {answer['error']}")
     found = Target.from_json(answer["target"])

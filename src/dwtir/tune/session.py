@@ -187,8 +187,7 @@ class _Session:
             raise DwtirError(f"{self._task}: stopped before anything was measured")
         times = {trial.strategy: trial.times for trial in ranked}
         if not stop.is_set():
-            best = [trial.strategy for trial in ranked[:_FINALISTS]]
-            finalists = list(dict.fromkeys([*best, self._manual]))
+            finalists = list(dict.fromkeys([*(trial.strategy for trial in ranked[:_FINALISTS]), self._manual]))
             try:
                 again = zip(finalists, fleet.final(finalists, _FINAL_ROUNDS), strict=True)
                 times = {strategy: measured for strategy, measured in again if measured}

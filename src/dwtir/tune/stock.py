@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from .. import cuda
-from ..arguments import on_device
 from ..errors import DeviceError, InvalidTargetError, ToolchainError
 from ..kernel import Kernel
 from ..target import Target, TargetLike, resolve
@@ -70,8 +69,8 @@ class RemoteTestbed(Testbed):
     def _prepare(self) -> None:
         import tvm
 
-        *_, self._nans = local = [on_device(array, tvm.cpu(0)) for array in (*self._inputs, self._not_numbers())]
-        self._tensors = [tensor.copyto(self._device) for tensor in local]
+        self._nans = self._not_numbers()
+        self._tensors = [tvm.runtime.tensor(array, self._device) for array in (*self._inputs, self._nans)]
 
     def _output(self, kernel: Kernel) -> Any:
         with device_errors():

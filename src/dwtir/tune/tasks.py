@@ -41,13 +41,11 @@ def by_use(tasks: Iterable[Task]) -> list[Task]:
 
 def for_operations(tasks: Iterable[Task], operations: Iterable[str]) -> list[Task]:
     """Return the layers' tasks for each of the operations; gradients have no epilogue."""
-    listed = list(tasks)
     return _distinct(
         Task(
             replace(task.shape, operation=operation), task.epilogue if operation == "forward" else NO_STEPS, task.count
         )
-        for operation in operations
-        for task in listed
+        for operation, task in product(operations, tasks)
     )
 
 

@@ -94,8 +94,7 @@ class _Build:
     def seconds_left(self) -> float | None:
         if not self.is_proposed:
             return None
-        begun = time.monotonic() if self._begun is None else self._begun
-        return max(0.0, begun + _BUILD_SECONDS - time.monotonic())
+        return max(0.0, (self._begun or time.monotonic()) + _BUILD_SECONDS - time.monotonic())
 
 
 class Worker:
