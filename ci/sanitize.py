@@ -60,9 +60,9 @@ def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterat
         tile["steps"] = -(-shape.result_height // 2)  # down the image, by a ring of stages
         yield from (pairs(**tile), pairs(**tile | {"images": 1, "turns": min(2, shape.batch)}))
     banded = dwtir.STRATEGIES["banded_matrix"]
-    if banded.claims(shape, device) and max(shape.stride) > 1:
-        fours = banded(2, shape.kernel[0], 1, loads="fours")
-        yield from [fours] * fours.fits(shape, device)
+    fours = banded(2, shape.kernel[0], 1, loads="fours")
+    if max(shape.stride) > 1 and banded.claims(shape, device) and fours.fits(shape, device):
+        yield fours
     split = dwtir.STRATEGIES["split_image"]
     if shape.layout == "NCHW" and split.claims(shape, device):
         divided = (split(4, 1, bands, 1, parts, pieces) for bands, parts, pieces in ((3, 3, 3), (4, 2, 2), (2, 4, 3)))

@@ -43,7 +43,7 @@ from . import script
 from .blocks import product
 from .forward import both_ends
 from .mma import left, left_beside, right
-from .parts import by_places, fill, swapped
+from .parts import all_hold, by_places, fill, swapped
 from .sizes import SLACK
 
 
@@ -190,9 +190,8 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         n, y, x = tile(group, 0, lane)
         first = first_of(x, step, lane, eight)
         at = SHEET.begin + (line(y, row, SH) - TOP) * W + first + one - LEFT
-        is_there = T.cast(tirx.all(LEFT <= first, first < LEFT + W), "int32") != 0  # TVM infers no bounds from it
         value = sheet[channel, group // SIDES, n % IMAGES, at // SHEET.vector, at % SHEET.vector]
-        return T.if_then_else(is_there, value, T.cast(0, dtype))
+        return T.if_then_else(all_hold(LEFT <= first, first < LEFT + W), value, T.cast(0, dtype))
 
     def tap(weight: tirx.Buffer, channel, row, step, *place) -> Any:
         lane, further, one = place

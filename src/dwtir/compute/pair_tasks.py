@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ..pairs import COLUMNS, LAG, STRIPS, VECTOR, Pairs
+from .parts import all_hold
 
 Find: TypeAlias = Callable[[Any, Any], tuple[Any, ...]]
 """Tells by turn and element whether a vector is wanted, whether it is there, the element, and the vector's place."""
@@ -101,10 +102,8 @@ class Tasks:
             channel = (c * pairs.source_vectors + vector) * VECTOR + first
             here = [n < shape.batch, 0 <= row, row < height, 0 <= right, right < width]
             here += [channel < shape.in_channels, down < pairs.input_rows]
-            is_stage = (
-                T.cast(tirx.all(stage < pairs.steps * pairs.turns), "int32") != 0
-            )  # a number, of which TVM infers no bounds
-            wanted = [line < pairs.images * pairs.stage_rows, column < pairs.width, is_stage]
+            wanted = [line < pairs.images * pairs.stage_rows, column < pairs.width]
+            wanted.append(all_hold(stage < pairs.steps * pairs.turns))
             at = pairs.input_at(stage % pairs.stages, 0, line, column, vector) + first
             return tirx.all(*wanted), tirx.all(*here), image[n, row, right, channel + lane], at
 

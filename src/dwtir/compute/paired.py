@@ -37,6 +37,7 @@ from .mma import multiply
 from .pair_operands import Operands
 from .pair_tasks import Tasks
 from .parts import (
+    all_hold,
     arrive,
     begin_barrier,
     by_lane,
@@ -150,8 +151,8 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     add_rows(shared, bands, held, acc, at, vw, line)
 
     def there(first, rows: int) -> Any:
-        """Tell whether rows are in the image, as a number, of which TVM infers no bounds."""
-        return T.cast(tirx.all(0 <= first, first + rows <= H), "int32") != 0
+        """Tell whether rows are in the image."""
+        return all_hold(0 <= first, first + rows <= H)
 
     def add_rows(shared: Shared, bands, held, acc: tirx.Buffer, at, vw, line=None) -> None:
         """Add a stage's rows to sums, those that are in the image if the first one's place is given."""

@@ -59,6 +59,11 @@ class Row:
         return self._buffer[place]
 
 
+def all_hold(*conditions: Any) -> Any:
+    """Tell whether all conditions hold, as a number, of which TVM infers no bounds."""
+    return T.cast(tirx.all(*conditions), "int32") != 0
+
+
 def untold() -> None:
     """Say nothing of what a block reads and writes, for TVM to order it by."""
     T.reads()

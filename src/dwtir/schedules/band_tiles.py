@@ -9,6 +9,9 @@ from .tiles import even_split
 FEW_TAPS, _MANY_TAPS = 9, 64
 """Of a kernel with which more warps are ahead, and for which threads want all registers."""
 
+HIGH, LOW = 14, 8
+"""Rows of tiles, and of low ones, that load by fours."""
+
 ROOMY = 1, 8
 """Warps of a block, and blocks at a time, whose threads have most registers."""
 
@@ -50,7 +53,7 @@ def height(shape: Shape) -> int:
 
 def heights(shape: Shape) -> list[int]:
     """List the rows of a tile; in rows of an odd width, even numbers too."""
-    found = {even_split(height(shape), most) for most in (1, 2, 4, 7, 8, 14)}
+    found = {even_split(height(shape), most) for most in (1, 2, 4, 7, LOW, HIGH)}
     if Bands(shape, 1, 1).is_odd:
         pairs = -(-shape.result_height // 2)
         found |= {2 * even_split(pairs, most) for most in (1, 2, 4, 5, 6, 8, 10, 15)}

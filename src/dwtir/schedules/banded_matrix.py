@@ -54,7 +54,7 @@ from ..shape import Shape
 from ..target import Target
 from ..typed import LoopRV, SBlockRV, Schedule, Self
 from . import band_cost, band_tiles, plane_tiles
-from .band_tiles import FEW_TAPS, height, heights, kernel_rows
+from .band_tiles import FEW_TAPS, HIGH, LOW, height, heights, kernel_rows
 from .base import Strategy, by_time, varied, with_guesses
 from .cost import registers_for
 from .loops import bind, compute_at, unroll_all
@@ -76,8 +76,8 @@ _SECOND_KIND = 40
 _CROWD, _MOST_TAPS = 20, 49
 """Warps for each SM from which on, and taps up to which, some multiply while others wait."""
 
-_HIGH, _LOW, _LOW_TAPS = 14, 8, 25
-"""Rows of tiles, and of low ones that load by fours; taps up to which these are faster."""
+_LOW_TAPS = 25
+"""Taps up to which low tiles are faster."""
 
 _OWN, _NARROW, _MOST_LOADS = 8, (16, 12), 140
 """With a stride, rows of inputs that are a tile's own; too few columns, of few taps and of more; and most loads."""
@@ -158,7 +158,7 @@ class BandedMatrix(Strategy):
         if bands.groups * shape.result_channels < _CROWD * target.units:
             return self
         if bands.has_fours and taps <= _LOW_TAPS:
-            return replace(self, rows=even_split(height(shape), _LOW), min_blocks=6, loads="fours")
+            return replace(self, rows=even_split(height(shape), LOW), min_blocks=6, loads="fours")
         return replace(self, warps=min(2, self.warps), min_blocks=10)
 
     @classmethod
@@ -233,7 +233,7 @@ class BandedMatrix(Strategy):
         if self.loads == "planes":
             blocks = SHARED // (self.dynamic_bytes(shape, epilogue) + 1024)
             return replace(self, min_blocks=min(self.min_blocks, max(1, blocks)))
-        rows = self.rows if self.loads == "pairs" else even_split(height(shape), _HIGH)
+        rows = self.rows if self.loads == "pairs" else even_split(height(shape), HIGH)
         tile = replace(self, rows=rows, warps=min(2, self.warps), min_blocks=8, loads="pairs")
         bands = tile.sizes(shape)
         fits = max(shape.stride) == 1 and _is_in_one_step(bands) and tile._least(bands, 0) <= tile._has

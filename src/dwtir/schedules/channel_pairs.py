@@ -37,7 +37,7 @@ beside its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import count, product
 from math import ceil, prod
 
@@ -193,13 +193,13 @@ class ChannelPairs(Strategy):
 
     def _in_turns(self, shape: Shape, epilogue: Epilogue, target: Target) -> Iterator[ChannelPairs]:
         """List the tile whose blocks are all there at a time, and go on with other images, if they fill the SMs."""
+        may = self.channels <= _WIDE if self.min_blocks == 1 else self.images >= _SMALL
+        if self.steps == 1 or self.min_blocks not in _FULL or not may or shape.result_channels % 2:
+            return
         room = target.units * self.min_blocks
         tile = replace(self, turns=ceil(prod(self.sizes(shape).blocks) / room))
-        may = self.channels <= _WIDE if self.min_blocks == 1 else self.images >= _SMALL
-        if not may or self.steps == 1 or tile.turns not in _TURNS or shape.result_channels % 2:
-            return
-        is_full = _FULL.get(self.min_blocks, 2) * room <= prod(tile.sizes(shape).blocks) <= room
-        if is_full and tile._room(shape, epilogue) >= tile.min_blocks:
+        is_full = _FULL[self.min_blocks] * room <= prod(tile.sizes(shape).blocks) <= room
+        if is_full and tile.turns in _TURNS and tile._room(shape, epilogue) >= tile.min_blocks:
             yield tile
 
     def _down(self, shape: Shape, rows: int) -> ChannelPairs:
@@ -278,7 +278,7 @@ class ChannelPairs(Strategy):
         return self.sizes(shape).shared_bytes(epilogue)
 
     def sizes(self, shape: Shape) -> Pairs:
-        sizes = (getattr(self, field.name) for field in fields(Pairs)[1:])
+        sizes = self.channels, self.images, self.across, self.rows, self.steps, self.ahead, self.words, self.turns
         return Pairs(shape, *sizes)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
