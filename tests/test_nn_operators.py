@@ -265,3 +265,7 @@ def test_runs_on_another_device():
     got = depthwise_conv2d(image.to(last), weight.to(last))
     assert got.device == last
     assert_close(got.cpu(), F.conv2d(image, weight, groups=8))
+
+
+def test_operators_are_there_by_name():
+    assert ops.depthwise_conv2d is torch.ops.dwtir.depthwise_conv2d.default

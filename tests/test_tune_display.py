@@ -90,7 +90,7 @@ def played():
 
 
 def test_json_has_all_calls(played):
-    _, events = played
+    outcomes, events = played
     task = ["begin", *["trial"] * 5, "note", "end"]
     assert [event["event"] for event in events] == [*task, *task, "fail", "close"]
     assert events[0] == {"event": "begin", **NAMES, "index": 1, "count": 3, "trials": 64, "done": 1}
@@ -98,6 +98,7 @@ def test_json_has_all_calls(played):
     assert (events[8]["trials"], events[8]["epilogue"]) == (None, "bias+relu")
     assert events[-2] == {"event": "fail", **TASK, "cause": "ValueError", "error": str(BROKEN)}
     assert events[-1] == {"event": "close", **EXTRA, "tasks": 2, "gain": pytest.approx(1.5)}
+    assert outcomes[0].record.gain == pytest.approx(1.5)
 
 
 def test_json_tells_all_of_a_trial(played):

@@ -237,7 +237,8 @@ def test_networks_have_every_form():
         assert all(layer.count >= 1 for layer in layers)
 
 
-def test_networks_are_found_by_name():
+def test_networks_have_short_names():
+    assert suite.network("mobilenet_v2") == suite.network("torchvision/mobilenet_v2")
     assert suite.network("mobilenet_v2")[0].shape == Shape.parse("1x32x112x112_k3_p1")
     with pytest.raises(InvalidShapeError, match="the suite has no network 'vgg'; allowed are"):
         suite.network("vgg")

@@ -78,7 +78,8 @@ def _lines(path: Path) -> list[bytes]:
         data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise RecordError(f"{path}: larger than {_MAX_BYTES} bytes")
-    return data.splitlines()
+    lines = data.split(b"\n")
+    return lines[:-1] if not lines[-1] else lines
 
 
 def _workload(value: object) -> Workload:
