@@ -319,6 +319,7 @@ PIECES = [
     ("1x8x57x59_k5_p2_float16", SplitImage(4, 1, 4, 1, 5, 3)),
     ("1x8x66x41_k5_s2_p2", SplitImage(2, 1, 3, 1, 3, 4)),
     ("1x8x65x65_k3_s2_p1_dgrad", SplitImage(4, 1, 3, 1, 7, 11)),
+    ("1x8x95x95_k3_p1_float16", SplitImage(4, 1, 2, 12, 8, 12)),
 ]
 
 

@@ -108,11 +108,13 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         return Stretch(Part(tensor, 0, 0, 0, 0), N * C * height * width, start, shape.lanes, share)
 
     def begin(tensor, side, place) -> Any:
-        """Find where in shared memory the image of a thread begins, as if it were whole."""
+        """Find where in shared memory the piece of a thread begins."""
         apart = place.x * side.stride
-        if P == 1:
-            return apart
-        return apart + stretch(tensor, side, place, (1, 0)).beside - first_row(side, place.piece) * side.size[1]
+        return apart if P == 1 else apart + stretch(tensor, side, place, (1, 0)).beside
+
+    def between(rows, most) -> Any:
+        """Show a number of rows of a piece to be from 0 to the most, or TVM makes room for more than there are."""
+        return rows if P == 1 else tirx.max(0, tirx.min(rows, most))
 
     def beside(place, share) -> tuple[_Place, tuple[int, Any]]:
         """Let threads side by side copy what lies side by side: find a thread's channel, and its number there."""
@@ -134,7 +136,7 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
             carry(tensor, place, Part(shared, y, 0), side[1:], share, is_load=False)
             return
         place, share = beside(place, share)
-        count = first_row(side, place.piece + 1) - first_row(side, place.piece)
+        count = between(first_row(side, place.piece + 1) - first_row(side, place.piece), pieces.most)
         if pieces.is_ragged:
             count = tirx.min(count, images.result[0] - first_row(side, place.piece))
         with T.If(place.chunk * X + place.x < C), T.Then():
@@ -169,7 +171,7 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         T.writes(acc[z, y, x, :])
         window = local("float32", pieces.window)
         taps = local("float32", pieces.held)
-        first = T.meta_var(begin(data, SOURCE, _Place(b * Y + image, p, c, x)))
+        first = T.meta_var(begin(data, SOURCE, _Place(b * Y + image, p, c, x)) - (P > 1) * first_row(SOURCE, p) * SW)
         load = T.meta_var(loading(planes, window, image, first, part))
         band = T.meta_var(_band(pieces, p * Z + z))
         _sum(pieces, band, bottom(p), Part(acc, z, y, x, 0), window, taps, Part(filters, x * APART), load)
@@ -185,18 +187,19 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         held = T.meta_var(operands | {"residual": Row(results, image)})
         channel = T.meta_var(T.min(c * X + x, C - 1))
         start = T.meta_var(begin(out, RESULT, _Place(b * Y + image, p, c, x)) + part * COLS)
+        down = T.meta_var(between(first - (P > 1) * first_row(RESULT, p), pieces.most - 1))
         result = local(dtype, ROWS * COLS)
         for row in T.unroll(most):
             if row < rows:
                 for w in unrolled(COLS):
-                    element = T.meta_var((start + (first + row) * RW + w,))
+                    element = T.meta_var((start + (down + row) * RW + w,))
                     result[row * COLS + w] = finish(acc[z, y, x, row * COLS + w], held, channel, element)
                 if not adds:
-                    put(Part(result, row * COLS), Part(results, image, start + (first + row) * RW), part)
+                    put(Part(result, row * COLS), Part(results, image, start + (down + row) * RW), part)
         if adds:  # threads wait in between, which they may not do under a test
             for row in T.unroll(most):
                 if row < rows:
-                    put(Part(result, row * COLS), Part(results, image, start + (first + row) * RW), part)
+                    put(Part(result, row * COLS), Part(results, image, start + (down + row) * RW), part)
 
     @script.prim_func(s_tir=True)
     def split_images() -> None:
