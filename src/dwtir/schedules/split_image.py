@@ -64,16 +64,19 @@ _MOST_BANDS = 64
 _OTHERS, _OTHERS_STRIDED = 9, 6
 """Registers for addresses, tests and loads on the way; and of a gradient with a stride."""
 
+_ONE_WARP, _MANY, _MUCH = 23, 8, 2600
+"""Threads too few for a block of one warp, and what such blocks have: of 16 gradients with a stride 5 % less time."""
+
 _BEST_SUMS = 64
 """Of a thread: with more of them fewer warps wait for shared memory in turns."""
 
 _MANY_TAPS = 100
 """Of a kernel whose weights take so long to load that two images share them."""
 
-# The share of the expected time of others that it may take: of products on tensor cores, and of windows in registers,
-# whose rows take longer than expected where they are no vectors. Of large images, or with a stride, those are last; of
-# these, of vectors of 4 halves; or of many taps, wide vectors and gradients with a stride.
-_OF_PRODUCTS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS = (1.0, 0.8), 0.93, 1.18, 1.07
+# The share of the expected time of others that it may take: of products on tensor cores, of very few taps, of large
+# images and with a stride; and of windows in registers, whose rows take longer than expected where they are no vectors.
+# Of large images; of these, of vectors of 4 halves; or of many taps, wide vectors and gradients with a stride.
+_OF_PRODUCTS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS = (1.0, 1.1, 0.93, 0.8), 0.93, 1.18, 1.07
 _OF_LARGE = 1.03, 0.97, 0.8
 # Of rows a dilation apart; of blocks that are all there at once, and vectors of 4; and of its own time, that whole rows
 # of large images take.
@@ -233,8 +236,12 @@ class SplitImage(Strategy):
 
     def _passes(self, shape: Shape, target: Target) -> bool:
         most = max(_BEST_SUMS, _least_sums(shape)) if self._is_plain else MAX_SUMS
+        has_much = self.min_blocks >= _MANY and self.sizes(shape).shared_bytes >= _MUCH
         return (
-            self.is_promising(shape) and self._threads > 32 and self._sums(shape) <= most and self.fits(shape, target)
+            self._threads > (_ONE_WARP if self._is_plain and _is_strided(shape) and has_much else 32)
+            and self.is_promising(shape)
+            and self._sums(shape) <= most
+            and self.fits(shape, target)
         )
 
     @property
@@ -283,7 +290,10 @@ def _margin(shape: Shape, other: Strategy, is_round: bool) -> float:
     """Find the share of the other's expected time, which errs, that it may take, if blocks are all there at once."""
     is_large = _is_large(shape)
     if isinstance(other, BandedMatrix):
-        return _OF_PRODUCTS[is_large or shape.stride != (1, 1)]
+        plain, few, large, strided = _OF_PRODUCTS
+        if shape.stride != (1, 1):
+            return strided
+        return large if is_large else few if prod(shape.kernel) <= _VERY_FEW_TAPS else plain
     is_single = isinstance(other, RegisterWindow) and other.lanes == 1
     if max(shape.dilation) > 1 and shape.layout == "NCHW" and not is_single:
         return _OF_DILATED
