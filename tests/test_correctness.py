@@ -7,7 +7,7 @@ from hypothesis import given, note
 from tvm.s_tir import Schedule
 
 from backends import H200, cells, replay, run_guarded
-from dwtir import STRATEGIES, Epilogue, Shape, reference
+from dwtir import STRATEGIES, Epilogue, InvalidScheduleError, Shape, reference
 from marks import parametrize
 from strategies import (
     EXACT_STEPS,
@@ -72,6 +72,10 @@ def test_any_tile_that_passes_its_check(backend, strategy, operation, layout, dt
     shape = adapted(shape, strategy, target, operation=operation, layout=layout, dtype=dtype)
     tile = data.draw(tiles(strategy, shape, target, structures=True))
     epilogue = data.draw(epilogues(steps=EXACT_STEPS)) if operation == "forward" else Epilogue()
+    if tile.dynamic_bytes(shape, epilogue) > target.most_shared_bytes:
+        with pytest.raises(InvalidScheduleError, match="shared bytes per block with epilogue"):
+            tile.check_use(shape, target, epilogue)
+        epilogue = Epilogue()
     check(shape, epilogue, tile, backend.compile(tile, shape, epilogue), seed)
 
 
