@@ -65,7 +65,8 @@ _OTHERS, _OTHERS_STRIDED = 9, 6
 """Registers for addresses, tests and loads on the way; and of a gradient with a stride."""
 
 _ONE_WARP, _MANY, _MUCH = 23, 8, 2600
-"""Threads too few for a block of one warp, and what such blocks have: of 16 gradients with a stride 5 % less time."""
+"""Threads too few for a block of one warp; such blocks of an SM, and bytes of each, of which gradients with a stride
+take 5 % less time (16 layers)."""
 
 _BEST_SUMS = 64
 """Of a thread: with more of them fewer warps wait for shared memory in turns."""
