@@ -95,6 +95,8 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def first_row(side, piece) -> Any:
         """Find the first row of a piece."""
+        if P == 1:
+            return 0
         return tirx.max(0, pieces.top(piece)) if side is SOURCE else images.first(piece * Z, pieces.all_bands)
 
     def bottom(piece) -> Any:
@@ -113,7 +115,7 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         return apart if P == 1 else apart + stretch(tensor, side, place, (1, 0)).beside
 
     def between(rows, most) -> Any:
-        """Show a number of rows of a piece to be from 0 to the most, or TVM makes room for more than there are."""
+        """Show rows of a piece to be from 0 to the most, or TVM makes room for more than there are."""
         return rows if P == 1 else tirx.max(0, tirx.min(rows, most))
 
     def beside(place, share) -> tuple[_Place, tuple[int, Any]]:
@@ -171,7 +173,7 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         T.writes(acc[z, y, x, :])
         window = local("float32", pieces.window)
         taps = local("float32", pieces.held)
-        first = T.meta_var(begin(data, SOURCE, _Place(b * Y + image, p, c, x)) - (P > 1) * first_row(SOURCE, p) * SW)
+        first = T.meta_var(begin(data, SOURCE, _Place(b * Y + image, p, c, x)) - first_row(SOURCE, p) * SW)
         load = T.meta_var(loading(planes, window, image, first, part))
         band = T.meta_var(_band(pieces, p * Z + z))
         _sum(pieces, band, bottom(p), Part(acc, z, y, x, 0), window, taps, Part(filters, x * APART), load)
@@ -187,7 +189,7 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         held = T.meta_var(operands | {"residual": Row(results, image)})
         channel = T.meta_var(T.min(c * X + x, C - 1))
         start = T.meta_var(begin(out, RESULT, _Place(b * Y + image, p, c, x)) + part * COLS)
-        down = T.meta_var(between(first - (P > 1) * first_row(RESULT, p), pieces.most - 1))
+        down = T.meta_var(between(first - first_row(RESULT, p), pieces.most - 1))
         result = local(dtype, ROWS * COLS)
         for row in T.unroll(most):
             if row < rows:
