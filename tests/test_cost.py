@@ -170,6 +170,7 @@ CHOICES = {
         dgrad 128x64x112x112_k3_s2_p1
         float16_dgrad 1x240x28x28_k5_s2_p2 128x96x56x56_k13_p6_m2
         float16 128x95x57x57_k7_p3 127x95x57x57_k7_p3 64x96x112x112_k3_s2_p1 1x192x35x35_k3_p1 1x240x56x56_k5_s2_p2
+        float16 8x97x5x10_k3_s2_p1
     """,
     "row_stream": """
         float16_nhwc 128x96x56x56_k7_p6_d2 128x384x14x14_k5_p2+bias+gelu 128x240x28x28_k5_p2+bias+gelu

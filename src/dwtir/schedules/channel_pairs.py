@@ -72,8 +72,7 @@ _MOST_CHANNELS = 128
 """Channels of a block worth trying, of a number of channels that is no multiple of a vector."""
 
 _TURNS, _ALONE = range(2, 9), 0.95
-"""Turns worth trying, and what a block with some takes of the expected time if an SM has no other. Of 270 kernels of 90
-layers they take 6 % of the time away, up to 28 %, at the most 8 % more; of 36 layers looked at later 9 %."""
+"""Turns worth trying, and what a block with some takes of the expected time if an SM has no other."""
 
 _FULL, _WIDE, _SMALL = {1: 0.55, 2: 0.9}, 64, 4
 """The part of an SM's one or two blocks that has to be there, the most channels of one, and the least images of two."""

@@ -20,8 +20,7 @@ _BANDWIDTH, _LAUNCH = 4.25e12, 2.0e-6
 _ISSUE, _PASS = 1.195 / 4, 0.923
 _COPY, _PIXEL = 12.5, 1.55
 _LONGER, _TWICE, _FEW = 1.28, 0.74, 2.04
-# What a byte that several blocks read costs, in bytes of memory. With it the same constants choose tiles of pieces 3 %
-# slower than the best of 416 kernels of 27 layers.
+# What a byte that several blocks read costs, in bytes of memory.
 _AGAIN = 0.35
 # What pieces take of that, more the narrower their strips, and with a stride: of 160 kernels of 25 layers. Of halves
 # (346 kernels of 64 layers, of which the choice is 1.2 % behind the best), and more the fewer they are.
