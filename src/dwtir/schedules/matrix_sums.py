@@ -17,7 +17,7 @@ MAX_PRODUCTS = 1024
 """Products of a turn, in straight line."""
 
 _SURE = 0.97
-"""The share of the expected time of `tap_sums`, which errs more with a stride, that it may take."""
+"""The share of the expected time of `tap_sums`, which errs, that it may take."""
 
 
 class MatrixSums(PartSums):

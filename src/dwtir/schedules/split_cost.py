@@ -23,11 +23,11 @@ _LONGER, _TWICE, _FEW = 1.28, 0.74, 2.04
 # What a byte that several blocks read costs, in bytes of memory.
 _AGAIN = 0.35
 # What pieces take of that, more the narrower their strips, and with a stride: of 160 kernels of 25 layers. Of halves
-# (346 kernels of 64 layers, of which the choice is 1.2 % behind the best), and more the fewer they are.
+# (346 kernels of 64 layers, choice 1.2 % behind the best), and more the fewer they are.
 _PIECE, _STRIP, _STRIDED = 0.97, 0.3, 1.15
 _HALVES, _FEW_PIECES = 0.985, 0.1
 _BEGINS: tuple[int, ...] = (0, 3, 5)
-"""Elements into a vector at which pieces may begin, of which the banks are looked at."""
+"""Elements into a vector at which pieces may begin."""
 # How far blocks of one round, which load at the same time, use what others leave, and by how much more in another.
 _ALIKE, _ANOTHER = 0.3, 0.8
 _LANES = 32
@@ -76,9 +76,9 @@ def _work(pieces: Pieces) -> tuple[float, float]:
     issued = met * beside + weights + loads + stores + rows * width + converted + _COPY * copies
 
     def crowd(starts: list[int], elements: int, sizes: tuple[int, int], lanes: int) -> float:
-        """Count the passes of a load by a warp, of vectors that begin there in each plane: of the first warp.
+        """Count the passes of a load by the first warp, of vectors that begin there in each plane.
 
-        Of pieces of halves, on average of all and of pieces that begin so far into a vector.
+        Of pieces of halves, by any warp, on average.
         """
         planes, size, in_pieces = images.channels * images.images, lanes * shape.itemsize, pieces.pieces > 1
         count, begins = planes * len(starts), _BEGINS

@@ -237,13 +237,13 @@ class SplitImage(Strategy):
 
     def _passes(self, shape: Shape, target: Target) -> bool:
         most = max(_BEST_SUMS, _least_sums(shape)) if self._is_plain else MAX_SUMS
-        has_much = self.min_blocks >= _MANY and self.sizes(shape).shared_bytes >= _MUCH
-        return (
-            self._threads > (_ONE_WARP if self._is_plain and _is_strided(shape) and has_much else 32)
-            and self.is_promising(shape)
-            and self._sums(shape) <= most
-            and self.fits(shape, target)
-        )
+        enough = self.is_promising(shape) and (self._threads > 32 or self._has_much(shape))
+        return enough and self._sums(shape) <= most and self.fits(shape, target)
+
+    def _has_much(self, shape: Shape) -> bool:
+        """Tell whether one warp is enough."""
+        is_for = self._is_plain and _is_strided(shape) and self._threads > _ONE_WARP and self.min_blocks >= _MANY
+        return is_for and self.sizes(shape).shared_bytes >= _MUCH
 
     @property
     def _is_plain(self) -> bool:
