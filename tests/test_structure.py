@@ -304,6 +304,8 @@ def test_bands_of_an_image_have_one_code(text):
         ("2x6x20x6_k5_p2_nhwc", SplitImage(2, 1, 1)),  # a thread copies more pixels than the source lists
         *((f"1x5x23x21_k{rest}", SplitImage(4, 1, 3, 1, 3, 3)) for rest in ("5_p2_float16", "3_p2_d2", "3_s2_p1")),
         ("2x4x26x22_k3_p1_float16", SplitImage(2, 1, 4, 1, 4, 2)),
+        ("1x5x35x35_k3_p1_float16", SplitImage(4, 1, 3, 1, 3, 4)),  # bands of 2 and 3 rows
+        *((f"3x5x9x9_k3_p1_{dtype}", SplitImage(x, 2, 3)) for x, dtype in ((3, "float16"), (4, "bfloat16"))),
         ("1x5x69x36_k3_s2_p1_d2_bfloat16_dgrad", SplitImage(4, 1, 8, 1, 4, 4)),
         ("1x3x65x65_k3_s2_p1_dgrad", None),
     ],
@@ -356,6 +358,14 @@ def test_pieces_are_copied_in_vectors(text, tile):
     source = kernel.source()
     assert re.search(rf"planes_ptr[^;=]*= [^;]*{vector}[^;]*(?:data|grad_out)_ptr", source)
     assert re.search(rf"{vector}[^;=]*(?:out|grad_data)_ptr[^;=]*= ", source)
+
+
+@parametrize("tile", [SplitImage(4, 1, 5), SplitImage(4, 1, 2, 1, 4, 3)])
+def test_halves_of_odd_widths_move_in_pairs(tile):
+    source = on_h200("1x8x15x15_k3_p1_float16", tile).source()
+    assert re.search(r"= \*\(half2\*\)\(planes_ptr", source)
+    assert re.search(r"\*\(half2\*\)\(planes_ptr[^;=]* = ", source)
+    assert not re.search(r"\(float\)\(?planes_ptr", source)
 
 
 @parametrize("text", ["4x90x15x15_k3_p1_float16", "4x90x14x14_k3_p1", "4x90x15x15_k3_p1_nhwc"])

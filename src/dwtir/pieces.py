@@ -81,6 +81,8 @@ class Pieces:
     @property
     def lead(self) -> int:
         """Columns, or a few more, of whole vectors, that a part sees before its own."""
+        if self.parts == 1:
+            return 0
         before = self.shape.before[1] // self._phases
         return -(-before // self.lanes_in) * self.lanes_in
 
@@ -101,6 +103,20 @@ class Pieces:
     def lanes_out(self) -> int:
         """Columns that it writes there together."""
         return gcd(self.shape.lanes, self.images.result[1], self.cols)
+
+    @property
+    def takes_pairs(self) -> bool:
+        """Tell whether a thread loads aligned pairs of halves, wherever its rows begin."""
+        return self._by_two(self.lanes_in, self.read)
+
+    @property
+    def puts_pairs(self) -> bool:
+        """Tell whether it stores them so."""
+        return self._by_two(self.lanes_out, self.written)
+
+    def _by_two(self, lanes: int, elements: int) -> bool:
+        is_planar = self.shape.layout == "NCHW" and self.shape.itemsize == 2
+        return is_planar and lanes == 1 and self.images.channels * self.stride(elements) % 2 == 0
 
     def is_beyond(self, col: int) -> bool:
         """Tell whether a column of a window may be beyond the image, in the last part or one before."""
@@ -136,7 +152,7 @@ class Pieces:
         """
         taps, is_half = prod(self.shape.kernel), self.shape.itemsize == 2
         few = taps <= _FEW_TAPS and self.rows * self.cols * taps <= _UNROLLED
-        return is_half and self.parts * self.pieces > 1 and self.images.phases == 1 and few
+        return is_half and self.pieces > 2 and self.images.phases == 1 and few
 
     @property
     def held(self) -> int:

@@ -19,8 +19,6 @@ What a lane holds is what `banded` says, but for the inputs: lane ``4 * m + x`` 
 and so on. To which place in a product an input comes is all the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import gcd
 from typing import Any

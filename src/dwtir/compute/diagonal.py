@@ -24,8 +24,6 @@ lane ``4 * m + x`` has inputs ``2 * m`` and ``2 * m + 1`` of tiles ``x``, ``x + 
 the gradients of column ``m`` of the same tiles.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from tvm import tirx

@@ -1,7 +1,5 @@
 """The tensor cores' instruction as TensorIR sees it: 16 x 8 sums of products, 16 deep."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from math import prod

@@ -1,7 +1,5 @@
 """Which thread of `compute.paired` has what: its share of copies, of results and of products."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import gcd
 from typing import Any, NamedTuple, TypeAlias

@@ -19,8 +19,6 @@ What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`. Lane ``
 ``x`` and ``x + 4`` of the windows of strips ``m`` and ``m + 8``, and the sums of their columns ``x``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, NamedTuple, TypeAlias

@@ -10,6 +10,7 @@ The blocks are those of `whole`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -22,6 +23,9 @@ from . import script
 from .forward import both_ends
 from .parts import Part, Row, by_places, clear, copy, copy_pixels, local, move, unrolled
 from .stretch import Stretch
+from .unaligned import put_pairs, take_pairs
+
+_LANES = 32
 
 
 class _Side(NamedTuple):
@@ -62,22 +66,25 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def loading(planes: tirx.Buffer, window: tirx.Buffer, y, place, part) -> Callable[[Any], None]:
         def load(row) -> None:
-            with unrolled(SW // LANES_IN) as w, T.vectorized(LANES_IN) as v:
-                value = T.cast(planes[y, place + row * SW + w * LANES_IN + v], "float32")
-                T.buffer_store(window, value, [w * LANES_IN + v])
-
-        def load_part(row) -> None:
+            at, by_pairs = place + row * SW + part * pieces.step - pieces.lead, pieces.takes_pairs
+            if by_pairs:
+                take_pairs(pieces, Part(planes, y, 0), X * FROM, window, at)
             for first, count in pieces.runs:
-                place_of = place + row * SW + part * pieces.step - pieces.lead
-                col = part * pieces.step + first - pieces.lead
-                tests = [0 <= col] * (first < pieces.lead) + [col < SW] * pieces.is_beyond(first)
+                tests = beyond(part, first)
+                if by_pairs and not tests:
+                    continue
                 with unrolled(count) as w, T.vectorized(LANES_IN) as v:
                     to = first + w * LANES_IN + v
-                    value = T.cast(planes[y, place_of + to], "float32")
+                    value = window[to] if by_pairs else T.cast(planes[y, at + to], "float32")
                     value = T.if_then_else(tirx.all(*tests), value, 0.0) if tests else value
                     T.buffer_store(window, value, [to])
 
-        return load if Q == 1 else load_part
+        return load
+
+    def beyond(part, first: int) -> list[Any]:
+        """Tell whether a column of a window, which may be beside an image, is not."""
+        col = part * pieces.step + first - pieces.lead
+        return [0 <= col] * (first < pieces.lead) + [col < SW] * pieces.is_beyond(first)
 
     def carry(tensor, place, shared, sizes, share, *, is_load=True) -> None:
         """Copy an image, or weights, of the block's channels to shared memory, or back: a thread of `x` its share."""
@@ -103,6 +110,13 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         """Find the row of the image after those that a block has of a piece."""
         height = images.source[0]
         return height if P == 1 else tirx.min(height, pieces.top(piece) + images.seen(pieces.most))
+
+    def is_inside(piece, z, part, x) -> Any:
+        """Tell whether the image has all rows that the bands of a thread's warp may see."""
+        lane = tirx.floordiv((z * Q + part) * X + x, _LANES) * _LANES
+        bands = (tirx.min(tirx.floordiv(at, X * Q), Z - 1) for at in (lane, lane + _LANES - 1))
+        top, last = (images.top(images.first(piece * Z + band, pieces.all_bands)) for band in bands)
+        return tirx.all(0 <= top, last + images.seen(ROWS) <= images.source[0])
 
     def stretch(tensor, side, place, share) -> Stretch:
         (image, piece, chunk, x), (height, width) = place, side.size
@@ -149,13 +163,19 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         """Tell a thread's image, of the block's, and its part."""
         return (y, 0) if Q == 1 else (0, y)
 
+    def finished(*about) -> tirx.PrimExpr:
+        """Apply the epilogue; pairs are rounded as they are stored."""
+        value = finish(*about)
+        return value.value if pieces.puts_pairs else value
+
     def put(result, shared, part) -> None:
         """Move a row of a thread's results to shared memory; the last part may have fewer."""
-        move(result, shared, pieces.fewest, LANES_OUT)
+        put_row = put_pairs if pieces.puts_pairs else partial(move, lanes=LANES_OUT)
+        put_row(result, shared, pieces.fewest)
         if pieces.fewest < COLS:
             source, target = (Part(own.buffer, *own.at(pieces.fewest)) for own in (result, shared))
             with T.If(part < Q - 1), T.Then():
-                move(source, target, COLS - pieces.fewest, LANES_OUT)
+                put_row(source, target, COLS - pieces.fewest)
 
     def share_out(bring, tensor, side, shared, b, c, p, z, y, x) -> None:
         """Let a thread copy its share of an image, if there is one."""
@@ -171,12 +191,13 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         image, part = T.meta_var(across(y))
         T.reads(planes[image, :], filters[:])
         T.writes(acc[z, y, x, :])
-        window = local("float32", pieces.window)
+        window = local("float32", pieces.window + 2 * pieces.takes_pairs)
         taps = local("float32", pieces.held)
         first = T.meta_var(begin(data, SOURCE, _Place(b * Y + image, p, c, x)) - first_row(SOURCE, p) * SW)
         load = T.meta_var(loading(planes, window, image, first, part))
         band = T.meta_var(_band(pieces, p * Z + z))
-        _sum(pieces, band, bottom(p), Part(acc, z, y, x, 0), window, taps, Part(filters, x * APART), load)
+        rows = T.meta_var((bottom(p), is_inside(p, z, part, x)))
+        _sum(pieces, band, rows, Part(acc, z, y, x, 0), window, taps, Part(filters, x * APART), load)
         if adds:
             share_out(bring, operands["residual"], RESULT, results, b, c, p, z, y, x)
 
@@ -190,12 +211,12 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         channel = T.meta_var(T.min(c * X + x, C - 1))
         start = T.meta_var(begin(out, RESULT, _Place(b * Y + image, p, c, x)) + part * COLS)
         down = T.meta_var(between(first - first_row(RESULT, p), pieces.most - 1))
-        result = local(dtype, ROWS * COLS)
+        result = local("float32" if pieces.puts_pairs else dtype, ROWS * COLS)
         for row in T.unroll(most):
             if row < rows:
                 for w in unrolled(COLS):
                     element = T.meta_var((start + (down + row) * RW + w,))
-                    result[row * COLS + w] = finish(acc[z, y, x, row * COLS + w], held, channel, element)
+                    result[row * COLS + w] = finished(acc[z, y, x, row * COLS + w], held, channel, element)
                 if not adds:
                     put(Part(result, row * COLS), Part(results, image, start + (down + row) * RW), part)
         if adds:  # threads wait in between, which they may not do under a test
@@ -244,7 +265,7 @@ def _band(pieces: Pieces, band: Any) -> tuple[Any, int, int, Any]:
 def _sum(
     pieces: Pieces,
     band: tuple[Any, int, int, Any],
-    bottom: Any,
+    ends: tuple[Any, Any],
     acc: Part,
     window: tirx.Buffer,
     taps: tirx.Buffer,
@@ -253,12 +274,13 @@ def _sum(
 ) -> None:
     """Sum the products of a band, row after row of the image that it sees, of those before the bottom.
 
-    Where all that it sees is there, and products are few, each row has a code of its own, and weights stay.
+    Where all that it sees is there, and products are few, each row has a code of its own, and weights stay. All bands
+    of a warp have this code or none.
     """
     images, shape, width = pieces.images, pieces.shape, pieces.cols
     (kernel_h, kernel_w), below, (first, least, most, rows) = shape.kernel, shape.dilation[0], band
     right = shape.stride[1] if shape.operation == "forward" else 1
-    top = images.top(first)
+    top, (bottom, is_inside) = images.top(first), ends
     clear(acc, 0, most * width)
 
     def add(h: int, tap: Any, held: int) -> None:
@@ -301,7 +323,8 @@ def _sum(
         for tap in range(kernel_h * kernel_w):
             T.buffer_store(taps, weight[images.turned(tap)], [tap])
         for seen in range(images.seen(most)):
-            load(top + seen)
+            row = top + seen
+            load(row if seen < images.seen(least) else tirx.min(row, bottom - 1))
             for h in range(most):
                 above, over = divmod(images.above(seen, h), below)
                 if 0 <= above < kernel_h and not over:
@@ -311,7 +334,7 @@ def _sum(
     if not pieces.is_unrolled:
         beyond()
         return
-    with T.If(tirx.all(0 <= top, top + images.seen(most) <= bottom)):
+    with T.If(is_inside):
         with T.Then():
             go_down_inside()
         with T.Else():

@@ -8,8 +8,6 @@ of the kernel further, so that no index depends on the row.
 The blocks are ``stream``, one thread's whole work, and what it holds.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from tvm import tirx

@@ -4,8 +4,6 @@ In shared memory rows begin as far into the first vector as in memory. What is h
 parsed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -20,8 +20,6 @@ The blocks are these:
 What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`, but the depth are units.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from tvm import tirx

@@ -11,8 +11,6 @@ so do the weights, by ``filters``. Where a thread has several images, one after 
 memory and loads the next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import product

@@ -10,31 +10,27 @@ Loop nest, for the 16 tiles of rows x 8 outputs of one channel that are a warp's
           for kh, oh, depth:   acc[oh] += window[oh + kh] x band[kh]       one instruction
         threadIdx.x = lane:    out = epilogue(acc)
 
-A product takes 16 inputs to 8 outputs: of its multiply-adds KW / 16 are of use, or KW / 32 and so on
-for wider kernels; but it takes one instruction where others take 64, and halves need no conversion.
-With few taps there is little to save: `claims` says from where on it pays.
+A product takes 16 inputs to 8 outputs: of its multiply-adds KW / 16 are of use, of wider kernels KW / 32 and so on;
+but it takes one instruction where others take 64, and halves need no conversion.
 
-Where blocks have whole planes, these come by vectors into shared memory, with rows of zeros around, while
-those before are multiplied, lanes load from there, and results go back the same way. Halves of a product
-are then tiles side by side, and what one has on its right the other has on its left, and is loaded once.
-Shared memory is what they wait for: planes lie apart as banks want it.
+Where blocks have whole planes, these come by vectors into shared memory, with rows of zeros around, while those before
+are multiplied, and results go back the same way. Halves of a product are then tiles side by side, which share what
+lies between. Shared memory is what they wait for: planes lie apart as banks want it.
 
-Else an input row is loaded for the lanes that multiply it, 4 bytes each, and serves all `rows` outputs
-above it; 8 bytes are half as many loads, which pay in low tiles. Lanes with the same inputs in a row hold
-neighbouring tiles, so that a warp loads whole cache lines. Blocks that run together have neighbouring
-channels, planes side by side.
+Else an input row is loaded for the lanes that multiply it, 4 bytes each, and serves all `rows` outputs above it; 8
+bytes are half as many loads, which pay in low tiles. Lanes with the same inputs in a row hold neighbouring tiles, so
+that a warp loads whole cache lines, and blocks that run together planes side by side.
 
-Rows of an odd width begin with an aligned pair and in the middle of one, in turn. So that all loads are
-pairs nevertheless, those of every other row begin a column earlier, and are multiplied by a band that
-does so too; what lies beside the image is taken off. So do pairs of results. See `dwtir.bands`.
+Rows of an odd width begin with an aligned pair and in the middle of one, in turn. So that all loads are pairs, those of
+every other row begin a column earlier, as does their band; what lies beside the image is taken off. So do pairs of
+results. See `dwtir.bands`.
 
 Where every output sees all of a small image, a tile of the whole height goes by rows of
 the image: none of its products is with padding. See `dwtir.bands.Bands.goes_by_image`.
 
-Registers: the window and the band of a step, or two bands, and 4 * rows sums; where one step takes
-the whole kernel, the window goes by row after row. Rows of an odd width take more sectors of memory
-than they fill, and wait for many warps: `min_blocks` holds the registers down, and tiles are low. With a
-stride a lane loads twice as much for a result: tiles are lower still, and blocks have one warp.
+Registers: the window and the band of a step, or two bands, and 4 * rows sums; if one step takes the whole kernel, the
+window goes by row after row. Rows of an odd width wait for many warps: `min_blocks` holds the registers down, and tiles
+are low. With a stride a lane loads twice as much for a result: tiles are lower still, and blocks have one warp.
 
 A zero of the band times an input that is not finite is NaN. An infinite input thus may make
 outputs NaN that do not see it, if it lies no more than 7 * SW + 15 columns beside what they see,

@@ -14,10 +14,9 @@ their rows of inputs by their rows of gradients, the tiles being the depth::
 
 In the second, these are summed: see `part_sums`. What lies where: `dwtir.diagonals`.
 
-A product takes one instruction where others take 64, halves need no conversion, and of what it
-computes KW diagonals of 23 are of use. It pays from kernels of 5x5 on: with fewer taps loads
-take longer than all their products. Inputs are loaded in pairs, so that an odd width, of which
-every other row begins in the middle of one, is not for it, though it may be asked for it.
+A product takes one instruction where others take 64, halves need no conversion, and of what it computes KW diagonals of
+23 are of use. It pays from kernels of 5x5 on: with fewer taps loads take longer than all their products. Inputs are
+loaded in pairs, which an odd width does not have, though it may be asked for it.
 
 Registers: 4 * KH sums for each 16 columns of a window, of which those of kernels above 13x13
 leave no room for the loads.

@@ -88,7 +88,7 @@ _REGISTERS, _PER_ROW = {4: (46, 1.0), 2: (19, 1.25), 1: (34, 1.0)}, 6
 _CLOCK = 1.98e9
 _FEW_TAPS = 49
 _PARTS = 0.8  # how a run's time grows with the parts it moves in, of 346 kernels of 15 layers
-_DOUBT = 1.2e-6  # by which others have to take longer: of small batches the model promises too much
+_DOUBT, _SURE = 1.2e-6, 9e-6  # by which others have to take longer; times from which on `banded_channels` need not
 _WHOLE = (1.89e-6, 0.643, 0.26, 0.919, 103, 164, 0.806, 0.932, 0.186, 0.116, 0.725, 1.08, 20, 6.84e12)
 _PARTED = (1.23e-6, 0.101, 2.75, 0.622, 123, 695, 0.124, 1.03, 0.0489, 0.0489, 1.61, 0.235, 2.46, 9.52e12)
 
@@ -149,8 +149,11 @@ class ChannelPairs(Strategy):
         """Tell whether it is expected to be faster than what else there is."""
         if prod(shape.kernel) < _LEAST_TAPS:
             return False
-        rivals = (BandedChannels, RowStream) if RowStream.claims(shape, target) else (BandedPlanes,)
-        return not is_beaten(expected(cls, shape, target) + _DOUBT, (ChannelVector, *rivals), shape, target)
+        rivals = (ChannelVector, RowStream) if RowStream.claims(shape, target) else (ChannelVector, BandedPlanes)
+        own = expected(cls, shape, target)
+        if is_beaten(own + _DOUBT, rivals, shape, target):
+            return False
+        return BandedPlanes in rivals or not is_beaten(own + _DOUBT * (own < _SURE), (BandedChannels,), shape, target)
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[ChannelPairs, ...]:

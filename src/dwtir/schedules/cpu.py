@@ -10,12 +10,10 @@ Loop nest::
           rows x cols sums of `lanes` columns      rows x cols sums of `lanes` channels
         out = epilogue(sums)                     out = epilogue(sums)
 
-The sums of a tile stay in rows * cols vector registers while the taps go by;
-each tap broadcasts one weight (NCHW) or loads a vector of them (NHWC). Sixteen
-or 32 registers hold the sums, the weight and the input of the moment. The
-padded copy costs one pass through the cache and frees the taps of all tests. In
-NCHW with a stride it is of the rows of a tile, which stay in the first cache, and
-goes on to ``phases[..., w % SW, w / SW]``.
+The sums of a tile stay in rows * cols vector registers, of 16 or 32, while the taps go by; each broadcasts one weight
+(NCHW) or loads a vector of them (NHWC). The padded copy costs one pass through the cache and frees the taps of all
+tests. In NCHW with a stride it is of the rows of a tile, which stay in the first cache, and goes on to
+``phases[..., w % SW, w / SW]``.
 """
 
 from __future__ import annotations

@@ -12,19 +12,17 @@ Loop nest, for a thread's rows x cols outputs of one channel::
             for oh, ow: acc += window * weight
         out = epilogue(acc)
 
-With ``window="tile"`` all taps are unrolled and each input of the window is
-loaded once. Kernels too large for that keep the loop over their rows, and each
-of those loads its own inputs: ``"row"``. With hundreds of columns, or a dilation
-that leaves most of a window unused, each tap loads its own: ``"tap"``.
+With ``window="tile"`` all taps are unrolled and each input of the window is loaded once. Of larger kernels each row
+loads its own inputs: ``"row"``. With hundreds of columns, or a dilation that leaves most of a window unused, each tap
+does: ``"tap"``.
 
 Registers: KH rows of the window (in "row": `rows` of them) + rows*cols sums, and
 as many weights as are left room for: they are the same for a whole warp, or nearly.
 No shared memory: neighbouring threads share their halo through L1.
 
-A row of the window is loaded as vectors of `lanes` inputs, from the aligned one that
-holds its first input to the one that holds its last. What lies beside the window is
-dropped; a vector costs no more than one of its elements, in instructions and in cache
-lines, which are what a wide window is short of.
+A row of the window is loaded as vectors of `lanes` inputs, from the aligned one that holds its first input to the one
+that holds its last: each costs no more than one of its elements, in instructions and in cache lines, which are what a
+wide window is short of.
 """
 
 from __future__ import annotations

@@ -11,10 +11,8 @@ Loop nest, for a block of block_h x block_w outputs of one channel::
             for oh, ow: for kh, kw: acc += padded_shared * weight_shared
           out = epilogue(acc_local)
 
-Shared bytes: (tile with its halo + KH*KW) * itemsize; registers: the sums.
-A thread's outputs lie next to each other within a virtual thread and a whole
-sub-tile apart between virtual threads, so with vthread_x = outputs per thread
-neighbouring threads read neighbouring banks.
+Shared bytes: (tile with its halo + KH*KW) * itemsize; registers: the sums. A thread's outputs lie side by side within a
+virtual thread and a sub-tile apart between them: with vthread_x = outputs per thread neighbours read other banks.
 
 The kernel is bound by shared memory: an output costs 2*KH*KW reads of it.
 The article binds n*c to blockIdx.y; here it is blockIdx.x, which alone has

@@ -77,7 +77,7 @@ _MANY_TAPS = 100
 # The share of the expected time of others that it may take: of products on tensor cores, of very few taps, of large
 # images and with a stride; and of windows in registers, whose rows take longer than expected where they are no vectors.
 # Of large images; of these, of vectors of 4 halves; or of many taps, wide vectors and gradients with a stride.
-_OF_PRODUCTS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS = (1.0, 1.1, 0.93, 0.8), 0.93, 1.18, 1.07
+_OF_PRODUCTS, _OF_PAIRS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS = (1.0, 1.1, 0.93, 0.8), 1.02, 0.93, 1.18, 1.07
 _OF_LARGE = 1.03, 0.97, 0.8
 # Of rows a dilation apart; of blocks that are all there at once, and vectors of 4; and of its own time, that whole rows
 # of large images take.
@@ -144,7 +144,8 @@ class SplitImage(Strategy):
             is_slow = shape.batch > 1 and shape.result_width < _NARROW and prod(shape.kernel) <= _FEW_TAPS
             return is_slow and not (isinstance(other, BandedMatrix) and other.loads == "planes")
         together = target.units * max(1, own._at_a_time(shape))
-        margin = _margin(shape, other, own.sizes(shape).blocks <= together)
+        sizes = own.sizes(shape)
+        margin = _margin(shape, other, sizes.blocks <= together, sizes.takes_pairs)
         return own.expected_seconds(shape, target) < margin * expected
 
     @classmethod
@@ -212,8 +213,9 @@ class SplitImage(Strategy):
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time of the kernel, by the instructions that it issues and its bytes."""
         at_a_time = max(self.min_blocks, self._at_a_time(shape))
-        seconds = expected_seconds(self.sizes(shape), at_a_time, target.units)
-        is_wide = self._is_plain and shape.stride == (1, 1) and _is_large(shape)
+        pieces = self.sizes(shape)
+        seconds = expected_seconds(pieces, at_a_time, target.units)
+        is_wide = self._is_plain and shape.stride == (1, 1) and _is_large(shape) and not pieces.takes_pairs
         return seconds * _OF_WIDE if is_wide else seconds
 
     @property
@@ -287,14 +289,16 @@ def _small_tiles(shape: Shape) -> tuple[SplitImage, ...]:
     return whole, SplitImage(2, 1, 1, 1, parts, most), SplitImage(2, 1, vector, 1, 1, max(1, most // vector))
 
 
-def _margin(shape: Shape, other: Strategy, is_round: bool) -> float:
+def _margin(shape: Shape, other: Strategy, is_round: bool, by_pairs: bool) -> float:
     """Find the share of the other's expected time, which errs, that it may take, if blocks are all there at once."""
     is_large = _is_large(shape)
     if isinstance(other, BandedMatrix):
         plain, few, large, strided = _OF_PRODUCTS
         if shape.stride != (1, 1):
-            return strided
-        return large if is_large else few if prod(shape.kernel) <= _VERY_FEW_TAPS else plain
+            return _OF_PAIRS if by_pairs and not is_large else strided
+        if is_large:
+            return _OF_PAIRS if by_pairs else large
+        return few if prod(shape.kernel) <= _VERY_FEW_TAPS else plain
     is_single = isinstance(other, RegisterWindow) and other.lanes == 1
     if max(shape.dilation) > 1 and shape.layout == "NCHW" and not is_single:
         return _OF_DILATED

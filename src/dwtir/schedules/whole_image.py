@@ -15,14 +15,12 @@ Loop nest in NCHW, for blocks of `thread_y` images x `thread_x` channels, `turns
           results = epilogue(acc)
         out = results                                              (all threads)
 
-All loops of a thread are written out, for each tap over the results that it has an input
-for. These cost one instruction each.
+All loops of a thread are written out, for each tap over the results that it has an input for.
 
-Planes lie apart in shared memory by an odd number of vectors, so that a warp reads all
-banks, and are copied as one piece. In NHWC neighbouring threads have neighbouring channels: loads,
-weights and stores are a thread's own. With several turns it goes through the image row by row
-there, and loads each row half an image ahead. Of few images a thread may have but a band of rows;
-it has all loads, of the image and of its rows of the kernel, under way before it uses any.
+Planes lie apart in shared memory by an odd number of vectors, so that a warp reads all banks, and are copied as one
+piece. In NHWC neighbouring threads have neighbouring channels: loads, weights and stores are a thread's own. With
+several turns it goes through the image row by row there, and loads each row half an image ahead. Of few images a thread
+may have but a band of rows; it has all its loads under way before it uses any.
 
 Registers: the image, its results and a few more; with fewer `rows` than the result has,
 those of `rows` and all weights. With several turns also `ahead`; in NHWC all weights, and

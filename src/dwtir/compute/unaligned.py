@@ -1,0 +1,50 @@
+"""Rows of halves that begin anywhere in shared memory, moved in aligned pairs.
+
+A bank gives a word at a time: a half alone takes as long as a pair. What is here writes statements while a script is
+parsed.
+"""
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ..pieces import Pieces
+from .parts import Part, unrolled
+
+
+def take_pairs(pieces: Pieces, planes: Part, size: int, window: tirx.Buffer, start: Any) -> None:
+    """Load a row of a thread's window as float32, which one element before may begin; beside all planes other pairs."""
+    count, first, odd = pieces.window, tirx.floordiv(start, 2) * 2, tirx.floormod(start, 2)
+
+    def load(place: Any, to: Any) -> None:
+        with T.vectorized(2) as lane:
+            T.buffer_store(window, T.cast(planes[place + lane], "float32"), [to + lane])
+
+    inside = []
+    for to in range(0, count + 1, 2):
+        is_before, is_beyond = 0 < pieces.lead >= to, pieces.is_beyond(to)
+        if not (is_before or is_beyond or to == count):
+            inside.append(to)
+            continue
+        place = first + to - (2 * (1 - odd) if to == count else 0)  # of which the second half is needed, or none
+        place = tirx.max(0, place) if is_before else place
+        load(tirx.min(place, size - 2) if is_beyond else place, to)
+    if inside:
+        with unrolled(len(inside)) as n:
+            load(first + (inside[0] + n * 2), inside[0] + n * 2)
+    with unrolled(count) as n:
+        T.buffer_store(window, T.Select(odd == 0, window[n], window[n + 1]), [n])
+
+
+def put_pairs(source: Part, target: Part, count: int) -> None:
+    """Store so many elements, which move: the aligned pairs of the target, and alone what is beside them."""
+    (*_, start), pairs = target.at(0), (count - 1) // 2
+    odd = tirx.floormod(start, 2)
+    for first, last in [(0, count - 1)] if count % 2 else [(0, count - 2), (count - 1, count - 1)]:
+        value = T.Select(odd == 1, source[first], source[last])
+        target.store((1 - odd) * (last - first) + first, T.cast(value, target.buffer.dtype))
+    with unrolled(2 * pairs) as n:
+        source.store(n, T.Select(odd == 1, source[n + 1], source[n]))
+    with unrolled(pairs) as n, T.vectorized(2) as lane:
+        target.take(odd + n * 2 + lane, source, n * 2 + lane)
