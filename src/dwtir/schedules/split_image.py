@@ -38,6 +38,7 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
+from ..bands import COLUMNS
 from ..images import Images, is_small
 from ..pieces import Pieces, divisions
 from ..shape import Shape
@@ -68,8 +69,9 @@ _ONE_WARP, _MANY, _MUCH = 23, 8, 2600
 """Threads too few for a block of one warp; such blocks of an SM, and bytes of each, of which gradients with a stride
 take 5 % less time (16 layers)."""
 
-_BEST_SUMS = 64
-"""Of a thread: with more of them fewer warps wait for shared memory in turns."""
+_WARP, _FEW_BANDS, _BEST_SUMS, _PAIRED_SUMS = 32, 4, 64, range(32, 97)
+"""Threads; bands; sums of a thread: with more fewer warps wait for shared memory in turns. Blocks of one warp and few
+bands, whose halves move in pairs, take 0 to 14 % less time from 11x11 to 19x19, 3x3."""
 
 _MANY_TAPS = 100
 """Of a kernel whose weights take so long to load that two images share them."""
@@ -83,6 +85,9 @@ _OF_LARGE = 1.03, 0.97, 0.8
 # of large images take.
 _OF_DILATED, _OF_ROUND, _OF_WIDE = 1.05, 0.95, 0.85
 _OF_STRIDED = {"forward": 0.8, "grad_data": 1.2}
+
+_FILLED = 0.7
+"""Of tensor cores' columns: with less 10x10 takes 18 % less time."""
 
 _FEW = (2, 4, 8)
 """Channels of a block of pieces."""
@@ -142,7 +147,10 @@ class SplitImage(Strategy):
             return False
         if expected is None:  # of tensor cores
             is_slow = shape.batch > 1 and shape.result_width < _NARROW and prod(shape.kernel) <= _FEW_TAPS
-            return is_slow and not (isinstance(other, BandedMatrix) and other.loads == "planes")
+            if isinstance(other, BandedMatrix) and other.loads == "planes":
+                width, is_few = shape.result_width, prod(shape.kernel) <= _VERY_FEW_TAPS
+                return is_slow and is_few and COLUMNS < width < _FILLED * (-(-width // COLUMNS) * COLUMNS)
+            return is_slow
         together = target.units * max(1, own._at_a_time(shape))
         sizes = own.sizes(shape)
         margin = _margin(shape, other, sizes.blocks <= together, sizes.takes_pairs)
@@ -238,9 +246,14 @@ class SplitImage(Strategy):
         return min(max(fitting, default=1), SHARED // taken)
 
     def _passes(self, shape: Shape, target: Target) -> bool:
-        most = max(_BEST_SUMS, _least_sums(shape)) if self._is_plain else MAX_SUMS
-        enough = self.is_promising(shape) and (self._threads > 32 or self._has_much(shape))
+        by_pairs = self._is_plain and self._is_one_by_pairs(shape)
+        most = max(_BEST_SUMS, _least_sums(shape)) if self._is_plain and not by_pairs else MAX_SUMS
+        enough = self.is_promising(shape) and (self._threads > _WARP or by_pairs or self._has_much(shape))
         return enough and self._sums(shape) <= most and self.fits(shape, target)
+
+    def _is_one_by_pairs(self, shape: Shape) -> bool:
+        is_few = self._threads == _WARP and self.bands <= _FEW_BANDS and prod(shape.kernel) <= _VERY_FEW_TAPS
+        return is_few and self._sums(shape) in _PAIRED_SUMS and self.sizes(shape).takes_pairs
 
     def _has_much(self, shape: Shape) -> bool:
         """Tell whether one warp is enough."""
