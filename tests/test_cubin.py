@@ -96,6 +96,22 @@ def test_whole_rows_have_no_products_with_padding(cols, products, tmp_path):
     assert len(re.findall(r"\bFFMA\b", text)) == 2 * 7 * products, "of two rows, all that the loop has"
 
 
+@parametrize(
+    ("about", "blocks", "asked", "done"),
+    [
+        ("16x9x9_k3_p1_wgrad", 1, True, True),
+        ("72x56x56_k3_p1_nhwc_wgrad", 1, True, True),
+        ("72x56x56_k3_p1_nhwc_wgrad", 3, True, False),  # as it would spill
+        ("64x28x28_k3_p1_nhwc_wgrad", 1, False, False),
+    ],
+)
+def test_parts_of_lines_bring_the_whole(about, blocks, asked, done, tmp_path):
+    shape = Shape.parse(f"128x{about}")
+    kernel = on_h200(shape, replace(schedules.choose(shape, H200), min_blocks=blocks))
+    assert (cuda_functions.LOAD in kernel.source()) == asked
+    assert (".LTC128B" in disassembled(kernel, tmp_path / "cubin")) == done
+
+
 if NIGHTLY:
 
     @parametrize("layout", LAYOUTS)

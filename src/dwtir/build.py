@@ -127,6 +127,7 @@ def _compile(order: _Order, *, for_torch: bool = False) -> tuple[Kernel, Compile
         hoist=strategy.hoist,
         simplify=strategy.simplify,
         by_fma=shape.layout == "NHWC" and strategy.silu_by_fma,
+        by_lines=strategy.takes_lines(shape),
     )
     resources = _launch(sch, strategy.dynamic_bytes(shape, epilogue)) if target.is_gpu else Resources()
     if compiled.cubin is not None:

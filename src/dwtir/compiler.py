@@ -39,6 +39,7 @@ def compile_module(
     hoist: bool = False,
     simplify: bool = False,
     by_fma: bool = False,
+    by_lines: bool = False,
 ) -> Compiled:
     """Compile a scheduled module for CUDA or the CPU.
 
@@ -49,6 +50,8 @@ def compile_module(
     by_fma
         Whether SiLU of halves divides on multiply-add units too: 3 to 11 % faster in NHWC, and up to 12 %
         slower in NCHW, where these have more to do.
+    by_lines
+        Whether inputs are loaded by `cuda_functions.LOAD`.
     """
     import tvm
 
@@ -61,9 +64,12 @@ def compile_module(
     cubins: list[Cubin] = []
     refusals: list[DwtirError] = []
 
+    def written(source: str) -> str:
+        return cuda_functions.by_lines(source) if by_lines else source
+
     def compile_source(source: str) -> bytes:
         try:
-            cubins.append(nvrtc.compile_cubin(source, target.arch, min_blocks))
+            cubins.append(nvrtc.compile_cubin(written(source), target.arch, min_blocks))
         except DwtirError as error:
             refusals.append(error)
             raise
@@ -81,7 +87,7 @@ def compile_module(
     finally:
         _compile_source.reset(token)
     (device,) = library.imports
-    return Compiled(library, str(device.inspect_source("cuda")), cubins[0] if cubins else None)
+    return Compiled(library, written(str(device.inspect_source("cuda"))), cubins[0] if cubins else None)
 
 
 _HOISTED = {"s_tir.HoistIfThenElse": {"support_block_scope_hoisting": True}}

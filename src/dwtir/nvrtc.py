@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from .cuda import INSTALL_CUDA, find_toolkit
-from .cuda_functions import with_functions
+from .cuda_functions import LOAD, PLAIN, with_functions
 from .errors import CompileError, InvalidTargetError, ToolchainError
 from .search_limits import SlowCompileError, SpillError, current, stopped
 
@@ -89,8 +89,8 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     Floating point is strict but for SiLU; multiply-add contraction is on, as in nvcc.
     Thread-safe, and threads run in parallel: NVRTC works without the GIL.
 
-    A kernel that spills is compiled for fewer and fewer blocks of an SM too, until nothing is spilled. The one
-    with the most blocks is taken, less what spills cost.
+    A kernel that spills is compiled with plain loads, then for fewer and fewer blocks of an SM too, until nothing is
+    spilled. The one with the most blocks is taken, less what spills cost.
 
     Parameters
     ----------
@@ -126,6 +126,9 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
         options.append("--no-cache")
     source = with_functions(source)
     cubin = _compile(_with_min_blocks(source, min_blocks), arch, options)
+    if _spills(cubin) and LOAD in source:
+        options.append(f"--define-macro={PLAIN}")
+        cubin = _compile(_with_min_blocks(source, min_blocks), arch, options)
     if search and min_blocks is not None and _spills(cubin) > _SPILL[True]:
         raise search.refuse(SpillError(f"min_blocks={min_blocks} lets a thread spill {_spills(cubin)} bytes"))
 

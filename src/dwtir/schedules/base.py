@@ -57,6 +57,10 @@ class Strategy(ABC):
     """Blocks that an SM shall have room for at a time, where a strategy says so: the fewer, the more registers
     has a thread, and the more loads under way."""
 
+    def takes_lines(self, shape: Shape) -> bool:
+        """Tell whether `cuda_functions.LOAD` loads inputs: blocks read parts of lines, others the rest soon."""
+        return False
+
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
         """Tell whether the strategy schedules the shape on the device, in some tile."""

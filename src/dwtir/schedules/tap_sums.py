@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import gcd, prod
 
 import numpy as np
 
@@ -30,11 +31,15 @@ from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule
 from .base import with_guesses
+from .cost import LINE
 from .loops import compute_at, get_blocks, number, unroll_all, unroll_in_source
 from .part_sums import PartSums, sum_parts
 from .tap_cost import Tiles, allocated_bytes, estimate, is_held, threads_of, tiles_of_channel, window
 from .tap_tiles import MAX_KERNEL_THREADS, MAX_TAP_SUMS, grad_lanes_of, lanes_of, ranked, vectors_of
 from .tiles import BLOCK_COUNTS, MAX_LOADS, MAX_UNROLLED, divisors, even_split
+
+_MOST_TAPS = 25
+"""Taps up to which whole lines pay."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,14 @@ class TapSums(PartSums):
             "min_blocks": BLOCK_COUNTS,
         }
         return with_guesses(values, (chosen,))
+
+    def takes_lines(self, shape: Shape) -> bool:
+        """Tell whether blocks read parts of lines: not in NHWC, if all their channels' begin and end there.
+
+        Kernels of many taps wait for their instructions.
+        """
+        piece = gcd(self.channels * self.vector, shape.in_channels) * shape.itemsize
+        return prod(shape.kernel) <= _MOST_TAPS and (shape.layout == "NCHW" or piece % LINE > 0)
 
     def check(self, shape: Shape, target: Target) -> None:
         for name, part, whole in (
