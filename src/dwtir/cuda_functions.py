@@ -112,8 +112,8 @@ __device__ inline void {AWAIT}(void* barrier, int parity) {{
 """
 
 LOAD, PLAIN = "dwtir_load", "DWTIR_PLAIN"
-"""A function that sources may call: loads from a place. L2 fetches the 128 bytes around from memory, not 64, unless the
-macro is defined, for it takes more instructions and registers: addresses are computed anew."""
+"""A function that sources may call: loads from a place. L2 fetches the 128 bytes around, not 64, unless the macro is
+defined, for addresses take more registers then."""
 
 _LOAD = f"""
 template <class T> __device__ inline T {LOAD}(const void* place) {{
@@ -122,6 +122,7 @@ template <class T> __device__ inline T {LOAD}(const void* place) {{
 #else
 #define DWTIR_LD(type, to, at, ...) asm("ld.global.nc.L2::128B." type to ", [" at "];" : __VA_ARGS__ : "l"(place))
   alignas(16) unsigned to[4];
+  static_assert(sizeof(T) <= 16);
   if constexpr (sizeof(T) == 2) DWTIR_LD("b16 ", "%0", "%1", "=h"(*(short*)to));
   if constexpr (sizeof(T) == 4) DWTIR_LD("b32 ", "%0", "%1", "=r"(*to));
   if constexpr (sizeof(T) == 8) DWTIR_LD("v2.b32 ", "{{%0, %1}}", "%2", "=r"(*to), "=r"(to[1]));
@@ -142,13 +143,16 @@ _ELEMENT = re.compile(r"(?<![&(\w])((?:data|grad_out)_ptr)\[")
 
 
 def by_lines(source: str) -> str:
-    """Load the inputs of a source of TVM's code generator by `LOAD`, vectors and single elements."""
+    """Load the inputs of TVM's source by `LOAD`, vectors and single elements."""
     head, kernels, body = source.partition('extern "C"')
     return head + kernels + _ELEMENT.sub(rf"{LOAD}s(\1)[", _VECTOR.sub(rf"{LOAD}<\1>\2", body))
 
 
 # TVM includes it in every kernel that uses tensor cores, whose instructions it writes itself.
 _UNUSED_HEADER = "#include <mma.h>"
+
+# TVM's copies, for L2 to fetch lines.
+_COPY = re.compile(r"(cp\.async\.c[ag]\.shared\.global) \[")
 
 # TVM's vector of four halves copies them one by one. Under a condition, as every load has
 # that may lie in the padding, that takes two instructions a half; as two words it takes none.
@@ -177,5 +181,5 @@ def with_functions(source: str) -> str:
     ):
         if name in source:
             source = f"{text}#line 1\n{source}"
-    source = source.replace(_UNUSED_HEADER, "")
+    source = _COPY.sub(r"\1.L2::128B [", source.replace(_UNUSED_HEADER, ""))
     return source.replace(_FOUR_HALVES, _FOUR_HALVES + _COPIED_AS_WORDS)

@@ -82,6 +82,9 @@ class BandedSums(MatrixSums):
         paired = shape.width % 2 == 0 and prod(shape.kernel) >= _LEAST_TAPS
         return paired and super().claims(shape, target)
 
+    def takes_lines(self, shape: Shape) -> bool:
+        return True
+
     @classmethod
     def tiles(cls, shape: Shape, target: Target) -> Iterator[BandedSums]:
         heights = {even_split(shape.out_height, most) for most in (4, 7, 10, 14)}

@@ -110,10 +110,7 @@ class TapSums(PartSums):
         return with_guesses(values, (chosen,))
 
     def takes_lines(self, shape: Shape) -> bool:
-        """Tell whether blocks read parts of lines: not in NHWC, if all their channels' begin and end there.
-
-        Kernels of many taps wait for their instructions.
-        """
+        """Tell whether blocks read parts of lines; kernels of many taps wait for their instructions."""
         piece = gcd(self.channels * self.vector, shape.in_channels) * shape.itemsize
         return prod(shape.kernel) <= _MOST_TAPS and (shape.layout == "NCHW" or piece % LINE > 0)
 
