@@ -38,6 +38,11 @@ class Pieces:
         return self.images.shape
 
     @property
+    def is_plain(self) -> bool:
+        """Whether a block has images, and a thread rows, whole."""
+        return self.parts == self.pieces == 1
+
+    @property
     def all_bands(self) -> int:
         """Bands of an image."""
         return self.bands * self.pieces

@@ -64,11 +64,11 @@ def declared(shape: Shape, epilogue: Epilogue = NO_STEPS) -> tuple[Any, ...]:
 
 
 def both_ends(
-    shape: Shape, epilogue: Epilogue, times: float = 1.0
+    shape: Shape, epilogue: Epilogue, times: float = 1.0, dtype: str = ""
 ) -> tuple[Callable[[], tuple[Any, ...]], Callable[..., tirx.PrimExpr]]:
     """Give the two ends of a function: its parameters, and the epilogue's result for one element.
 
-    Scale and shift may be `times` what they are.
+    Scale and shift may be `times` what they are, and results of a `dtype` that is not the tensors'.
     """
 
     def finish(value, operands, channel, element) -> tirx.PrimExpr:
@@ -76,7 +76,7 @@ def both_ends(
             value = _apply(step, value, operands, channel, element)
             if step == "scale_shift" and times != 1:
                 value = value * T.float32(1 / times)
-        return T.cast(value, shape.dtype)
+        return T.cast(value, dtype or shape.dtype)
 
     return partial(declared, shape, epilogue), finish
 

@@ -61,7 +61,9 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
     LANES_IN, LANES_OUT = pieces.lanes_in, pieces.lanes_out
     THREADS = {"z": Z, "y": Y * Q, "x": X}
     dtype = shape.dtype
-    declare, finish = both_ends(shape, epilogue)
+    # Pairs are rounded when stored.
+    FINISHED = "float32" if pieces.puts_pairs else dtype
+    declare, finish = both_ends(shape, epilogue, dtype=FINISHED)
     adds = "residual" in epilogue.steps  # which comes by way of what the results then lie in
 
     def loading(planes: tirx.Buffer, window: tirx.Buffer, y, place, part) -> Callable[[Any], None]:
@@ -163,11 +165,6 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         """Tell a thread's image, of the block's, and its part."""
         return (y, 0) if Q == 1 else (0, y)
 
-    def finished(*about) -> tirx.PrimExpr:
-        """Apply the epilogue; pairs are rounded as they are stored."""
-        value = finish(*about)
-        return value.value if pieces.puts_pairs else value
-
     def put(result, shared, part) -> None:
         """Move a row of a thread's results to shared memory; the last part may have fewer."""
         put_row = put_pairs if pieces.puts_pairs else partial(move, lanes=LANES_OUT)
@@ -196,7 +193,7 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         first = T.meta_var(begin(data, SOURCE, _Place(b * Y + image, p, c, x)) - first_row(SOURCE, p) * SW)
         load = T.meta_var(loading(planes, window, image, first, part))
         band = T.meta_var(_band(pieces, p * Z + z))
-        rows = T.meta_var((bottom(p), is_inside(p, z, part, x)))
+        rows = T.meta_var((bottom(p), partial(is_inside, p, z, part, x)))
         _sum(pieces, band, rows, Part(acc, z, y, x, 0), window, taps, Part(filters, x * APART), load)
         if adds:
             share_out(bring, operands["residual"], RESULT, results, b, c, p, z, y, x)
@@ -211,12 +208,12 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         channel = T.meta_var(T.min(c * X + x, C - 1))
         start = T.meta_var(begin(out, RESULT, _Place(b * Y + image, p, c, x)) + part * COLS)
         down = T.meta_var(between(first - first_row(RESULT, p), pieces.most - 1))
-        result = local("float32" if pieces.puts_pairs else dtype, ROWS * COLS)
+        result = local(FINISHED, ROWS * COLS)
         for row in T.unroll(most):
             if row < rows:
                 for w in unrolled(COLS):
                     element = T.meta_var((start + (down + row) * RW + w,))
-                    result[row * COLS + w] = finished(acc[z, y, x, row * COLS + w], held, channel, element)
+                    result[row * COLS + w] = finish(acc[z, y, x, row * COLS + w], held, channel, element)
                 if not adds:
                     put(Part(result, row * COLS), Part(results, image, start + (down + row) * RW), part)
         if adds:  # threads wait in between, which they may not do under a test
@@ -265,7 +262,7 @@ def _band(pieces: Pieces, band: Any) -> tuple[Any, int, int, Any]:
 def _sum(
     pieces: Pieces,
     band: tuple[Any, int, int, Any],
-    ends: tuple[Any, Any],
+    ends: tuple[Any, Callable[[], Any]],
     acc: Part,
     window: tirx.Buffer,
     taps: tirx.Buffer,
@@ -334,7 +331,7 @@ def _sum(
     if not pieces.is_unrolled:
         beyond()
         return
-    with T.If(is_inside):
+    with T.If(is_inside()):
         with T.Then():
             go_down_inside()
         with T.Else():

@@ -58,7 +58,7 @@ def expected_seconds(pieces: Pieces, at_a_time: int, units: int) -> float:
         more *= _PIECE * (1 + _STRIP / pieces.cols)
         more *= _HALVES * (1 + _FEW_PIECES / pieces.pieces) if shape.itemsize == 2 else 1
         more *= _STRIDED if shape.operation == "forward" and max(shape.stride) > 1 else 1
-    if pieces.takes_pairs and pieces.parts * pieces.pieces > 1:
+    if pieces.takes_pairs and not pieces.is_plain:
         more *= _PAIRS
     return _LAUNCH + more * longer(busy, memory, power)
 
@@ -84,7 +84,7 @@ def _work(pieces: Pieces) -> tuple[float, float]:
     selected = pieces.takes_pairs * seen * columns + pieces.puts_pairs * rows * width
     weights = prod(shape.kernel) if pieces.is_unrolled else met * kernel_w
     issued = met * beside + weights + loads + stores + rows * width + converted + selected
-    by_pairs = pieces.takes_pairs and pieces.parts * pieces.pieces == 1
+    by_pairs = pieces.takes_pairs and pieces.is_plain
     issued += copies if by_pairs else _COPY * copies
 
     def crowd(starts: list[int], elements: int, sizes: tuple[int, int], lanes: int) -> float:

@@ -198,7 +198,7 @@ class SplitImage(Strategy):
         pieces, sums = self.sizes(shape), self._sums(shape)
         self._require_most("bands", self.bands * self.pieces, _most_bands(shape))
         self._require(
-            self._is_plain or (shape.layout == "NCHW" and self.thread_y == 1),
+            pieces.is_plain or (shape.layout == "NCHW" and self.thread_y == 1),
             "parts and pieces",
             (self.parts, self.pieces),
             "1 but in NCHW, of single images",
@@ -223,7 +223,7 @@ class SplitImage(Strategy):
         at_a_time = max(self.min_blocks, self._at_a_time(shape))
         pieces = self.sizes(shape)
         seconds = expected_seconds(pieces, at_a_time, target.units)
-        is_wide = self._is_plain and shape.stride == (1, 1) and _is_large(shape) and not pieces.takes_pairs
+        is_wide = pieces.is_plain and shape.stride == (1, 1) and _is_large(shape) and not pieces.takes_pairs
         return seconds * _OF_WIDE if is_wide else seconds
 
     @property
@@ -246,8 +246,9 @@ class SplitImage(Strategy):
         return min(max(fitting, default=1), SHARED // taken)
 
     def _passes(self, shape: Shape, target: Target) -> bool:
-        by_pairs = self._is_plain and self._is_one_by_pairs(shape)
-        most = max(_BEST_SUMS, _least_sums(shape)) if self._is_plain and not by_pairs else MAX_SUMS
+        is_plain = self.sizes(shape).is_plain
+        by_pairs = is_plain and self._is_one_by_pairs(shape)
+        most = max(_BEST_SUMS, _least_sums(shape)) if is_plain and not by_pairs else MAX_SUMS
         enough = self.is_promising(shape) and (self._threads > _WARP or by_pairs or self._has_much(shape))
         return enough and self._sums(shape) <= most and self.fits(shape, target)
 
@@ -257,13 +258,8 @@ class SplitImage(Strategy):
 
     def _has_much(self, shape: Shape) -> bool:
         """Tell whether one warp is enough."""
-        is_for = self._is_plain and _is_strided(shape) and self._threads > _ONE_WARP and self.min_blocks >= _MANY
-        return is_for and self.sizes(shape).shared_bytes >= _MUCH
-
-    @property
-    def _is_plain(self) -> bool:
-        """Whether a block has images, and a thread rows, whole."""
-        return self.parts == self.pieces == 1
+        pieces, is_large = self.sizes(shape), self._threads > _ONE_WARP and self.min_blocks >= _MANY
+        return pieces.is_plain and _is_strided(shape) and is_large and pieces.shared_bytes >= _MUCH
 
     def _sums(self, shape: Shape) -> int:
         pieces = self.sizes(shape)
