@@ -151,7 +151,7 @@ def by_lines(source: str) -> str:
 # TVM includes it in every kernel that uses tensor cores, whose instructions it writes itself.
 _UNUSED_HEADER = "#include <mma.h>"
 
-# TVM's copies, for L2 to fetch lines.
+# Copies, TVM's and ours, for L2 to fetch lines.
 _COPY = re.compile(r"(cp\.async\.c[ag]\.shared\.global) \[")
 
 # TVM's vector of four halves copies them one by one. Under a condition, as every load has

@@ -10,6 +10,9 @@ from .images import Images
 from .shape import Shape
 from .target import Target
 
+WARP = 32
+"""Threads of it."""
+
 _ROWS, _BANDS, _COLUMNS = (1, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8, 12, 16), range(7, 65)
 """Rows and columns of a thread, and bands of a block, that are worth comparing."""
 

@@ -18,7 +18,7 @@ def intrinsic(dtype: str, lanes: int = LANES) -> str:
     """Register ``cp.async`` of 8, 4 or 2 halves, or of none and zeros instead; return its name for `tensorize`.
 
     How many bytes there are stands in a register: all or 0, and then none are read, wherever they
-    would be. L2 fetches the 128 bytes around from memory, which other blocks want soon.
+    would be. By `cuda_functions` L2 fetches the 128 bytes around, which others want soon.
     """
     size = 2 * lanes
     name = f"dwtir.cp_async_{dtype}" + (f"x{lanes}" if lanes < LANES else "")
@@ -36,7 +36,7 @@ def intrinsic(dtype: str, lanes: int = LANES) -> str:
         # Of `access_ptr` TVM knows that it writes, and puts one more barrier into each step. So
         # a buffer has to be used before and after all copies, or others come to lie there: `parts.use`.
         T.evaluate(
-            T.ptx[f"cp.async.{through}.shared.global.L2::128B"](
+            T.ptx[f"cp.async.{through}.shared.global"](
                 T.address_of(to[0]), T.address_of(source[0]), size, T.cast(there[0], "uint32")
             )
         )

@@ -18,14 +18,12 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ..epilogue import Epilogue
-from ..pieces import Pieces
+from ..pieces import WARP, Pieces
 from . import script
 from .forward import both_ends
 from .parts import Part, Row, by_places, clear, copy, copy_pixels, local, move, unrolled
 from .stretch import Stretch
 from .unaligned import put_pairs, take_pairs
-
-_LANES = 32
 
 
 class _Side(NamedTuple):
@@ -115,8 +113,8 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def is_inside(piece, z, part, x) -> Any:
         """Tell whether the image has all rows that the bands of a thread's warp may see."""
-        lane = tirx.floordiv((z * Q + part) * X + x, _LANES) * _LANES
-        bands = (tirx.min(tirx.floordiv(at, X * Q), Z - 1) for at in (lane, lane + _LANES - 1))
+        lane = tirx.floordiv((z * Q + part) * X + x, WARP) * WARP
+        bands = (tirx.min(tirx.floordiv(at, X * Q), Z - 1) for at in (lane, lane + WARP - 1))
         top, last = (images.top(images.first(piece * Z + band, pieces.all_bands)) for band in bands)
         return tirx.all(0 <= top, last + images.seen(ROWS) <= images.source[0])
 

@@ -8,7 +8,7 @@ from math import ceil, log2, prod
 
 import numpy as np
 
-from ..pieces import Pieces
+from ..pieces import WARP, Pieces
 from .tiles import CLOCK, longer
 
 # Bytes a second and a launch; cycles of an instruction of a scheduler, and of a pass through the banks of
@@ -33,7 +33,6 @@ _BEGINS: tuple[int, ...] = (0, 3, 5)
 _PAIRS = 1.13
 # How far blocks of one round, which load at the same time, use what others leave, and by how much more in another.
 _ALIKE, _ANOTHER = 0.3, 0.8
-_LANES = 32
 
 
 def expected_seconds(pieces: Pieces, at_a_time: int, units: int) -> float:
@@ -44,7 +43,7 @@ def expected_seconds(pieces: Pieces, at_a_time: int, units: int) -> float:
     shape, images = pieces.shape, pieces.images
     blocks = pieces.blocks
     of_each = ceil(blocks / units)
-    together, warps = min(of_each, at_a_time), -(-images.images * images.channels * pieces.each // _LANES)
+    together, warps = min(of_each, at_a_time), -(-images.images * images.channels * pieces.each // WARP)
     issued, passes = _work(pieces)
     busy = max(max(4, of_each * warps) * issued * _ISSUE, of_each * warps * passes * _PASS) / CLOCK
     again = shape.batch * shape.result_channels * (pieces.pieces * pieces.read - prod(images.source)) * shape.itemsize
@@ -95,18 +94,18 @@ def _work(pieces: Pieces) -> tuple[float, float]:
         planes, size, in_pieces = images.channels * images.images, lanes * shape.itemsize, pieces.pieces > 1
         count, begins = planes * len(starts), _BEGINS
         if not (in_pieces and is_half):
-            count, begins = min(_LANES, count), (0,)
+            count, begins = min(WARP, count), (0,)
         number, plane = np.arange(count), np.arange(count) % planes
         apart = plane * pieces.stride(elements) + np.array(starts)[number // planes]
         passes = 0
         for begin in begins:
             vectors = (apart + (begin + plane * prod(sizes)) % shape.lanes * in_pieces) // lanes * size
             words = vectors[:, None] // 4 + np.arange(max(1, size // 4))
-            together = number[:, None] // min(_LANES, 4 * _LANES // size)
+            together = number[:, None] // min(WARP, 4 * WARP // size)
             banks = np.unique(together << 20 | words % (1 << 20))
-            crowds = np.bincount((banks >> 20) * _LANES + banks % _LANES, minlength=(together[-1, 0] + 1) * _LANES)
-            passes += crowds.reshape(-1, _LANES).max(1).sum()
-        return float(passes) / (-(-count // _LANES) * len(begins))
+            crowds = np.bincount((banks >> 20) * WARP + banks % WARP, minlength=(together[-1, 0] + 1) * WARP)
+            passes += crowds.reshape(-1, WARP).max(1).sum()
+        return float(passes) / (-(-count // WARP) * len(begins))
 
     inputs = [top * images.source[1] + part * pieces.step for top in tops for part in range(pieces.parts)]
     outputs = [first * images.result[1] + part * width for first in firsts for part in range(pieces.parts)]
@@ -114,7 +113,7 @@ def _work(pieces: Pieces) -> tuple[float, float]:
     passes += stores * crowd(outputs, written, images.result, lanes_out)
     passes += weights + (read + written) * shape.itemsize / 4 / each
     passes += prod(shape.kernel) / (images.images * each)
-    return issued, passes + (0 if is_planar else _PIXEL * copies * _LANES / images.channels)
+    return issued, passes + (0 if is_planar else _PIXEL * copies * WARP / images.channels)
 
 
 def _met(pieces: Pieces, tops: list[int]) -> tuple[float, float]:
@@ -124,10 +123,10 @@ def _met(pieces: Pieces, tops: list[int]) -> tuple[float, float]:
     taps = range(0, shape.kernel[0] * shape.dilation[0], shape.dilation[0])
     meets = [sum(images.above(seen, row) in taps for row in range(rows)) for seen in range(images.seen(rows))]
     of_band = images.channels * images.images * pieces.parts
-    warps = -(-of_band * len(tops) // _LANES)
+    warps = -(-of_band * len(tops) // WARP)
     seen = met = 0
     for warp in range(warps):
-        own = tops[warp * _LANES // of_band : -(-(warp + 1) * _LANES // of_band)]
+        own = tops[warp * WARP // of_band : -(-(warp + 1) * WARP // of_band)]
         passed = [row for row in range(len(meets)) if any(0 <= top + row < height for top in own)]
         seen, met = seen + len(passed), met + sum(meets[row] for row in passed)
     return (met if images.are_apart(rows) else seen) / warps, met / warps

@@ -40,7 +40,7 @@ from math import prod
 
 from ..bands import COLUMNS
 from ..images import Images, is_small
-from ..pieces import Pieces, divisions
+from ..pieces import WARP, Pieces, divisions
 from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule
@@ -69,9 +69,9 @@ _ONE_WARP, _MANY, _MUCH = 23, 8, 2600
 """Threads too few for a block of one warp; such blocks of an SM, and bytes of each, of which gradients with a stride
 take 5 % less time (16 layers)."""
 
-_WARP, _FEW_BANDS, _BEST_SUMS, _PAIRED_SUMS = 32, 4, 64, range(32, 97)
-"""Threads; bands; sums of a thread: with more fewer warps wait for shared memory in turns. Blocks of one warp and few
-bands, whose halves move in pairs, take 0 to 14 % less time from 11x11 to 19x19, 3x3."""
+_FEW_BANDS, _BEST_SUMS, _PAIRED_SUMS = 4, 64, range(32, 97)
+"""Bands; sums of a thread: with more fewer warps wait for shared memory in turns. Blocks of one warp and few bands,
+whose halves move in pairs, take 0 to 14 % less time from 11x11 to 19x19, 3x3."""
 
 _MANY_TAPS = 100
 """Of a kernel whose weights take so long to load that two images share them."""
@@ -249,11 +249,11 @@ class SplitImage(Strategy):
         is_plain = self.sizes(shape).is_plain
         by_pairs = is_plain and self._is_one_by_pairs(shape)
         most = max(_BEST_SUMS, _least_sums(shape)) if is_plain and not by_pairs else MAX_SUMS
-        enough = self.is_promising(shape) and (self._threads > _WARP or by_pairs or self._has_much(shape))
+        enough = self.is_promising(shape) and (self._threads > WARP or by_pairs or self._has_much(shape))
         return enough and self._sums(shape) <= most and self.fits(shape, target)
 
     def _is_one_by_pairs(self, shape: Shape) -> bool:
-        is_few = self._threads == _WARP and self.bands <= _FEW_BANDS and prod(shape.kernel) <= _VERY_FEW_TAPS
+        is_few = self._threads == WARP and self.bands <= _FEW_BANDS and prod(shape.kernel) <= _VERY_FEW_TAPS
         return is_few and self._sums(shape) in _PAIRED_SUMS and self.sizes(shape).takes_pairs
 
     def _has_much(self, shape: Shape) -> bool:
