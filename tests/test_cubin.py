@@ -11,7 +11,7 @@ import hypothesis
 
 import dwtir
 from backends import H200, kernel_names, on_h200
-from dwtir import STRATEGIES, Shape, cuda_functions, nvrtc, schedules, suite
+from dwtir import STRATEGIES, Shape, cuda_functions, line_loads, nvrtc, schedules, suite
 from dwtir.notation import LAYOUTS, OPERATIONS
 from dwtir.strips import Strip
 from kernels import listed
@@ -105,13 +105,37 @@ def test_whole_rows_have_no_products_with_padding(cols, products, tmp_path):
         ("64x28x28_k3_p1_nhwc_wgrad", 1, False, False),
         ("32x28x28_k5_p2_float16_wgrad", 6, True, True),
         ("32x28x28_k5_p2_float16", 12, False, True),  # TVM's
+        ("97x28x28_k3_p1_nhwc", 3, True, True),
     ],
 )
 def test_parts_of_lines_bring_the_whole(about, blocks, asked, done, tmp_path):
     shape = Shape.parse(f"128x{about}")
     kernel = on_h200(shape, replace(schedules.choose(shape, H200), min_blocks=blocks))
-    assert (cuda_functions.LOAD in kernel.source()) == asked
+    assert (line_loads.LOAD in kernel.source()) == asked
     assert (".LTC128B" in disassembled(kernel, tmp_path / "cubin")) == done
+
+
+LOADED = """extern "C"
+  int cse_v2 = (cse_v1 + 4);
+  if ((0 < x) && (y < 3)) {
+    condval = *(half2*)(data_ptr + ((cse_v1 * 2) - 6));
+  } else {
+    condval = make_half2(0, 0);
+  }
+  a = *(half2*)(data_ptr + (cse_v2 * 2));
+  b = data_ptr[((int)threadIdx.x) + c[0]];
+"""
+
+
+def test_places_of_loads_by_lines():
+    tvms, lines = line_loads.by_lines(LOADED).split("#else\n")
+    size = "(int)sizeof(*data_ptr)"
+    assert tvms == f"#ifdef {line_loads.PLAIN}\n{LOADED}"
+    assert lines.splitlines()[2:5] == [
+        f"  condval = dwtir_load<-6 * {size}>((half2*)(data_ptr + (cse_v1 * 2)), (0 < x) && (y < 3));",
+        f"  a = dwtir_load<8 * {size}>((half2*)(data_ptr + (cse_v1) * 2));",
+        f"  b = dwtir_load<0 * {size}>((data_ptr + ((int)threadIdx.x) + c[0]));",
+    ]
 
 
 if NIGHTLY:

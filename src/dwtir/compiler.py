@@ -10,7 +10,7 @@ from itertools import cycle
 from math import gcd
 from typing import Any
 
-from . import cuda, cuda_functions, entry, nvrtc
+from . import cuda, cuda_functions, entry, line_loads, nvrtc
 from .errors import DwtirError
 from .nvrtc import Cubin
 from .target import Target
@@ -51,7 +51,7 @@ def compile_module(
         Whether SiLU of halves divides on multiply-add units too: 3 to 11 % faster in NHWC, and up to 12 %
         slower in NCHW, where these have more to do.
     by_lines
-        Whether inputs are loaded by `cuda_functions.LOAD`.
+        Whether inputs are loaded by `line_loads.LOAD`.
     """
     import tvm
 
@@ -65,7 +65,7 @@ def compile_module(
     refusals: list[DwtirError] = []
 
     def written(source: str) -> str:
-        return cuda_functions.by_lines(source) if by_lines else source
+        return line_loads.by_lines(source) if by_lines else source
 
     def compile_source(source: str) -> bytes:
         try:

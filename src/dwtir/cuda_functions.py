@@ -2,6 +2,8 @@
 
 import re
 
+from .line_loads import DEFINITION, LOAD
+
 # TVM includes cuda_bf16.h from sm_80 on, yet uses the type everywhere. The
 # header itself serves older architectures, by way of float32.
 _BFLOAT16 = """
@@ -111,43 +113,6 @@ __device__ inline void {AWAIT}(void* barrier, int parity) {{
 }}
 """
 
-LOAD, PLAIN = "dwtir_load", "DWTIR_PLAIN"
-"""A function that sources may call: loads from a place. L2 fetches the 128 bytes around, not 64, unless the macro is
-defined, for addresses take more registers then."""
-
-_LOAD = f"""
-template <class T> __device__ inline T {LOAD}(const void* place) {{
-#ifdef {PLAIN}
-  return *(const T*)place;
-#else
-#define DWTIR_LD(type, to, at, ...) asm("ld.global.nc.L2::128B." type to ", [" at "];" : __VA_ARGS__ : "l"(place))
-  alignas(16) unsigned to[4];
-  static_assert(sizeof(T) <= 16);
-  if constexpr (sizeof(T) == 2) DWTIR_LD("b16 ", "%0", "%1", "=h"(*(short*)to));
-  if constexpr (sizeof(T) == 4) DWTIR_LD("b32 ", "%0", "%1", "=r"(*to));
-  if constexpr (sizeof(T) == 8) DWTIR_LD("v2.b32 ", "{{%0, %1}}", "%2", "=r"(*to), "=r"(to[1]));
-  if constexpr (sizeof(T) == 16)
-    DWTIR_LD("v4.b32 ", "{{%0, %1, %2, %3}}", "%4", "=r"(*to), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]));
-  return *(T*)to;
-#endif
-}}
-template <class T> struct {LOAD}s {{
-  const T* first;
-  __device__ {LOAD}s(const T* first) : first(first) {{}}
-  __device__ T operator[](int at) {{ return {LOAD}<T>(first + at); }}
-}};
-"""
-
-_VECTOR = re.compile(r"\*\((\w+)\*\)(\((?:data|grad_out)_ptr \+ )")
-_ELEMENT = re.compile(r"(?<![&(\w])((?:data|grad_out)_ptr)\[")
-
-
-def by_lines(source: str) -> str:
-    """Load the inputs of TVM's source by `LOAD`, vectors and single elements."""
-    head, kernels, body = source.partition('extern "C"')
-    return head + kernels + _ELEMENT.sub(rf"{LOAD}s(\1)[", _VECTOR.sub(rf"{LOAD}<\1>\2", body))
-
-
 # TVM includes it in every kernel that uses tensor cores, whose instructions it writes itself.
 _UNUSED_HEADER = "#include <mma.h>"
 
@@ -177,7 +142,7 @@ def with_functions(source: str) -> str:
         (HALF_OF, _HALF_OF),
         (WAIT, _WAIT),
         (AWAIT, _AWAIT),
-        (LOAD, _LOAD),
+        (LOAD, DEFINITION),
     ):
         if name in source:
             source = f"{text}#line 1\n{source}"

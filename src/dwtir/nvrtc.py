@@ -13,8 +13,9 @@ from functools import cache
 from typing import Any
 
 from .cuda import INSTALL_CUDA, find_toolkit
-from .cuda_functions import LOAD, PLAIN, with_functions
+from .cuda_functions import with_functions
 from .errors import CompileError, InvalidTargetError, ToolchainError
+from .line_loads import LOAD, PLAIN
 from .search_limits import SlowCompileError, SpillError, current, stopped
 
 _REGISTERS_OF_SM = 65536
@@ -84,10 +85,10 @@ template <bool, class, class> struct conditional;
 
 
 def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubin:
-    """Compile the CUDA source of TVM's code generator for one architecture.
+    """Compile the CUDA source of TVM's code generator for an architecture such as ``sm_90`` or ``sm_90a``.
 
-    Floating point is strict but for SiLU; multiply-add contraction is on, as in nvcc.
-    Thread-safe, and threads run in parallel: NVRTC works without the GIL.
+    Floating point is strict but for SiLU; multiply-adds are contracted. Threads run in parallel, for NVRTC works
+    without the GIL.
 
     A kernel that spills is compiled with plain loads, then for fewer and fewer blocks of an SM too, until nothing is
     spilled. The one with the most blocks is taken, less what spills cost.
@@ -95,21 +96,16 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     Parameters
     ----------
     source : str
-        CUDA C++ that includes no header of the C++ standard library. The
-        headers of the CUDA runtime are found as `find_toolkit` says.
-    arch : str
-        ``sm_90``, or with a suffix ``sm_90a``.
+        CUDA C++ that includes no header of the C++ standard library.
     min_blocks : int, optional
-        Blocks that an SM shall have room for at a time, of the kernel with the products of
-        tensor cores, or else of the first.
+        Blocks that an SM shall have room for, of the kernel with tensor cores' products, or else of the first.
 
     Raises
     ------
     InvalidTargetError, ToolchainError
-        When NVRTC does not know the architecture, or it or the CUDA headers are missing.
+        If NVRTC does not know the architecture, or it or the CUDA headers are missing.
     CompileError
-        When the source is rejected, with the log, or has no kernel; in a search also when it is
-        not worth the time.
+        If the source is rejected, with the log, or has no kernel; in a search also if it is not worth the time.
     """
     search = current.get()
     _check_arch(arch)

@@ -58,7 +58,7 @@ class Strategy(ABC):
     has a thread, and the more loads under way."""
 
     def takes_lines(self, shape: Shape) -> bool:
-        """Tell whether `cuda_functions.LOAD` loads inputs: blocks read parts of lines, others the rest soon."""
+        """Tell whether `line_loads.LOAD` loads inputs: blocks read parts of lines, others the rest soon."""
         return False
 
     @classmethod

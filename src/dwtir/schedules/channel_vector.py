@@ -103,6 +103,9 @@ class ChannelVector(Window):
             "min_blocks": BLOCK_COUNTS,
         }
 
+    def takes_lines(self, shape: Shape) -> bool:
+        return True
+
     def check(self, shape: Shape, target: Target) -> None:
         super().check(shape, target)
         self._require(self.vector in _vectors(shape), "vector", self.vector, f"{_vectors(shape)}")

@@ -277,9 +277,8 @@ class Window(Strategy):
         """Count what a thread does, and what its warp and its block touch of the tensors."""
         size = shape.itemsize
         inputs, results, weights, piece, begins = self.footprint(shape)
-        x = min(32, self.thread_x)
-        y = min(max(1.0, 32 / x), self.thread_y)
-        warp = x, y, min(max(1.0, 32 / (x * y)), self.thread_z)
+        is_single = shape.layout == "NHWC" and shape.result_channels % 2 > 0
+        warp = self._warp(is_single)
         filled = min(32, self._threads) * results.size * size
         sectors = SECTOR * results.touched(SECTOR, warp, size) / filled - 1
         return self.counts(shape)._replace(
@@ -288,7 +287,21 @@ class Window(Strategy):
             weight_lines=weights.lines(warp, size),
             scattered=max(0.0, sectors),
             shared=(SECTOR - gcd(SECTOR, begins * size)) / (piece * size) if piece else 0,
+            single=is_single,
         )
+
+    def _warp(self, is_single: bool) -> tuple[float, float, float]:
+        """Find the threads of a warp each way, on the average.
+
+        Of an odd number of channels few warps have one pixel alone: each has a piece of one, or some.
+        """
+        x, share = min(32.0, self.thread_x), max(1.0, 32 / self.thread_x)
+        if is_single and self.thread_x > 32:
+            threads, warps = self._threads, -(-self._threads // 32)
+            pieces = warps + sum(first % 32 > 0 for first in range(self.thread_x, threads, self.thread_x))
+            x, share = threads / pieces, pieces / warps
+        y = min(share, self.thread_y)
+        return x, y, min(max(1.0, share / y), self.thread_z)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         return Model(shape, target).absolute(self.work(shape))
