@@ -47,8 +47,8 @@ def train(
 ) -> NetworkRow:
     """Train a network by PyTorch, and with our layers in it, on the same images.
 
-    A step is forward, cross entropy, backward and SGD. First all are trained from the same weights,
-    and PyTorch also from weights nudged by a rounding; then steps are timed in turns.
+    A step is forward, cross entropy, backward and SGD. All are trained from the same weights, and PyTorch also from
+    weights nudged by a rounding; then steps are timed in turns.
 
     Parameters
     ----------

@@ -109,8 +109,7 @@ def tracker_fleet(
     Parameters
     ----------
     target : str, Target or None
-        Which device they should have; by default what the first one has. TVM's
-        own servers, which cannot say what they have, need it.
+        Which device they should have, which TVM's own servers cannot say; by default what the first one has.
     note : callable
         Told of sessions that died, and of what it means to allow remote ones.
     wait : float

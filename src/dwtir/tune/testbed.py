@@ -38,10 +38,9 @@ class WrongResultError(CompileError):
 class Testbed:
     """Checks candidates of one layer, and times them on the CPU, with data in its caches.
 
-    The tensors are small integers, so that sums are exact in any order and every right
-    kernel gives the same bits; none is the beginning of another, for sums of squares are
-    too large for halves. A part of the manual kernel's output is compared with the
-    float64 reference, for about a second; then every candidate is compared with all of it.
+    The tensors are small integers, so that every right kernel gives the same bits; none is the beginning of another,
+    for sums of squares are too large for halves. A part of the manual kernel's output is compared with the float64
+    reference, for about a second; then every candidate with all of it.
     """
 
     def __init__(self, task: Task, target: Target) -> None:
