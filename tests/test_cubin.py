@@ -120,7 +120,7 @@ LOADED = """extern "C"
   if ((0 < x) && (y < 3)) {
     condval = *(half2*)(data_ptr + ((cse_v1 * 2) - 6));
   } else {
-    condval = make_half2(0, 0);
+    condval = make_half2(0x0p+0f);
   }
   a = *(half2*)(data_ptr + (cse_v2 * 2));
   b = data_ptr[((int)threadIdx.x) + c[0]];

@@ -12,7 +12,7 @@ is defined loads are TVM's, of which addresses may take fewer registers."""
 
 DEFINITION = f"""
 #define DWTIR_LD(type, to, at, skip, test, ...) \\
-  asm("{{{{.reg .pred p; setp.ne.b32 p, " test ", 0; @p ld.global.nc.L2::128B." type to ", [" at " + " skip "];}}}}" \\
+  asm("{{.reg .pred p; setp.ne.b32 p, " test ", 0; @p ld.global.nc.L2::128B." type to ", [" at " + " skip "];}}" \\
       : __VA_ARGS__ : "l"(place), "n"(SKIP), "r"((int)is_there))
 template <int SKIP, class T> __device__ inline T {LOAD}(const T* place, bool is_there = true) {{
   alignas(16) unsigned to[4] = {{}};
@@ -28,13 +28,14 @@ template <int SKIP, class T> __device__ inline T {LOAD}(const T* place, bool is_
 
 _KERNEL = 'extern "C"'
 _INPUT = r"(?:data|grad_out)_ptr"
-# To the fourth parenthesis in another; what is in more stays as it is.
+# To the fourth parenthesis in another; more stay as they are.
 _WITHIN = r"[^()]*"
 for _ in range(4):
     _WITHIN = rf"(?:[^()]|\({_WITHIN}\))*"
 _LOADED = re.compile(rf"(?<![&(\w])({_INPUT})\[((?:[^][]|\[[^][]*\])+)\]|\*(\(\w+\*\))\(({_INPUT}) \+ ({_WITHIN})\)")
 _TESTED = re.compile(
-    rf"if \((?P<test>.+)\) {{\n\s*(?P<to>\w+ = )(?P<load>.*{_INPUT}.*;)\n\s*}} else {{\n\s*(?P=to).+;\n\s*}}"
+    r"if \((?P<test>.+)\) {\n\s*(?P<to>\w+ = )"
+    rf"(?P<load>(?:{_LOADED.pattern});)\n\s*}} else {{\n\s*(?P=to)[\w(), ]*0x0p\+0f.*;\n\s*}}"
 )
 _DEFINED = re.compile(r"int (\w+) = (.+);")
 _MOVED = re.compile(r"\((.+) ([+-]) (\d+)\)")
@@ -43,7 +44,7 @@ _MOVED = re.compile(r"\((.+) ([+-]) (\d+)\)")
 def by_lines(source: str) -> str:
     """Load the inputs of TVM's source by `LOAD`, vectors and single elements.
 
-    Tests of what is there become predicates, but before products on tensor cores, of which 1 to 7 % more time is taken.
+    Tests of what is there become predicates, but before products on tensor cores, which take 1 to 7 % longer so.
     """
     head, *kernels = source.split(_KERNEL)
     plain, lines = (_KERNEL.join(["", *found]) for found in (kernels, map(_loaded, kernels)))

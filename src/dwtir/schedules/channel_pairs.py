@@ -62,7 +62,7 @@ _MOST = Epilogue(("bias", "scale_shift", "residual"))
 _MAX_PRODUCTS = 640
 """Products of a warp in a step, in straight line."""
 
-_LEAST_TAPS, _LEAST_SINGLE_TAPS = 25, 26  # of odd channels, copied one by one, 5x5 takes 1.2 to 2 times as long
+_LEAST_TAPS, _LEAST_SINGLE_TAPS = 25, 26  # of odd channels, copied singly, 5x5 takes 1.2 to 2 times as long
 """Taps from which it pays: with fewer, memory is all that kernels wait for, and `channel_vector` keeps it busier."""
 
 _CHANNELS, _ROWS, _WORDS = (16, 32, 48, 64, 80, 96), (7, 4, 3, 2, 1), (4, 2, 1)

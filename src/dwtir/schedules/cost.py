@@ -41,8 +41,8 @@ _LOAD, _WEIGHT, _STORE, _CONVERSION, _START = 2.0, 7.76, 4.89, 0.561, 0.186
 # More of them: beyond what the instruction cache holds, where blocks hang over, in a loop over
 # kernel rows, whose addresses and tests are computed each time, and by registers too few.
 _UNCACHED, _CACHED = 0.157, 396.0
-# As many times where weights are loaded one by one: of 25 layers, half of which it was settled by, the choice is 1 %
-# behind the best that was tried, not 8.
+# As many times where weights are loaded one by one: of 25 layers, half of which settled it, the choice is 1 % behind
+# the best that was tried, not 8.
 _SINGLE_WEIGHT, _SINGLE_UNCACHED = 0.5, 2.0
 _RAGGED, _IN_LOOP, _SPILL = 0.0354, 0.521, 0.19
 
