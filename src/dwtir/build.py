@@ -1,7 +1,5 @@
 """One way through: shape, computation, schedule, code, kernel."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
@@ -114,7 +112,7 @@ class _Order(NamedTuple):
         return KernelInfo(*self, sch.mod["main"].script(), save_json(sch.trace.as_json()), source, resources, workspace)
 
 
-def _compile(order: _Order, *, for_torch: bool = False) -> tuple[Kernel, Compiled]:
+def _compile(order: _Order, *, for_torch: bool = False) -> "tuple[Kernel, Compiled]":
     from .compiler import compile_module
 
     shape, epilogue, target, strategy, _ = order

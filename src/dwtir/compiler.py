@@ -1,7 +1,5 @@
 """From a scheduled function to code: TVM lowers it, NVRTC or LLVM compiles it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -162,7 +160,7 @@ def _show_alignment() -> Any:
 
     def show(func: PrimFunc, _mod: Any, _context: Any) -> PrimFunc:
         analyzer = Analyzer()
-        values: dict[tirx.Var, tirx.PrimExpr] = {}
+        values: dict[tirx.Var, tirx.Expr] = {}
 
         def bind(node: tirx.Bind) -> tirx.Stmt:
             if str(node.value.ty) != "int32":
@@ -215,7 +213,7 @@ def _name_silu(by_fma: bool) -> Any:
     sigmoid = ir.Op.get("tirx.sigmoid")
     factor = tirx.const(cuda_functions.SILU_FACTOR, "float32")
 
-    def scaled(value: tirx.PrimExpr) -> tirx.PrimExpr:
+    def scaled(value: tirx.Expr) -> tirx.Expr:
         if isinstance(value, tirx.Add):
             return scaled(value.a) + value.b * factor
         if isinstance(value, tirx.Mul):
@@ -226,7 +224,7 @@ def _name_silu(by_fma: bool) -> Any:
         is_half = any("float16" in str(parameter.ty) for parameter in func.params)
         names = cycle((cuda_functions.SILU, cuda_functions.SILU_BY_FMA)[: 1 + (is_half and by_fma)])
 
-        def name(product: tirx.Mul) -> tirx.PrimExpr:
+        def name(product: tirx.Mul) -> tirx.Expr:
             value, gate = product.a, product.b
             if not (isinstance(gate, ir.Call) and gate.op.same_as(sigmoid)):
                 return product

@@ -1,7 +1,5 @@
 """The pointwise steps that can be fused behind the convolution."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
@@ -57,7 +55,7 @@ class Epilogue:
                 )
 
     @classmethod
-    def of(cls, value: EpilogueLike) -> Epilogue:
+    def of(cls, value: "EpilogueLike") -> "Epilogue":
         """Take an epilogue as an object, ``"bias+relu"``, a sequence of names, or None."""
         if isinstance(value, Epilogue):
             return value

@@ -1,7 +1,5 @@
 """A compiled convolution that can be called, timed, looked at and saved."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -36,7 +34,7 @@ class Timing:
     repeats: int
 
     @classmethod
-    def of(cls, times: Sequence[float]) -> Timing:
+    def of(cls, times: Sequence[float]) -> "Timing":
         """Take the times of repeated measurements."""
         p20, median, p80 = map(float, np.quantile(times, (0.2, 0.5, 0.8)))
         return cls(median, p20, p80, len(times))
@@ -77,7 +75,7 @@ class KernelInfo:
         }
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> KernelInfo:
+    def from_json(cls, values: dict[str, Any]) -> "KernelInfo":
         """Rebuild the object; a foreign or damaged description raises RecordError."""
         try:
             resources: dict[str, Any] = {
@@ -116,7 +114,7 @@ class Kernel:
 
     def __init__(
         self,
-        info: KernelInfo,
+        info: "KernelInfo",
         run: Callable[..., None] | None,
         library: Module | None = None,
         code: bytes | None = None,
@@ -232,7 +230,7 @@ class Kernel:
         cubin = compile_cubin(self.info.source, self.target.arch, self.info.strategy.min_blocks)
         return with_cubin_resources(known, cubin)
 
-    def time(self, *tensors: Any, repeats: int = 20, min_repeat_ms: int = 5) -> Timing:
+    def time(self, *tensors: Any, repeats: int = 20, min_repeat_ms: int = 5) -> "Timing":
         """Measure the kernel on data that stays in the caches.
 
         Parameters
@@ -318,7 +316,7 @@ def load(path: str | Path) -> Kernel:
     return from_library(info, library, code)
 
 
-def from_library(info: KernelInfo, library: Module, code: bytes | None = None) -> Kernel:
+def from_library(info: "KernelInfo", library: Module, code: bytes | None = None) -> Kernel:
     """Make a kernel of a library, runnable if its device is here.
 
     A library that was loaded comes with its code, without which it could not be saved again.

@@ -7,8 +7,6 @@ memory and barriers.
     IRModule -> opencl_source: OpenCL C -> PyOpenCL
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os
@@ -113,7 +111,7 @@ def compile_opencl(mod: IRModule, *, max_threads: int = 1024) -> OpenCLKernel:
     return OpenCLKernel(lower(mod, max_threads))
 
 
-def _check_limits(device: pyopencl.Device, block: tuple[int, int, int], local_bytes: int) -> None:
+def _check_limits(device: "pyopencl.Device", block: tuple[int, int, int], local_bytes: int) -> None:
     most, sizes = device.max_work_group_size, tuple(device.max_work_item_sizes[:3])
     if math.prod(block) > most or any(n > size for n, size in zip(block, sizes, strict=True)):
         raise InvalidScheduleError(f"block {block} does not fit {_name(device)}: at most {most} work-items, {sizes}")
@@ -132,7 +130,7 @@ def available() -> str | None:
     return None
 
 
-def find_device() -> pyopencl.Device:
+def find_device() -> "pyopencl.Device":
     """Find the OpenCL device that kernels run on: a GPU if there is one, else a CPU.
 
     The environment variable ``DWTIR_OPENCL_DEVICE`` picks another, by any part of
@@ -145,12 +143,12 @@ def _wanted_device() -> str:
     return os.environ.get("DWTIR_OPENCL_DEVICE", "").lower()
 
 
-def _name(device: pyopencl.Device) -> str:
+def _name(device: "pyopencl.Device") -> str:
     return f"{device.platform.name.strip()}: {device.name.strip()}"
 
 
 @functools.cache
-def _open_device(wanted: str) -> tuple[pyopencl.Device, pyopencl.Context, pyopencl.CommandQueue]:
+def _open_device(wanted: str) -> "tuple[pyopencl.Device, pyopencl.Context, pyopencl.CommandQueue]":
     try:
         import pyopencl as cl
     except ImportError as error:

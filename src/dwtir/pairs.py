@@ -14,8 +14,6 @@ A pixel's vectors of channels are in such an order there that the lanes of a war
 vector of neighbouring pixels, read from all banks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -278,7 +276,7 @@ class Pairs:
         """Results of a step."""
         return self.images * self.rows * self.across * COLUMNS * self.channels
 
-    def fused(self, epilogue: Epilogue) -> Fused:
+    def fused(self, epilogue: Epilogue) -> "Fused":
         """Part an epilogue: steps of few instructions take registers, with four images or few rows SiLU too.
 
         With more rows registers are full, in which three blocks of 5x5 and two of 7x7 share an SM. Warps that share

@@ -1,7 +1,5 @@
 """A way around one fault of PoCL 3.0, the OpenCL for processors that PyPI has."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import os
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
 _cpu_names: list[Any] = []  # What name_cpu pointed PoCL to; it must outlive the device.
 
 
-def name_cpu(device: pyopencl.Device) -> None:
+def name_cpu(device: "pyopencl.Device") -> None:
     """Give PoCL 3.0 a CPU name that its own compiler accepts.
 
     On a processor newer than its LLVM 14 (AMD Zen 5) it passes ``-target-cpu

@@ -5,8 +5,6 @@ outside: what it says is checked against our own strategies, in plain Python,
 before anything is built from it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
@@ -77,7 +75,7 @@ class Record:
         trials: int = 1,
         seed: int | None = None,
         versions: Mapping[str, str] | None = None,
-    ) -> Record:
+    ) -> "Record":
         """Make the record of a measurement of this process.
 
         Parameters
@@ -154,7 +152,7 @@ class Record:
         return folder / self.device / file_name(self.shape, self.epilogue)
 
     @classmethod
-    def read(cls, path: Path) -> Record:
+    def read(cls, path: Path) -> "Record":
         """Read a record, and check all that it says; a `RecordError` names the file."""
         try:
             values = files.read_json(path, MAX_BYTES)
@@ -174,7 +172,7 @@ class Record:
         return found
 
     @classmethod
-    def from_json(cls, record: object) -> Record:
+    def from_json(cls, record: object) -> "Record":
         """Make a record of JSON values, which may be anybody's; errors say what is allowed."""
         if not isinstance(record, dict):
             raise RecordError(f"a record is a JSON object, got {brief(record)}")

@@ -1,7 +1,5 @@
 """Running a GPU schedule on the CPU, to check its loops, padding and staging without a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +49,7 @@ def _without_barriers(func: PrimFunc) -> PrimFunc:
     import tvm_ffi
     from tvm import ir, tirx
 
-    def skip(call: ir.Call) -> tirx.PrimExpr:
+    def skip(call: ir.Call) -> tirx.Expr:
         if not isinstance(call.op, ir.Op):
             return call
         if call.op.name == "tirx.call_extern" and str(call.args[0].value) == cuda_functions.AWAIT:

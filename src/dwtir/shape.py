@@ -1,7 +1,5 @@
 """The description of one depthwise convolution, checked once and for all."""
 
-from __future__ import annotations
-
 import contextlib
 import operator
 from collections.abc import Iterable, Mapping
@@ -119,7 +117,7 @@ class DepthwiseConv2dShape:
         self._check_sizes()
 
     @classmethod
-    def of(cls, value: ShapeLike) -> DepthwiseConv2dShape:
+    def of(cls, value: "ShapeLike") -> "DepthwiseConv2dShape":
         """Take a shape as an object, as its text form, or as a mapping of the parameters."""
         if isinstance(value, DepthwiseConv2dShape):
             return value
@@ -139,7 +137,7 @@ class DepthwiseConv2dShape:
         )
 
     @classmethod
-    def parse(cls, text: str) -> DepthwiseConv2dShape:
+    def parse(cls, text: str) -> "DepthwiseConv2dShape":
         """Read the text form, in which everything but sizes and kernel may be left out.
 
         Parameters

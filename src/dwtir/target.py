@@ -4,8 +4,6 @@ The only module that names an architecture. Everything that a schedule or a
 check wants to know of a device is a field of `Target`.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Mapping
@@ -56,7 +54,7 @@ class Target:
     where nobody measured."""
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Target:
+    def from_json(cls, fields: Mapping[str, Any]) -> "Target":
         """Make it of its fields as JSON has them."""
         return cls(**{**fields, "features": tuple(fields["features"])})
 
@@ -88,7 +86,7 @@ class Target:
         """Shared memory of a block that opts in to all that there is, by ``shared.dyn``."""
         return 1024 * _MOST_SHARED.get(self.arch.rstrip("af"), 0) or self.shared_bytes_per_block
 
-    def tvm(self) -> tvm.target.Target:
+    def tvm(self) -> "tvm.target.Target":
         """Return this target as TVM's."""
         import tvm
 
@@ -121,7 +119,7 @@ KNOWN_GPUS = {
 _OPENCL = Target("opencl", "opencl", "opencl", 1)
 
 
-def resolve(target: TargetLike = None) -> Target:
+def resolve(target: TargetLike = None) -> "Target":
     """Find the device that is meant.
 
     Parameters
@@ -150,7 +148,7 @@ def resolve(target: TargetLike = None) -> Target:
     return _by_attributes(target)
 
 
-def _by_name(name: str) -> Target:
+def _by_name(name: str) -> "Target":
     if name in ("cpu", "llvm"):
         return _host()
     if name == "opencl":
@@ -168,7 +166,7 @@ def _by_name(name: str) -> Target:
     )
 
 
-def _by_attributes(attributes: Mapping[str, Any]) -> Target:
+def _by_attributes(attributes: Mapping[str, Any]) -> "Target":
     kind = attributes.get("kind")
     if kind in ("llvm", "cpu"):
         return replace(_host(), arch=str(attributes.get("mcpu", _host().arch)))
@@ -202,7 +200,7 @@ def _tvm_attributes(target: object) -> dict[str, Any]:
 
 
 @cache
-def _present_gpu(index: int) -> Target:
+def _present_gpu(index: int) -> "Target":
     gpu = cuda.device_properties(index)
     name = cuda.folder_name(gpu.name)
     found = KNOWN_GPUS.get(name, Target(name, "cuda", gpu.arch, gpu.multiprocessors))
@@ -211,7 +209,7 @@ def _present_gpu(index: int) -> Target:
 
 
 @cache
-def _host() -> Target:
+def _host() -> "Target":
     """Describe this machine's CPU, with the widest vectors that LLVM knows it to have."""
     from tvm import get_global_func
 

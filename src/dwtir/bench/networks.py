@@ -1,7 +1,5 @@
 """Whole networks to measure: timm's and torchvision's by name, or any module."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ class Network:
     """Channels, height and width."""
 
     @classmethod
-    def of(cls, name: str, model: Any, image: tuple[int, int, int]) -> Network:
+    def of(cls, name: str, model: Any, image: tuple[int, int, int]) -> "Network":
         """Take a module as it was initialised, and make it fit to be compared.
 
         It is put in evaluation mode, its batch normalisations with the statistics of some
@@ -53,7 +51,7 @@ def seeded() -> Iterator[None]:
         yield
 
 
-def find(name: str) -> Network:
+def find(name: str) -> "Network":
     """Build a network without trained weights.
 
     Its name is ``timm/NAME``, ``torchvision/NAME`` or ``NAME``.

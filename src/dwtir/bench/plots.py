@@ -1,7 +1,5 @@
 """Pictures of results: speed-ups, the roofline, and the ladder from naive to tuned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -84,7 +82,7 @@ def panels(results: Results) -> list[str]:
     return list(_panels(results)[0])
 
 
-def _figure(results: Results, drawn: list[tuple[float, _Draw]]) -> Figure:
+def _figure(results: Results, drawn: list[tuple[float, _Draw]]) -> "Figure":
     from matplotlib.figure import Figure
 
     (first, draw_first), *others = drawn
@@ -161,7 +159,7 @@ def _mean(rows: list[Row], *, same: bool) -> float:
     return geometric_mean((row.ratio(row.shape.layout) if same else None) or row.ratio() or 1.0 for row in rows)
 
 
-def _speedup(axes: Axes, bars: dict[str, dict[str, tuple[float, float]]], title: str) -> None:
+def _speedup(axes: "Axes", bars: dict[str, dict[str, tuple[float, float]]], title: str) -> None:
     forms = sorted({form for found in bars.values() for form in found})
     colours = dict(zip(forms, cycle(_COLOURS), strict=False))
     place, ticks, highest, lowest = 0.0, [], 1.0, 1.0
@@ -187,14 +185,14 @@ def _speedup(axes: Axes, bars: dict[str, dict[str, tuple[float, float]]], title:
     _explain(axes, title, x="bar: over its fastest way in the same layout; line: in any layout")
 
 
-def _explain(axes: Axes, title: str, x: str = "", y: str = "") -> None:
+def _explain(axes: "Axes", title: str, x: str = "", y: str = "") -> None:
     axes.set_title(title, fontsize=9 if "\n" in title else 10)
     axes.set_xlabel(x, fontsize=8)
     axes.set_ylabel(y, fontsize=8)
     axes.legend(fontsize=7)
 
 
-def _write_plainly(axis: Axis, unit: str = "") -> None:
+def _write_plainly(axis: "Axis", unit: str = "") -> None:
     """Write 1, 2 and 5 of every decade of a logarithmic axis, without powers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -206,7 +204,7 @@ def _write_plainly(axis: Axis, unit: str = "") -> None:
 # Roofline
 
 
-def _roofline(axes: Axes, results: Results) -> None:
+def _roofline(axes: "Axes", results: Results) -> None:
     target = results.target
     intensities: list[float] = []
     for layout, marker in {"NCHW": "o", "NHWC": "s"}.items():
@@ -247,7 +245,7 @@ def _roofline(axes: Axes, results: Results) -> None:
 # Ladder
 
 
-def _ladder(axes: Axes, timed: dict[Case, Timing], device: str) -> None:
+def _ladder(axes: "Axes", timed: dict[Case, Timing], device: str) -> None:
     cases, article = list(_LADDER.lines), _LADDER.article
     first = cases[0]
     published = {case: PUBLISHED_US[first] / PUBLISHED_US[case] for case in cases}

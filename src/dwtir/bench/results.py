@@ -1,7 +1,5 @@
 """Results of a benchmark as files: JSON that holds all of it, and CSV for other programs."""
 
-from __future__ import annotations
-
 import csv
 import json
 import lzma
@@ -54,7 +52,7 @@ class Results:
         path.write_bytes(lzma.compress(data) if path.suffix == ".xz" else data)
 
     @classmethod
-    def read(cls, path: Path) -> Results:
+    def read(cls, path: Path) -> "Results":
         """Read what `write` wrote, or raise a `RecordError`."""
         try:
             found: Any = read_json(path, _MAX_BYTES)

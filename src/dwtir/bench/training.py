@@ -1,7 +1,5 @@
 """Training of whole networks: steps with `dwtir.nn.DepthwiseConv2d` in them, and the losses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
@@ -108,7 +106,7 @@ def train(
 
 
 def _compare(
-    what: str, trainers: Mapping[str, _Trainer], losses: dict[str, list[float]], allowed: float, *, graphs: bool
+    what: str, trainers: "Mapping[str, _Trainer]", losses: dict[str, list[float]], allowed: float, *, graphs: bool
 ) -> list[str]:
     """Add the losses of the other ways, by graphs if wanted; return why others have none.
 

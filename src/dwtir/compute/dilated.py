@@ -1,7 +1,5 @@
 """The convolution with its epilogue, or the data's gradient, of images of rows and columns a dilation apart."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tvm import tirx
@@ -40,17 +38,17 @@ def small_images(split: SpaceToBatch, epilogue: Epilogue) -> tirx.PrimFunc:
             n = n // COUNT
         return n, c, row * DOWN + place // ACROSS, column * ACROSS + place % ACROSS
 
-    def read(data, *place) -> tirx.PrimExpr:
+    def read(data, *place) -> tirx.Expr:
         return blocks.inside(data, shape.layout, laid(*whole(place, 1)), TOP, LEFT)
 
-    def product(padded, weight, place, kh, kw) -> tirx.PrimExpr:
+    def product(padded, weight, place, kh, kw) -> tirx.Expr:
         n, c, row, column = named(*place)
         value = padded[laid(n, c // M, row + kh, column + kw * DW + SHIFT)]
         _, c, *_ = whole(place, M)
         channel, tap = (c // M, c % M), (KH0 + kh * NEXT, KW0 + kw * NEXT)
         return blocks.product(value, weight[weight_at(shape.layout, channel, tap)])
 
-    def rounded(acc, operands, *place) -> tirx.PrimExpr:
+    def rounded(acc, operands, *place) -> tirx.Expr:
         n, c, row, column = whole(place, M)
         return finish(acc[place], operands, c, laid(n, c, T.min(row, HEIGHT - 1), T.min(column, WIDTH - 1)))
 

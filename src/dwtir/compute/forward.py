@@ -1,7 +1,5 @@
 """The forward convolution with its epilogue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -32,12 +30,12 @@ def convolution(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     LOOPS = " ".join(laid("n", "c", "oh", "ow"))
     declare, finish = both_ends(shape, epilogue)
 
-    def product(padded, weight, place, kh, kw) -> tirx.PrimExpr:
+    def product(padded, weight, place, kh, kw) -> tirx.Expr:
         n, c, oh, ow = named(*place)
         value = padded[laid(n, c // M, oh * SH + kh * DH, ow * SW + kw * DW + SHIFT)]
         return blocks.product(value, weight[weight_at(shape.layout, (c // M, c % M), (kh, kw))])
 
-    def rounded(acc, operands, *place) -> tirx.PrimExpr:
+    def rounded(acc, operands, *place) -> tirx.Expr:
         _, c, *_ = named(*place)
         return finish(acc[place], operands, c, place)
 
@@ -65,13 +63,13 @@ def declared(shape: Shape, epilogue: Epilogue = NO_STEPS) -> tuple[Any, ...]:
 
 def both_ends(
     shape: Shape, epilogue: Epilogue, times: float = 1.0, dtype: str = ""
-) -> tuple[Callable[[], tuple[Any, ...]], Callable[..., tirx.PrimExpr]]:
+) -> tuple[Callable[[], tuple[Any, ...]], Callable[..., tirx.Expr]]:
     """Give the two ends of a function: its parameters, and the epilogue's result for one element.
 
     Scale and shift may be `times` what they are, and results of a `dtype` that is not the tensors'.
     """
 
-    def finish(value, operands, channel, element) -> tirx.PrimExpr:
+    def finish(value, operands, channel, element) -> tirx.Expr:
         for step in epilogue.steps:
             value = _apply(step, value, operands, channel, element)
             if step == "scale_shift" and times != 1:
@@ -82,11 +80,11 @@ def both_ends(
 
 
 def _apply(
-    step: str, value: tirx.PrimExpr, operands: dict[str, Any], channel: tirx.Var, element: Sequence[tirx.Var]
-) -> tirx.PrimExpr:
+    step: str, value: tirx.Expr, operands: dict[str, Any], channel: tirx.Var, element: Sequence[tirx.Var]
+) -> tirx.Expr:
     """Apply one step to a float32 value; `reference` has its twin in NumPy."""
 
-    def wide(operand, *indices) -> tirx.PrimExpr:
+    def wide(operand, *indices) -> tirx.Expr:
         return T.cast(operands[operand][indices], "float32")
 
     match step:

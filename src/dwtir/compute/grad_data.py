@@ -16,8 +16,6 @@ The channels of a multiplier are summed as if they were more columns of the kern
 ``tap = kw * M + m``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +40,7 @@ def grad_data(shape: Shape) -> tirx.PrimFunc:
     laid, named = order_of(shape.layout)
     where = _where(shape)
 
-    def product(padded, weight, place, kh, tap) -> tirx.PrimExpr:
+    def product(padded, weight, place, kh, tap) -> tirx.Expr:
         n, c, h, w = named(*place)
         row, column = h + PHASE_H + kh * DH, w + PHASE_W + tap // M * DW
         value = padded[laid(n, c * M + tap % M, row // SH, column // SW)]
@@ -69,7 +67,7 @@ def _axis(shape: Shape, axis: int) -> tuple[int, int, int]:
     return first, phase, (size + SLACK - 1 + phase + reach) // stride + 1
 
 
-def _where(shape: Shape) -> Callable[..., tirx.PrimExpr]:
+def _where(shape: Shape) -> Callable[..., tirx.Expr]:
     """Give the function that keeps a product where a tap meets a row and a column."""
 
     def where(row, column, product) -> Any:

@@ -1,7 +1,5 @@
 """The gradient with respect to the weight: every tap sums over all outputs."""
 
-from __future__ import annotations
-
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -21,7 +19,7 @@ def grad_weight(shape: Shape) -> tirx.PrimFunc:
     SHIFT, LEFT, PW = aligned(shape, LEFT, PW)
     laid, _ = order_of(shape.layout)
 
-    def product(padded, grad_out, weight, n, oh, ow) -> tirx.PrimExpr:
+    def product(padded, grad_out, weight, n, oh, ow) -> tirx.Expr:
         c, m, kh, kw = weight if shape.layout == "NCHW" else weight[2:] + weight[:2]
         value = padded[laid(n, c, oh * SH + kh * DH, ow * SW + kw * DW + SHIFT)]
         return blocks.product(value, grad_out[laid(n, c * M + m, oh, ow)])

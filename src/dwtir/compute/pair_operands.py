@@ -1,7 +1,5 @@
 """The operands of `compute.paired`'s products, as the lanes of a warp hold them: the weights' bands, and inputs."""
 
-from __future__ import annotations
-
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -36,7 +34,7 @@ class Operands:
                 tap = (KH - 1 - row, KW - 1 - column) if shape.operation == "grad_data" else (row, column)
                 has_bias = self._has_bias and (row, quad) == (pairs.common_tap, pairs.quads - 1)
 
-                def value(number, tap=tap, seen=seen, has_bias=has_bias) -> tirx.PrimExpr:
+                def value(number, tap=tap, seen=seen, has_bias=has_bias) -> tirx.Expr:
                     at, other = (*tap, number // M, number % M), T.cast(0, shape.dtype)
                     if has_bias:
                         other = T.if_then_else(vl % 4 == 3, operands["bias"][number], other)
@@ -81,7 +79,7 @@ class Operands:
     def _own(self) -> tirx.Buffer:
         return local(self.pairs.shape.dtype, 2 * self.pairs.words)
 
-    def _by_word(self, name: str, own: tirx.Buffer, word: int, *others) -> tirx.PrimExpr:
+    def _by_word(self, name: str, own: tirx.Buffer, word: int, *others) -> tirx.Expr:
         """Apply a function of the CUDA source to a pair of channels."""
         both = T.reinterpret("uint32", own[tirx.Ramp(word * 2, 1, 2)])
         return T.reinterpret(f"{self.pairs.shape.dtype}x2", T.call_pure_extern("uint32", name, both, *others))

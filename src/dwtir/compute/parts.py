@@ -3,8 +3,6 @@
 What is here writes statements while a script is parsed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,13 +32,13 @@ class Part:
         *others, last = self._first
         return (*others, last + index)
 
-    def __getitem__(self, index: Any) -> tirx.PrimExpr:
+    def __getitem__(self, index: Any) -> tirx.Expr:
         return self.buffer[self.at(index)]
 
     def store(self, index: Any, value: Any) -> None:
         T.buffer_store(self.buffer, value, self.at(index))
 
-    def take(self, index: Any, source: Part, place: Any) -> None:
+    def take(self, index: Any, source: "Part", place: Any) -> None:
         """Store an element of another stretch, in this one's dtype."""
         self.store(index, T.cast(source[place], self.buffer.dtype))
 
@@ -54,7 +52,7 @@ class Row:
     def __init__(self, buffer: tirx.Buffer, place: int) -> None:
         self._buffer, self._place = buffer, place
 
-    def __getitem__(self, indices: tuple[Any, ...]) -> tirx.PrimExpr:
+    def __getitem__(self, indices: tuple[Any, ...]) -> tirx.Expr:
         place = (self._place, *indices)
         return self._buffer[place]
 
@@ -108,7 +106,7 @@ def fill(name: str, loops: str, buffer: tirx.Buffer, value: Callable[..., Any], 
     by_places(name, dict(zip(loops.split(), buffer.shape, strict=True)), store)
 
 
-def swapped(buffer: tirx.Buffer, *place: Any) -> tirx.PrimExpr:
+def swapped(buffer: tirx.Buffer, *place: Any) -> tirx.Expr:
     """Read a buffer with the last two indices exchanged."""
     *others, one, other = place
     at = (*others, other, one)
@@ -174,13 +172,13 @@ def wait(barrier: tirx.Buffer, number: Any) -> None:
     T.evaluate(T.call_extern("int32", AWAIT, T.address_of(barrier[0]), number % 2))
 
 
-def clear(sums: Part, first: int, end: int) -> None:
+def clear(sums: "Part", first: int, end: int) -> None:
     """Make sums zero, from one to before another."""
     with unrolled(first, end) as place:
         sums.store(place, T.float32(0))
 
 
-def move(source: Part, target: Part, count: int, lanes: int) -> None:
+def move(source: "Part", target: "Part", count: int, lanes: int) -> None:
     """Move what lies side by side between shared memory and registers, in vectors."""
     with unrolled(count // lanes) as place, T.vectorized(lanes) as lane:
         index = place * lanes + lane
@@ -195,8 +193,8 @@ def copy_vector(source: tirx.Buffer, first: Any, target: tirx.Buffer, to: Any, l
 
 def copy(
     channels: tuple[int, Any],
-    whole: Part,
-    shared: Part,
+    whole: "Part",
+    shared: "Part",
     sizes: tuple[int, int, int],
     threads: tuple[int, Any],
     *,
@@ -212,8 +210,8 @@ def copy(
 
 def copy_pixels(
     channel: tuple[Any, Any, int],
-    whole: Part,
-    shared: Part,
+    whole: "Part",
+    shared: "Part",
     sizes: tuple[int, int],
     threads: tuple[int, Any],
     *,

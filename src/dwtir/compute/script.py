@@ -1,7 +1,5 @@
 """TVMScript's decorator for functions that are made anew for every shape."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import sys
@@ -52,7 +50,7 @@ class _Inline(TIRInline):
     def _find_parser_def(self) -> Any:
         return _parser.get()
 
-    def parse_macro(self, parser: _Parser) -> None:
+    def parse_macro(self, parser: "_Parser") -> None:
         self.call_count = parser.uses[self]  # blocks have other names from the second use in a function on
         parser.uses[self] += 1
         super().parse_macro(parser)
@@ -91,5 +89,5 @@ class _Parser(Parser):
         return value
 
 
-_parser: ContextVar[_Parser] = ContextVar("parser")
+_parser: "ContextVar[_Parser]" = ContextVar("parser")
 """The parser of the script that is read in this thread."""

@@ -7,8 +7,6 @@ Rows in the padding are passed over. Taps in the padding beside a whole row are 
 The blocks are those of `whole`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from math import gcd, prod

@@ -1,7 +1,5 @@
 """The forward of a layer that `convert` replaced: when it may run the kernel, and with what."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -136,7 +134,7 @@ class _Derived:
     def __init__(self) -> None:
         self._found: dict[Hashable, tuple[Any, list[Tensor]]] = {}
 
-    def __reduce__(self) -> tuple[type[_Derived], tuple[()]]:
+    def __reduce__(self) -> "tuple[type[_Derived], tuple[()]]":
         return _Derived, ()
 
     def get(self, key: Hashable, sources: Sequence[Tensor], make: Callable[[], list[Tensor]]) -> list[Tensor]:

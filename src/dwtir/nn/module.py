@@ -1,7 +1,5 @@
 """The module `DepthwiseConv2d`, in the place of ``torch.nn.Conv2d``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +59,7 @@ class DepthwiseConv2d(torch.nn.Conv2d):
         if own is not None:
             self.padding = own
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DepthwiseConv2d:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "DepthwiseConv2d":
         """Convert the parameters; a memory format lays out the weight for such images.
 
         To torch the weight, of one channel, lies either way. What is asked for shows in what

@@ -5,8 +5,6 @@ whether a module or a function called it. So a normalisation or an activation is
 the only user of an output, if that does not outlive the run.
 """
 
-from __future__ import annotations
-
 import gc
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -33,7 +31,7 @@ class Image:
     """What autocast computes a convolution in, where it is on."""
 
     @classmethod
-    def of(cls, image: Tensor) -> Image:
+    def of(cls, image: Tensor) -> "Image":
         return cls(tuple(image.shape), image.stride(), image.dtype, image.device, autocast(image))
 
     def random(self) -> Tensor:
@@ -52,7 +50,7 @@ class Image:
 class Run:
     """A run of a module: its image, and who used its output; None is no watched module."""
 
-    image: Image
+    image: "Image"
     users: list[torch.nn.Module | None] = field(default_factory=list)
 
 

@@ -22,8 +22,6 @@ kernel: below 7x7 the float32 units are as fast. For large kernels the band take
 An input that is not finite may make results NaN that do not see it, as in `banded_matrix`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -34,7 +32,7 @@ from ..epilogue import Epilogue
 from ..panels import Panels
 from ..shape import Shape
 from ..target import Target
-from ..typed import Schedule
+from ..typed import Schedule, Self
 from .base import Strategy, by_time, expected, is_beaten, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
@@ -92,11 +90,11 @@ class BandedChannels(Strategy):
         return not is_beaten(expected(cls, shape, target), others, shape, target)
 
     @classmethod
-    def guesses(cls, shape: Shape, target: Target) -> tuple[BandedChannels, ...]:
+    def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
         return by_time(cls._tiles(shape, target), shape, target)[:8] or (cls(1, 1, 1, 4, 2),)
 
     @classmethod
-    def _tiles(cls, shape: Shape, target: Target) -> Iterator[BandedChannels]:
+    def _tiles(cls, shape: Shape, target: Target) -> Iterator[Self]:
         """List the tiles worth comparing, each with the blocks that an SM has room for."""
         height, width = shape.result_height, -(-shape.result_width // COLUMNS)
         heights, widths = (

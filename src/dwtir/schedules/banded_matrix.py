@@ -37,8 +37,6 @@ outputs NaN that do not see it, if it lies no more than 7 * SW + 15 columns besi
 of those of a dilation's part.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod

@@ -25,8 +25,6 @@ In tiles that hang over, gradients are zero, and times an input that is not fini
 inputs near the last rows or columns thus may make taps NaN that do not see them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -36,7 +34,7 @@ from ..bands import window_of
 from ..diagonals import Diagonals
 from ..shape import Shape
 from ..target import Target
-from ..typed import Schedule
+from ..typed import Schedule, Self
 from .base import with_guesses
 from .cost import registers_for
 from .loops import bind_threads, compute_at, number, unroll_all, unroll_in_source
@@ -86,7 +84,7 @@ class BandedSums(MatrixSums):
         return True
 
     @classmethod
-    def tiles(cls, shape: Shape, target: Target) -> Iterator[BandedSums]:
+    def tiles(cls, shape: Shape, target: Target) -> Iterator[Self]:
         heights = {even_split(shape.out_height, most) for most in (4, 7, 10, 14)}
         for rows, warps, rounds in product(sorted(heights), (2, 4), (1, 2)):
             groups = Diagonals(shape, rows, 1, 1).groups

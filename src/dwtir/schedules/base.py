@@ -213,7 +213,7 @@ class Strategy(ABC):
         if not needed <= set(parameters) <= set(kinds):
             raise InvalidScheduleError(f"{cls.name} has the parameters {sorted(kinds)}, got {sorted(parameters)}")
         for name, value in parameters.items():
-            wanted = int if kinds[name] == "int" else str
+            wanted = kinds[name]
             if type(value) is not wanted or (wanted is int and not 0 < value < 2**31):  # type: ignore[operator]
                 raise InvalidScheduleError(
                     f"{cls.name}: {name} must be a {'positive int' if wanted is int else 'string'}, got {value!r}"
@@ -258,7 +258,7 @@ class Strategy(ABC):
 
 @cache
 def _kinds(strategy: type[Strategy]) -> dict[str, object]:
-    """List the fields of a tile, each with the name of its type."""
+    """List the fields of a tile, each with its type."""
     return {field.name: field.type for field in fields(strategy)}  # type: ignore[arg-type]  # subclasses are dataclasses
 
 

@@ -34,8 +34,6 @@ An input that is not finite may make results NaN that do not see it, up to a win
 beside its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count, product
@@ -46,7 +44,7 @@ from ..epilogue import NO_STEPS, Epilogue
 from ..pairs import COLUMNS, STRIPS, VECTOR, WORDS, Pairs
 from ..shape import Shape
 from ..target import Target
-from ..typed import Schedule
+from ..typed import Schedule, Self
 from .banded_channels import BandedChannels
 from .banded_planes import BandedPlanes
 from .base import Strategy, by_time, expected, is_beaten, varied, with_guesses
@@ -156,7 +154,7 @@ class ChannelPairs(Strategy):
         return BandedPlanes in rivals or not is_beaten(own + _DOUBT * (own < _SURE), (BandedChannels,), shape, target)
 
     @classmethod
-    def guesses(cls, shape: Shape, target: Target) -> tuple[ChannelPairs, ...]:
+    def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
         """List the tiles, the fastest first."""
         tiles = by_time(cls._tiles(shape, target), shape, target)
         return varied(tiles, lambda tile: (tile.channels, tile.rows, tile.words)) or (
@@ -169,7 +167,7 @@ class ChannelPairs(Strategy):
         return VECTOR * shape.channel_multiplier
 
     @classmethod
-    def _tiles(cls, shape: Shape, target: Target, epilogue: Epilogue = NO_STEPS) -> Iterator[ChannelPairs]:
+    def _tiles(cls, shape: Shape, target: Target, epilogue: Epilogue = NO_STEPS) -> Iterator[Self]:
         """List the tiles worth comparing, each with the blocks that an SM has room for."""
         width, height = -(-shape.result_width // COLUMNS), shape.result_height
         across = even_split(width, STRIPS)
@@ -193,7 +191,7 @@ class ChannelPairs(Strategy):
                 tile = replace(tile, min_blocks=min(blocks, BLOCK_COUNTS[-1]))
                 yield from (tile, *tile._in_turns(shape, epilogue, target))
 
-    def _in_turns(self, shape: Shape, epilogue: Epilogue, target: Target) -> Iterator[ChannelPairs]:
+    def _in_turns(self, shape: Shape, epilogue: Epilogue, target: Target) -> Iterator[Self]:
         """List the tile whose blocks are all there at a time, and go on with other images, if they fill the SMs."""
         may = self.channels <= _WIDE if self.min_blocks == 1 else self.images >= _SMALL
         if self.steps == 1 or self.min_blocks not in _FULL or not may or shape.result_channels % 2:
@@ -204,7 +202,7 @@ class ChannelPairs(Strategy):
         if is_full and tile.turns in _TURNS and tile._room(shape, epilogue) >= tile.min_blocks:
             yield tile
 
-    def _down(self, shape: Shape, rows: int) -> ChannelPairs:
+    def _down(self, shape: Shape, rows: int) -> Self:
         """Return the tile with the steps for so many rows of results."""
         if rows <= self.rows:
             return replace(self, steps=1)
@@ -265,7 +263,7 @@ class ChannelPairs(Strategy):
         """Leave the error function of several images, of many instructions, to `row_stream`."""
         return self.images == 1 or max(shape.stride) > 1 or "gelu" not in epilogue.steps
 
-    def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> ChannelPairs:
+    def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> Self:
         """Return the tile, or if fused steps leave too little room, the fastest of those with room.
 
         So too with SiLU: what was fastest without, a record's, takes 15 % longer.

@@ -22,8 +22,6 @@ Registers: vector * (KH rows of the window + sums + weights). No shared memory:
 threads share their halo through L1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -31,7 +29,7 @@ from math import gcd
 
 from ..shape import Shape
 from ..target import Target
-from ..typed import Schedule
+from ..typed import Schedule, Self
 from .loops import bind, compute_at, get_blocks, stage_operands, unroll_all, unroll_in_source
 from .tiles import BLOCK_COUNTS, even_split, even_tiles, inputs_of, largest_divisor, loads_of, taps, vectors
 from .window import Access, Footprint, Window
@@ -62,7 +60,7 @@ class ChannelVector(Window):
     split: str = "none"
 
     @classmethod
-    def tiles(cls, shape: Shape, window: str) -> Iterator[ChannelVector]:
+    def tiles(cls, shape: Shape, window: str) -> Iterator[Self]:
         """List tiles whose blocks take channels first, for a warp's access is as long as these are contiguous.
 
         No more than divide them, where that is possible, for otherwise every access has a test of its own.

@@ -16,13 +16,11 @@ tests. In NCHW with a stride it is of the rows of a tile, which stay in the firs
 ``phases[..., w % SW, w / SW]``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..shape import Shape
 from ..target import Target
-from ..typed import LoopRV, SBlockRV, Schedule
+from ..typed import LoopRV, SBlockRV, Schedule, Self
 from .base import Strategy, with_guesses
 from .loops import compute_at, get_blocks, unroll_all
 from .tiles import even_tile, phases, step
@@ -51,7 +49,7 @@ class Cpu(Strategy):
     """float32 values of one vector."""
 
     @classmethod
-    def choose(cls, shape: Shape, target: Target) -> Cpu:
+    def choose(cls, shape: Shape, target: Target) -> Self:
         """Fill the registers with sums, in vectors no wider than what they run over.
 
         A tall tile of one vector shares the input rows of its taps. In NHWC neighbours share as

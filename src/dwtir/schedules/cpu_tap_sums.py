@@ -16,13 +16,11 @@ rows go by, whose input stays in the cache. In NCHW a vector divides the width, 
 columns past the edge of an image have no place in a sum.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..shape import Shape
 from ..target import Target
-from ..typed import Schedule
+from ..typed import Schedule, Self
 from .base import Strategy
 from .cpu import copy_input
 from .loops import get_blocks, unroll_all
@@ -44,7 +42,7 @@ class CpuTapSums(Strategy):
     """float32 values of one vector: columns (NCHW) or channels (NHWC), which it divides."""
 
     @classmethod
-    def choose(cls, shape: Shape, target: Target) -> CpuTapSums:
+    def choose(cls, shape: Shape, target: Target) -> Self:
         """Take the vector of the fewest instructions, and as many kernel rows as registers hold the sums of."""
         registers = 16 if target.vector_bytes < 64 else 32
         rows = (registers - 4) // shape.kernel[1]

@@ -16,13 +16,11 @@ No step reuses a loaded value: each output loads KH * KW inputs, and the
 kernels are bound by those loads. Registers: one sum; shared memory: none.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..shape import Shape
 from ..target import Target
-from ..typed import Schedule
+from ..typed import Schedule, Self
 from .base import Strategy
 from .loops import bind_threads, compute_at, get_blocks
 
@@ -43,7 +41,7 @@ class Ladder(Strategy):
     """Threads of a block over rows and columns, in v3 and v4."""
 
     @classmethod
-    def choose(cls, shape: Shape, target: Target) -> Ladder:
+    def choose(cls, shape: Shape, target: Target) -> Self:
         return cls()
 
     @classmethod

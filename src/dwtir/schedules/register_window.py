@@ -25,8 +25,6 @@ that holds its last: each costs no more than one of its elements, in instruction
 wide window is short of.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -35,7 +33,7 @@ from typing import ClassVar
 
 from ..shape import Shape
 from ..target import Target
-from ..typed import Schedule
+from ..typed import Schedule, Self
 from .loops import bind, compute_at, get_blocks, stage_operands, unroll_all, unroll_in_source
 from .tiles import (
     BLOCK_COUNTS,
@@ -81,7 +79,7 @@ class RegisterWindow(Window):
     split: str = "none"
 
     @classmethod
-    def tiles(cls, shape: Shape, window: str) -> Iterator[RegisterWindow]:
+    def tiles(cls, shape: Shape, window: str) -> Iterator[Self]:
         """List tiles with the widest vectors. Blocks take whole rows of tiles first, then rows below, then channels."""
         channels = shape.batch * shape.result_channels
         depths = [n for n in range(64, 0, -1) if channels % n == 0]

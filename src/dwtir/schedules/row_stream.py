@@ -31,8 +31,6 @@ together, and a strip's window is wider by the dilation.
 Registers: channels * (KH * KW weights + KH * cols sums + the window). No shared memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -136,11 +134,11 @@ class RowStream(Strategy):
         return expected(cls, shape, target) < margin * expected(window, shape, target)
 
     @classmethod
-    def guesses(cls, shape: Shape, target: Target) -> tuple[RowStream, ...]:
+    def guesses(cls, shape: Shape, target: Target) -> "tuple[RowStream, ...]":
         return _ranked(cls, shape, target)
 
     @classmethod
-    def tiles(cls, shape: Shape) -> Iterator[RowStream]:
+    def tiles(cls, shape: Shape) -> "Iterator[RowStream]":
         """List the tiles worth comparing: those whose registers suffice."""
         least = _least_depth(shape)
         for rows, cols, vector in product(_heights(shape), _widths(shape), _vectors(shape)):
@@ -173,7 +171,7 @@ class RowStream(Strategy):
             slack = _PLANES_SLACK_OF_LARGE if prod(shape.kernel) > 49 else _PLANES_SLACK
         return self._registers(shape) + others <= registers + slack
 
-    def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> RowStream:
+    def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> "RowStream":
         """Load a row less ahead of results that wait, of halves; of float32, if it has to be.
 
         In NCHW fewer blocks of float32 run then, and where registers are short of those of a bias or scale.
@@ -314,7 +312,7 @@ _strip = lru_cache(maxsize=1024)(Strip)
 
 
 @lru_cache(maxsize=256)
-def _ranked(cls: type[RowStream], shape: Shape, target: Target) -> tuple[RowStream, ...]:
+def _ranked(cls: "type[RowStream]", shape: Shape, target: Target) -> "tuple[RowStream, ...]":
     tiles = by_time(cls.tiles(shape), shape, target)
     if not tiles:
         across = shape.result_width if shape.layout == "NCHW" else shape.result_channels

@@ -19,14 +19,12 @@ The article binds n*c to blockIdx.y; here it is blockIdx.x, which alone has
 room for more than 65535 channels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
 
 from ..shape import Shape
 from ..target import Target
-from ..typed import Schedule
+from ..typed import Schedule, Self
 from .base import Strategy, with_guesses
 from .loops import bind_threads, compute_at, get_blocks
 from .tiles import reach
@@ -59,12 +57,12 @@ class SharedTile(Strategy):
         return super().claims(shape, target) and least <= target.shared_bytes_per_block
 
     @classmethod
-    def one_channel(cls, shape: Shape, target: Target) -> SharedTile:
+    def one_channel(cls, shape: Shape, target: Target) -> Self:
         """Make the article's first version: a block computes a whole channel."""
         return cls(block_h=shape.out_height, block_w=shape.out_width)
 
     @classmethod
-    def choose(cls, shape: Shape, target: Target) -> SharedTile:
+    def choose(cls, shape: Shape, target: Target) -> Self:
         """Take the article's best, shrunk until it is no larger than the output and fits.
 
         Threads cover 32 columns, one bank each; 8 rows of them make 4 outputs a

@@ -30,8 +30,6 @@ Registers: a band's sums, what it sees of a row of the image, a row of the kerne
 thread_x * (thread_y * H * W elements, or a piece's, + 4 * KH * KW).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -157,11 +155,11 @@ class SplitImage(Strategy):
         return own.expected_seconds(shape, target) < margin * expected
 
     @classmethod
-    def guesses(cls, shape: Shape, target: Target) -> tuple[SplitImage, ...]:
+    def guesses(cls, shape: Shape, target: Target) -> "tuple[SplitImage, ...]":
         return _ranked(shape, target)
 
     @classmethod
-    def tiles(cls, shape: Shape, target: Target) -> Iterator[SplitImage]:
+    def tiles(cls, shape: Shape, target: Target) -> "Iterator[SplitImage]":
         """List the tiles worth comparing, each with as many blocks as an SM has room for."""
         whole = (cls(x, y, bands) for x, y, bands in product(_channels(shape, target), _batches(shape), _bands(shape)))
         found = [*cls._passing(whole, shape, target)]
@@ -171,7 +169,7 @@ class SplitImage(Strategy):
             yield from cls._passing(pieces, shape, target)
 
     @classmethod
-    def _passing(cls, tiles: Iterable[SplitImage], shape: Shape, target: Target) -> Iterator[SplitImage]:
+    def _passing(cls, tiles: "Iterable[SplitImage]", shape: Shape, target: Target) -> "Iterator[SplitImage]":
         """Give tiles as many blocks as an SM has room for, or as there are for each."""
         for tile in tiles:
             blocks = tile.sizes(shape).blocks
@@ -280,13 +278,13 @@ class SplitImage(Strategy):
 
 
 @lru_cache(maxsize=256)
-def _ranked(shape: Shape, target: Target) -> tuple[SplitImage, ...]:
+def _ranked(shape: Shape, target: Target) -> "tuple[SplitImage, ...]":
     tiles = by_time(SplitImage.tiles(shape, target), shape, target)
     small = sorted(_small_tiles(shape), key=lambda tile: not tile.fits(shape, target))
     return varied(tiles, lambda tile: (tile.thread_x, tile.thread_y)) or tuple(small[:1])
 
 
-def _small_tiles(shape: Shape) -> tuple[SplitImage, ...]:
+def _small_tiles(shape: Shape) -> "tuple[SplitImage, ...]":
     """List tiles of few registers and little shared memory, one of which fits where any does."""
     most = _most_bands(shape)
     whole = SplitImage(2, 1, min(most, _MOST_BANDS))

@@ -19,8 +19,6 @@ Registers: the taps' sums and a tile's inputs, `vector` times. In NCHW the input
 gradients of a row are loaded as aligned vectors, as in `register_window`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import gcd, prod
@@ -29,7 +27,7 @@ import numpy as np
 
 from ..shape import Shape
 from ..target import Target
-from ..typed import Schedule
+from ..typed import Schedule, Self
 from .base import with_guesses
 from .cost import LINE
 from .loops import compute_at, get_blocks, number, unroll_all, unroll_in_source
@@ -83,7 +81,7 @@ class TapSums(PartSums):
         return super().claims(shape, target) and not wide
 
     @classmethod
-    def choose(cls, shape: Shape, target: Target) -> TapSums:
+    def choose(cls, shape: Shape, target: Target) -> Self:
         """Choose the fastest tile, by the model of `tap_cost`."""
         tiles = (cls(*numbers) for numbers in ranked(shape, target))
         return next((tile for tile in tiles if not tile._is_mixed_up(shape)), cls(1, 1, 1, 1, 1, 1, 1, 1, 1))

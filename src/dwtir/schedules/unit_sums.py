@@ -27,8 +27,6 @@ Beside an image gradients are zero, and times an input that is not finite NaN. I
 near the edges thus may make taps NaN that do not see them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -37,7 +35,7 @@ from math import ceil, lcm, prod
 from ..epilogue import Epilogue
 from ..shape import Shape
 from ..target import Target
-from ..typed import Schedule
+from ..typed import Schedule, Self
 from ..units import LANES, Units
 from .base import with_guesses
 from .cost import registers_for
@@ -92,7 +90,7 @@ class UnitSums(MatrixSums):
         return super()._is_for(shape, target) and shape.channel_multiplier == 1 and shape.in_channels % LANES == 0
 
     @classmethod
-    def tiles(cls, shape: Shape, target: Target) -> Iterator[UnitSums]:
+    def tiles(cls, shape: Shape, target: Target) -> Iterator[Self]:
         channels = [n for n in _CHANNELS if shape.in_channels % n == 0]
         for block, together, images, own, ahead in product(channels, _TOGETHER[:3], (2, 4, 8), (1, 2, 4, 8), (1, 2, 3)):
             warps = block // (together * own)

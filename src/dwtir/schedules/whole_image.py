@@ -28,8 +28,6 @@ half of the image; of a band, all that is loaded. Shared bytes, in NCHW:
 thread_x * (thread_y * H * W elements + 4 * KH * KW).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -121,11 +119,11 @@ class WholeImage(Strategy):
         return expected is None or own.expected_seconds(shape, target) < margin * expected
 
     @classmethod
-    def guesses(cls, shape: Shape, target: Target) -> tuple[WholeImage, ...]:
+    def guesses(cls, shape: Shape, target: Target) -> "tuple[WholeImage, ...]":
         return _ranked(shape, target)
 
     @classmethod
-    def tiles(cls, shape: Shape) -> Iterator[WholeImage]:
+    def tiles(cls, shape: Shape) -> "Iterator[WholeImage]":
         """List the tiles worth comparing: a few warps, whose registers suffice."""
         sizes = _warps(shape), _channels(shape), _batches(shape), _heights(shape), _turns(shape)
         for together, x, y, rows, turns in product(*sizes):
@@ -163,7 +161,7 @@ class WholeImage(Strategy):
         needed = rows * cols + self.rows * shape.result_width + held + _OTHERS + others
         return needed <= registers_for(self.thread_x * self.thread_y, self.min_blocks)
 
-    def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> WholeImage:
+    def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> "WholeImage":
         """Take one image a thread, where the next leaves no registers for a residual on its way."""
         adds = "residual" in epilogue.steps and shape.layout == "NCHW"
         return replace(self, turns=1) if adds and not self.is_promising(shape, _VECTOR) else self
@@ -241,7 +239,7 @@ def _is_miscompiled(shape: Shape) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _ranked(shape: Shape, target: Target) -> tuple[WholeImage, ...]:
+def _ranked(shape: Shape, target: Target) -> "tuple[WholeImage, ...]":
     most = target.shared_bytes_per_block
     tiles = [tile for tile in WholeImage.tiles(shape) if tile._shared_bytes(shape, target) <= most]
     tiles.sort(key=lambda tile: tile.expected_seconds(shape, target) * (_TURNING if tile.turns > 1 else 1))

@@ -4,8 +4,6 @@ A candidate that was being measured when a worker died twice is given up; all ot
 go to the next worker.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -108,7 +106,7 @@ class Device:
         if self._deaths >= _MAX_DEATHS:
             raise DeviceLostError(f"{self.name}: {self._deaths} workers failed in a row; the last: {error}") from error
 
-    def measure(self, queue: Fleet, limit: Callable[[], float | None], stop: Callable[[], bool]) -> Iterator[Result]:
+    def measure(self, queue: "Fleet", limit: Callable[[], float | None], stop: Callable[[], bool]) -> Iterator[Result]:
         """Measure candidates as they are built; the limit is the best time so far, in seconds.
 
         If several workers die in a row, that is a `DeviceLostError`.

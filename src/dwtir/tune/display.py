@@ -1,7 +1,5 @@
 """How a tuning session shows its progress: live, as plain lines, or as JSON lines."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys
@@ -31,7 +29,7 @@ class Display(ABC):
         self._stream = sys.stdout if stream is None else stream
         self._running: Running | None = None
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> "Display":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -118,7 +116,7 @@ class PlainDisplay(Display):
         self._left = threading.Event()
         self._not_tuned: list[str] = []
 
-    def __enter__(self) -> PlainDisplay:
+    def __enter__(self) -> "PlainDisplay":
         threading.Thread(target=self._keep_talking, daemon=True).start()
         return self
 
@@ -195,7 +193,7 @@ class LiveDisplay(PlainDisplay):
             console=self._console, get_renderable=self._panel, transient=True, redirect_stderr=sys.stderr.isatty()
         )
 
-    def __enter__(self) -> LiveDisplay:
+    def __enter__(self) -> "LiveDisplay":
         self._live.start()
         return self
 
@@ -209,7 +207,7 @@ class LiveDisplay(PlainDisplay):
     def _tried(self, running: Running, trial: Trial, *, improved: bool) -> None:
         """Leave it to the panel."""
 
-    def _panel(self) -> RenderableType:
+    def _panel(self) -> "RenderableType":
         from rich.console import Group
         from rich.panel import Panel
         from rich.progress_bar import ProgressBar
@@ -249,7 +247,7 @@ class LiveDisplay(PlainDisplay):
         self._console.print(text, soft_wrap=True)
 
 
-def open_display(*, json: bool, stream: TextIO | None = None) -> Display:
+def open_display(*, json: bool, stream: TextIO | None = None) -> "Display":
     """Choose a display: JSON if asked for, live on a terminal if rich is there, else plain."""
     stream = sys.stdout if stream is None else stream
     if json:

@@ -8,8 +8,6 @@ refuses are dropped before they are built. The cost model is MetaSchedule's XGBo
 model, fed with the parameters.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import random
@@ -170,7 +168,7 @@ class _IsValid(ms.postproc.PyPostproc):
     def apply(self, sch: Schedule) -> bool:
         return self._designs.is_valid(sch.trace)
 
-    def clone(self) -> _IsValid:
+    def clone(self) -> "_IsValid":
         return _IsValid(self._designs)
 
 
@@ -201,7 +199,7 @@ class _MoveParameter(ms.mutator.PyMutator):
                     return mutant
         return None
 
-    def clone(self) -> _MoveParameter:
+    def clone(self) -> "_MoveParameter":
         return _MoveParameter(self._designs, self._seed)
 
 

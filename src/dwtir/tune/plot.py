@@ -1,7 +1,5 @@
 """A picture of a tuning session: how the best time of each task fell, trial by trial."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
 from itertools import accumulate
@@ -48,7 +46,7 @@ def plot(outcomes: Sequence[Outcome], path: Path) -> None:
     figure.savefig(path, format="png")
 
 
-def _draw(axes: Axes, outcome: Outcome) -> None:
+def _draw(axes: "Axes", outcome: Outcome) -> None:
     record = outcome.record
     timed = [(trial.number, trial.seconds) for trial in outcome.trials if trial.seconds is not None]
     numbers = [number for number, _ in timed]
