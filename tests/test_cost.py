@@ -148,7 +148,7 @@ CHOICES = {
         bfloat16_nhwc 32x128x56x56_k31_p15
         float16_nhwc 32x96x56x56_k25_p12
     """,
-    "banded_sums": "float16_wgrad 128x96x56x56_k7_p3",
+    "banded_sums": "float16_wgrad 128x96x56x56_k7_p3 128x96x57x57_k7_p3 128x512x14x14_k3_p1 128x320x7x7_k3_p1",
     "channel_pairs": """
         float16_nhwc 128x96x56x56_k5_p2 128x96x56x56_k7_p3 128x384x14x14_k7_p3 32x96x56x56_k5_p2 128x96x56x56_k9_p4
         float16_nhwc 128x96x56x56_k13_p6 1x192x28x28_k13_p6 128x96x56x56_k5_p2+scale_shift+silu
@@ -185,10 +185,10 @@ CHOICES = {
         float16 128x728x19x19_k3_p1 128x240x28x28_k5_s2_p2 32x192x35x35_k3_p1 64x300x13x13_k7_p3
         nhwc 128x512x14x14_k27_p13 16x333x17x19_k15_p7
     """,
-    # Some for want of registers for the sums, of many outputs, of pairs, or of whole vectors.
+    # Some for want of registers for the sums, of many outputs, or of whole vectors.
     "tap_sums": """
         wgrad 128x96x56x56_k7_p3
-        float16_wgrad 32x128x56x56_k31_p15 1x24x14x14_k5_p2 64x256x56x56_k3_p1 128x96x57x57_k7_p3 1x384x14x14_k5_p2
+        float16_wgrad 32x128x56x56_k31_p15 1x24x14x14_k5_p2 64x256x56x56_k3_p1 1x384x14x14_k5_p2
         nhwc_wgrad 128x96x56x56_k7_p3
         float16_nhwc_wgrad 32x128x56x56_k31_p15 1x24x14x14_k5_p2 128x100x56x56_k7_p3 128x96x56x56_k7_p3_m2
     """,

@@ -169,7 +169,10 @@ ANY_TILE = {
     "3x3x13x24_k7_p3_bfloat16": BandedSums(3, 2, 2, 2),
     "6x3x14x14_k5_s2_p2_float16": BandedSums(2, 1, 2, 1),
     "5x2x11x12_k3x4_p1x2x0x1_d2_m2_float16": BandedSums(2, 2, 1, 1),
-    "3x2x9x13_k5_p1x3x2x0_bfloat16": BandedSums(3, 2, 1, 1),  # odd width: one by one
+    # Odd widths: one by one, and in pairs.
+    "3x2x9x13_k5_p1x3x2x0_bfloat16": BandedSums(3, 2, 1, 1),
+    "13x4x9x13_k5_p1x3x2x0_bfloat16": BandedSums(4, 2, 2, 2),
+    "21x3x8x7_k5_p2_m2_float16": BandedSums(8, 2, 1, 1),
     "3x16x9x11_k3_p1_float16_nhwc": UnitSums(16, 2, 2, 2, 3, 3),
     "2x8x7x7_k3_p2_bfloat16_nhwc": UnitSums(8, 1, 4, 1, 1, 1),
     "3x8x11x13_k5_s2_p2_float16_nhwc": UnitSums(8, 4, 4, 2, 2, 1, 2),
@@ -185,8 +188,12 @@ def test_any_tile_is_right(about, tile):
         assert merged_bytes(shape, Epilogue(), tile) == tile.dynamic_bytes(shape, Epilogue())
 
 
-@given(shape=shapes(layouts=("NCHW",), dtypes=("float16",)), rows=st.integers(1, 20))
-def test_tiles_cover_outputs_and_windows_inputs(shape, rows):
+@given(
+    shape=shapes(layouts=("NCHW",), dtypes=("float16",)),
+    rows=st.integers(1, 20),
+    place=st.tuples(*[st.integers(0, 9)] * 3),
+)
+def test_tiles_cover_outputs_and_windows_inputs(shape, rows, place):
     sizes = Diagonals(replace(shape, operation="grad_weight"), rows, 2, 3)
     tiles = shape.batch * sizes.down * sizes.across
     assert 0 <= TILES * sizes.groups - tiles < TILES
@@ -195,10 +202,13 @@ def test_tiles_cover_outputs_and_windows_inputs(shape, rows):
     assert sizes.place(tiles - 1) == (shape.batch - 1, sizes.down - 1, sizes.across - 1)
     assert sizes.down * rows >= shape.out_height
     assert sizes.across * COLUMNS >= shape.out_width
-    last = sizes.shift + (COLUMNS - 1) * shape.stride[1]
+    plane, down, row = place
+    shift = sizes.shift(plane % shape.in_channels, row)
+    last = (sizes.alternates or shift) + (COLUMNS - 1) * shape.stride[1]
     last += (shape.kernel[1] - 1) * shape.dilation[1]
     assert 0 <= sizes.spans * INPUTS - 1 - last < INPUTS
-    assert (shape.padding[1] + sizes.shift) % 2 == 0
+    row += down * rows * shape.stride[0] + plane * shape.height - shape.padding[0]
+    assert (row * shape.width * sizes.alternates - shape.padding[1] - shift) % 2 == 0
 
 
 @given(

@@ -32,14 +32,33 @@ class Diagonals:
     """Warps of a block, and blocks that share the groups of a channel."""
 
     @property
-    def shift(self) -> int:
-        """Columns added on the left, so that inputs begin with an aligned pair."""
-        return self.shape.padding[1] % 2
+    def alternates(self) -> bool:
+        """Whether rows of an odd width come in aligned pairs, which begin a column earlier in every other row.
+
+        All tiles begin with a row of a kind. With a stride registers do not suffice.
+        """
+        shape = self.shape
+        return (
+            shape.width % 2 == shape.stride[0] % 2 == 1
+            and self.rows % 2 == shape.in_channels * shape.height % 2 == 0
+            and window_of(shape, 1, COLUMNS) < INPUTS
+        )
+
+    @property
+    def kinds(self) -> int:
+        """Kinds of rows of gradients: those that meet other kinds of rows of inputs have other sums."""
+        return 1 + self.alternates
+
+    def shift(self, channel: Any, row: Any) -> Any:
+        """Count the columns added on the left of a row, so that inputs begin with an aligned pair."""
+        (top, left, *_), height = self.shape.padding, self.shape.height
+        return (left + (channel * (height % 2) + row + top) * self.alternates) % 2
 
     @property
     def spans(self) -> int:
         """Products that the inputs of a tile's row take."""
-        return -(-(self.shift + window_of(self.shape, 1, COLUMNS)) // INPUTS)
+        most = 1 if self.alternates else self.shift(0, 0)
+        return -(-(most + window_of(self.shape, 1, COLUMNS)) // INPUTS)
 
     @property
     def window_rows(self) -> int:

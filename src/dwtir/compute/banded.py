@@ -29,8 +29,6 @@ What a lane holds follows ``mma.sync.m16n8k16`` in the PTX ISA. Lane ``4 * m + x
 ``4 * x + k``, of the band's column ``x`` the rows of its inputs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from tvm import tirx
@@ -45,6 +43,7 @@ from .forward import both_ends
 from .mma import left, left_beside, right
 from .parts import all_hold, by_places, fill, swapped
 from .sizes import SLACK
+from .unaligned import pair_of_row
 
 
 def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
@@ -102,7 +101,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         """Tell how many columns before the image a row of a tile begins, for its pairs to be aligned."""
         return (channel * (OH % 2) + row) % 2 if PAIRED else 0
 
-    def is_inside(channel, group, row, lane, *pair) -> tirx.PrimExpr:
+    def is_inside(channel, group, row, lane, *pair) -> tirx.Expr:
         half, one = turn(pair[0], 0 if OW % 2 == 0 else pair[1])
         n, y, x = tile(group, half, lane)
         column = side(x * COLUMNS + lane % 4 * 2, half, one) - early(channel, row)
@@ -159,23 +158,12 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         )
 
     def alternating(image: tirx.Buffer, channel, group, row, *place) -> Any:
-        """Load two inputs of a row of an odd width, of which one may lie beside the image."""
+        """Load two inputs of a row of an odd width."""
         step, lane, further, half, _ = place
         n, y, x = tile(group, half, lane)
         first = first_of(x, step, lane, further)
-        column = first - LEFT + later(channel, row)
-        # It is aligned among all elements, and at the same place in all rows of a kind.
-        begin = (((n * SC + channel) * H + y * (R * SH) + row % 2 - TOP) * W + 1 - LEFT) // 2
-        begin = begin * 2 + first + row // 2 * (2 * W)
-        row, none = y * (R * SH) + row, T.uint32(0)
-        inside = T.if_then_else(
-            tirx.all(n < N, TOP <= row, row < TOP + H, -1 <= column, column < W),
-            T.reinterpret("uint32", image[0, 0, 0, T.Ramp(begin, 1, 2)]),
-            none,
-        )
-        kept = T.Select(column == -1, T.uint32(0xFFFF0000), T.uint32(0xFFFFFFFF))
-        kept = T.Select(column == W - 1, T.uint32(0xFFFF), kept)
-        return T.reinterpret(f"{dtype}x2", inside & kept)
+        columns = first, first - LEFT + later(channel, row)
+        return pair_of_row(image, (n, channel), (y * (R * SH), row), columns, (TOP, LEFT - 1))
 
     def hold(window: tirx.Buffer, image: tirx.Buffer, *place) -> None:
         *others, one = place

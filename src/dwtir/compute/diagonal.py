@@ -34,7 +34,8 @@ from ..diagonals import INPUTS, Diagonals
 from . import blocks, script
 from .forward import declared
 from .mma import left, right
-from .parts import fill, swapped
+from .parts import by_places, fill, swapped
+from .unaligned import pair_of_row
 
 
 def nchw(sizes: Diagonals) -> tirx.PrimFunc:
@@ -43,30 +44,44 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
     N, M, H, W = shape.batch, shape.channel_multiplier, shape.height, shape.width
     C, RC, OH, OW = shape.in_channels, shape.out_channels, shape.out_height, shape.out_width
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
-    TOP, SHIFT = shape.padding[0], sizes.shift
-    LEFT = shape.padding[1] + SHIFT
-    R, IH, STEPS = sizes.rows, sizes.window_rows, sizes.spans
+    TOP, LEFT, *_ = shape.padding
+    R, IH, STEPS, KINDS, ALTERNATES = sizes.rows, sizes.window_rows, sizes.spans, sizes.kinds, sizes.alternates
     PARTS, WARPS, TURNS = sizes.parts, sizes.warps, sizes.turns
     GROUPS = PARTS * WARPS * TURNS
+    LOADED = dict(zip("cgrslhei", (C, GROUPS, IH, STEPS, 32, 2, 2, 2 - ALTERNATES), strict=True))
     dtype = shape.dtype
 
     def tile(group, lane, half, one) -> tuple[Any, Any, Any]:
         return sizes.place(group * TILES + half * 8 + one * 4 + lane % 4)
 
+    def first_of(x, step, lane) -> Any:
+        return x * (COLUMNS * SW) + step * INPUTS + lane // 4 * 2
+
     def inputs(data: tirx.Buffer, channel, group, row, step, lane, *others) -> Any:
         half, one, odd = others
         n, y, x = tile(group, lane, half, one)
         row = y * (R * SH) + row
-        first = x * (COLUMNS * SW) + step * INPUTS + lane // 4 * 2
+        first, left = first_of(x, step, lane), LEFT + sizes.shift(0, 0)
         tested = first if W % 2 == 0 else first + odd
         return T.if_then_else(
             tirx.all(
                 *(n < N, TOP <= row, row < TOP + H),
-                *(T.Not(tested < LEFT), tested < LEFT + W),  # as in forward
+                *(T.Not(tested < left), tested < left + W),  # as in forward
             ),
-            data[n, channel, row - TOP, first + odd - LEFT],
+            data[n, channel, row - TOP, first + odd - left],
             T.cast(0, dtype),
         )
+
+    def alternating(data: tirx.Buffer, channel, group, row, step, lane, *others) -> Any:
+        n, y, x = tile(group, lane, *others)
+        first = first_of(x, step, lane)
+        columns = first, first - LEFT - sizes.shift(channel, row)
+        return pair_of_row(data, (n, channel), (y * (R * SH), row), columns, (TOP, LEFT))
+
+    def hold(loaded: tirx.Buffer, data: tirx.Buffer, *place) -> None:
+        *others, one = place
+        value, at = (alternating(data, *others), T.Ramp(one * 2, 1, 2)) if ALTERNATES else (inputs(data, *place), one)
+        T.buffer_store(loaded, value, [*others, at])
 
     def gradients(grad: tirx.Buffer, channel, group, row, *place) -> Any:
         n, y, x = tile(group, *place)
@@ -76,11 +91,17 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
     def group(turn, part, warp) -> Any:
         return (turn * PARTS + part) * WARPS + warp
 
+    def line(row, kernel_row) -> Any:
+        """Find a row of gradients, among those of the kind that a kernel row's sums are of."""
+        return row * KINDS + kernel_row % KINDS
+
     def held(*others) -> tuple[Any, ...]:
         """Find a sum on a diagonal: its product, lane, and place there."""
-        *first, kernel_column, column = others
-        i = SHIFT + column * SW + kernel_column * DW
-        return (*first, i // INPUTS, i % INPUTS // 2 * 4 + column // 2, i % 2, column % 2)
+        *first, kernel_row, kernel_column, kind, column = others
+        shift = sizes.shift(first[1] // M, kind * SH + kernel_row * DH)
+        i = shift + column * SW + kernel_column * DW
+        place = (i // INPUTS, i % INPUTS // 2 * 4 + column // 2, i % 2, column % 2)
+        return (*first, kernel_row * KINDS + kind, *place)
 
     def read(acc: tirx.Buffer, *place) -> Any:
         return acc[place]
@@ -95,14 +116,16 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         loaded = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
         window = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
         grads = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2), dtype)
-        acc = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH, STEPS, 32, 2, 2), "float32")
-        shared = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH, STEPS, 32, 2, 2), "float32")
+        acc = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH * KINDS, STEPS, 32, 2, 2), "float32")
+        shared = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH * KINDS, STEPS, 32, 2, 2), "float32")
         partial = T.sblock_alloc_buffer((PARTS, C, M, KH, KW), "float32")
         total = T.sblock_alloc_buffer((C, M, KH, KW), "float32")
-        fill("pad", "c g ih s lane k e i", loaded, inputs, data)
+        by_places("pad", LOADED, hold, loaded, data)
         fill("pairs", "c g ih s lane k i e", window, swapped, loaded)
         fill("grads", "c g oh lane k e", grads, gradients, grad_out)
-        for p, c, w, kh, s, t, oh, lane, h, e, k in T.grid(PARTS, RC, WARPS, KH, STEPS, TURNS, R, 32, 2, 2, TILES):
+        for p, c, w, kh, s, t, oh, lane, h, e, k in T.grid(
+            PARTS, RC, WARPS, KH * KINDS, STEPS, TURNS, R // KINDS, 32, 2, 2, TILES
+        ):
             with T.sblock("products"):
                 vp, vc, vw, vkh, vs, vt, voh, vl, vh, ve, vk = T.axis.remap(
                     "SSSSSRRSSSR", [p, c, w, kh, s, t, oh, lane, h, e, k]
@@ -110,18 +133,18 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
                 with T.init():
                     acc[vp, vc, vw, vkh, vs, vl, vh, ve] = T.float32(0)
                 acc[vp, vc, vw, vkh, vs, vl, vh, ve] += blocks.product(
-                    window[left(vc // M, group(vt, vp, vw), voh * SH + vkh * DH, vs, vl, vh, vk)],
-                    grads[right(vc, group(vt, vp, vw), voh, vl, ve, vk)],
+                    window[left(vc // M, group(vt, vp, vw), line(voh, vkh) * SH + vkh // KINDS * DH, vs, vl, vh, vk)],
+                    grads[right(vc, group(vt, vp, vw), line(voh, vkh), vl, ve, vk)],
                 )
         fill("leave", "p c w kh s lane h e", shared, read, acc)
-        for p, c, m, kh, kw, w, j in T.grid(PARTS, C, M, KH, KW, WARPS, COLUMNS):
+        for p, c, m, kh, kw, w, kind, j in T.grid(PARTS, C, M, KH, KW, WARPS, KINDS, COLUMNS):
             with T.sblock("diagonals"):
-                vp, vc, vm, vkh, vkw, vw, vj = T.axis.remap("SSSSSRR", [p, c, m, kh, kw, w, j])
-                T.reads(shared[vp, vc * M + vm, 0:WARPS, vkh, 0:STEPS, 0:32, 0:2, 0:2])
+                vp, vc, vm, vkh, vkw, vw, vi, vj = T.axis.remap("SSSSSRRR", [p, c, m, kh, kw, w, kind, j])
+                T.reads(shared[vp, vc * M + vm, 0:WARPS, vkh * KINDS : vkh * KINDS + KINDS, 0:STEPS, 0:32, 0:2, 0:2])
                 T.writes(partial[vp, vc, vm, vkh, vkw])
                 with T.init():
                     partial[vp, vc, vm, vkh, vkw] = T.float32(0)
-                partial[vp, vc, vm, vkh, vkw] += shared[held(vp, vc * M + vm, vw, vkh, vkw, vj)]
+                partial[vp, vc, vm, vkh, vkw] += shared[held(vp, vc * M + vm, vw, vkh, vkw, vi, vj)]
         if PARTS > 1:
             for p, c, m, kh, kw in T.grid(PARTS, C, M, KH, KW):
                 with T.sblock("depthwise_conv2d"):

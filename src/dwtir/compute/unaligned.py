@@ -1,4 +1,4 @@
-"""Rows of halves that begin anywhere in shared memory, moved in aligned pairs.
+"""Rows of halves that begin anywhere, in shared memory for most, moved in aligned pairs.
 
 A bank gives a word at a time: a half alone takes as long as a pair. What is here writes statements while a script is
 parsed.
@@ -48,3 +48,31 @@ def put_pairs(source: Part, target: Part, count: int) -> None:
         source.store(n, T.Select(odd == 1, source[n + 1], source[n]))
     with unrolled(pairs) as n, T.vectorized(2) as lane:
         target.take(odd + n * 2 + lane, source, n * 2 + lane)
+
+
+def pair_of_row(
+    image: tirx.Buffer,
+    plane: tuple[Any, Any],
+    rows: tuple[Any, Any],
+    columns: tuple[Any, Any],
+    padding: tuple[int, int],
+) -> Any:
+    """Load an aligned pair of a row of a tile's window, of which one half may lie beside the image, and is zero.
+
+    `rows` are the first of the window and, of those, the pair's, `columns` those of the pair, both of padding too if
+    all rows began with a pair, and in the image.
+    """
+    (N, C, H, W), (top, left) = image.shape, padding
+    (n, channel), (down, row), (first, column) = plane, rows, columns
+    # It is at the same place in all rows of a kind.
+    begin = ((n * C + channel) * H + down + row % 2 - top) * W - left
+    begin = begin // 2 * 2 + first + row // 2 * (2 * W)
+    row += down
+    inside = T.if_then_else(
+        tirx.all(n < N, top <= row, row < top + H, -1 <= column, column < W),
+        T.reinterpret("uint32", image[0, 0, 0, T.Ramp(begin, 1, 2)]),
+        T.uint32(0),
+    )
+    kept = T.Select(column == -1, T.uint32(0xFFFF0000), T.uint32(0xFFFFFFFF))
+    kept = T.Select(column == W - 1, T.uint32(0xFFFF), kept)
+    return T.reinterpret(f"{image.dtype}x2", inside & kept)

@@ -15,8 +15,8 @@ their rows of inputs by their rows of gradients, the tiles being the depth::
 In the second, these are summed: see `part_sums`. What lies where: `dwtir.diagonals`.
 
 A product takes one instruction where others take 64, halves need no conversion, and of what it computes KW diagonals of
-23 are of use. It pays from kernels of 5x5 on: with fewer taps loads take longer than all their products. Inputs are
-loaded in pairs, which an odd width does not have, though it may be asked for it.
+23 are of use. Inputs are loaded in pairs. Of an odd width every other row's begin a column earlier, as do the
+diagonals of its sums.
 
 Registers: 4 * KH sums for each 16 columns of a window, of which those of kernels above 13x13
 leave no room for the loads.
@@ -43,8 +43,8 @@ from .part_sums import part_threads_for, sum_parts
 from .tap_cost import LAUNCH, parts_seconds
 from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SUMS, SHARED, even_split, longer
 
-_LEAST_TAPS = 25
-"""Taps from which on there is something to save: of a 5x5 kernel."""
+_MANY_TAPS = 25
+"""Taps from which on it mostly pays: with fewer, loads take longer than all products."""
 
 # Registers beside sums and the inputs of a row of gradients: of every thread, and by row, for loads
 # under way, without which ptxas spills a few bytes at the most; and all that a thread needs.
@@ -55,6 +55,7 @@ _REGISTERS, _PER_ROW, _ALL = 47, 3.55, 248
 # block's end. Bytes a second. A last round as in `tap_cost`.
 _BANDWIDTH, _LAST_ROUND = 4.98e12, 0.61
 _LOAD, _PRODUCT, _WAIT, _ALONE, _END = 1.23, 1.29, 304, 9.9, 2830
+_ODD = 45  # more cycles of a turn, of an odd width: of 27 layers the choice is 3.4 % behind the best of both strategies
 _WITH_MEMORY = 1.47  # an exponent: a large one takes the longest of two times
 
 
@@ -75,10 +76,9 @@ class BandedSums(MatrixSums):
     min_blocks: int = 1
 
     @classmethod
-    def claims(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether there are pairs, enough taps, and registers for their sums."""
-        paired = shape.width % 2 == 0 and prod(shape.kernel) >= _LEAST_TAPS
-        return paired and super().claims(shape, target)
+    def sure(cls, shape: Shape) -> float:
+        few = prod(shape.kernel) < _MANY_TAPS and shape.width % 2 == 0
+        return 0.9 if few else super().sure(shape)
 
     def takes_lines(self, shape: Shape) -> bool:
         return True
@@ -86,6 +86,8 @@ class BandedSums(MatrixSums):
     @classmethod
     def tiles(cls, shape: Shape, target: Target) -> Iterator[Self]:
         heights = {even_split(shape.out_height, most) for most in (4, 7, 10, 14)}
+        if shape.width % 2:
+            heights |= {rows + 1 for rows in heights if rows % 2}
         for rows, warps, rounds in product(sorted(heights), (2, 4), (1, 2)):
             groups = Diagonals(shape, rows, 1, 1).groups
             warps = min(warps, groups)
@@ -111,7 +113,7 @@ class BandedSums(MatrixSums):
     def check(self, shape: Shape, target: Target) -> None:
         # Loops over nothing lose their variable, and then their thread.
         groups = self.sizes(shape).groups
-        self._require_most("rows", self.rows, shape.out_height)
+        self._require_most("rows", self.rows, shape.out_height + shape.out_height % 2)
         self._require_most("warps", self.warps, groups)
         self._require_most("parts", self.parts, -(-groups // self.warps))
         self._require_most("unrolled loads", self._loads(shape), MAX_LOADS)
@@ -122,12 +124,14 @@ class BandedSums(MatrixSums):
         self._require_launch(target, threads=threads, shared_bytes=4 * self._sums(shape) * threads)
 
     def _sums(self, shape: Shape) -> int:
-        return 4 * shape.kernel[0] * self.sizes(shape).spans
+        sizes = self.sizes(shape)
+        return 4 * shape.kernel[0] * sizes.kinds * sizes.spans
 
     def _loads(self, shape: Shape) -> int:
         """Count the loads of a turn: of pairs of inputs, and of single gradients."""
         sizes = self.sizes(shape)
-        return 4 * sizes.spans * sizes.window_rows + 4 * self.rows
+        is_single = shape.width % 2 == 1 and not sizes.alternates
+        return 4 * sizes.spans * sizes.window_rows * (1 + is_single) + 4 * self.rows
 
     def _products(self, shape: Shape) -> int:
         return self.rows * shape.kernel[0] * self.sizes(shape).spans
@@ -140,7 +144,7 @@ class BandedSums(MatrixSums):
         return has_room and needed <= registers_for(threads, self.min_blocks)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        work = _LOAD * self._loads(shape) + _PRODUCT * self._products(shape)
+        work = _LOAD * self._loads(shape) + _PRODUCT * self._products(shape) + _ODD * (shape.width % 2)
         blocks = self.parts * shape.out_channels / target.units
         at_a_time = min(self.min_blocks, ceil(blocks)) * self.warps
         turn = max(_WAIT + _ALONE * work, at_a_time * work)
@@ -197,7 +201,7 @@ class BandedSums(MatrixSums):
             holder = loops.pop(-4 if load is not grads else -3)
             sch.reorder(holder, *loops)
             sch.bind(holder, "threadIdx.x")
-            if load is pad and shape.width % 2 == 0:
+            if load is pad and (shape.width % 2 == 0 or self.sizes(shape).alternates):
                 sch.vectorize(loops.pop())
             unroll_all(sch, loops)
 

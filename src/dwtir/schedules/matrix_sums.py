@@ -16,9 +16,6 @@ from .tap_sums import TapSums
 MAX_PRODUCTS = 1024
 """Products of a turn, in straight line."""
 
-_SURE = 0.97
-"""The share of the expected time of `tap_sums`, which errs, that it may take."""
-
 
 class MatrixSums(PartSums):
     """Products, of which the first kernel sums diagonals."""
@@ -39,7 +36,12 @@ class MatrixSums(PartSums):
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than sums in the registers of single threads."""
-        return expected(cls, shape, target) < _SURE * expected(TapSums, shape, target)
+        return expected(cls, shape, target) < cls.sure(shape) * expected(TapSums, shape, target)
+
+    @classmethod
+    def sure(cls, shape: Shape) -> float:
+        """Return the share of the expected time of `tap_sums`, which errs, that it may take."""
+        return 0.97
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
