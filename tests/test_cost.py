@@ -231,6 +231,7 @@ FASTEST = {
     "128x96x56x56_k5_p4_d2": SplitImage(2, 1, 56, 4),
     "128x96x59x61_k7_p3": RowStream(59, 4, 1, 16, 2, 1, 12, 4),
     "128x48x56x56_k7_p3_m2": RegisterWindow(14, 4, 14, 4, 2, 4, 4, 4),
+    "64x3x224x224_k3_s2_p1_m16": RegisterWindow(8, 2, 8, 1, 16, 4, 2, 5),
     "128x48x56x56_k7_p3_m2_nhwc": RowStream(56, 7, 1, 32, 1, 1, 12, 4),
     "128x96x56x56_k7_p6_d2_float16": BandedMatrix(14, 7, 4, 1),
     "64x256x55x55_k3_p1_float16": BandedMatrix(14, 3, 2, 9),

@@ -59,6 +59,10 @@ _FEW_REGISTERS, _MANY_REGISTERS = 72, 88
 behind their best."""
 
 
+_ALIKE = 3
+"""Blocks that read the same inputs, above which the L2 cache takes longer than memory."""
+
+
 class Access(NamedTuple):
     """What a thread has of a tensor in one piece, and where its neighbours have theirs."""
 
@@ -244,6 +248,7 @@ class Window(Strategy):
             images, channels = 1, images * channels
         vector, weights = self.sums // (self.rows * self.cols), prod(taps(shape))
         tiles = -(-shape.result_height // down) * -(-shape.result_width // right)
+        alike = shape.channel_multiplier / deep if shape.operation == "forward" else 1
         return Work(
             threads=self._threads,
             blocks=images * tiles * -(-channels // deep),
@@ -258,7 +263,7 @@ class Window(Strategy):
             in_use=self._in_use(shape) * vector,
             values=rows * loads * lanes * shape.itemsize / 4,
             weight_values=vector * weights / steps * (0.6 if shape.itemsize == 2 else 1),
-            halo=halo(shape, down, right),
+            halo=halo(shape, down, right) * max(1, alike / _ALIKE),
             ragged=shape.result_width % right != 0 or channels % deep != 0,
         )
 
