@@ -164,7 +164,7 @@ class Bands:
         return self.across // 2
 
     @cached_property
-    def sheet(self) -> "Sheet":
+    def sheet(self) -> Sheet:
         """Sizes of a plane of inputs that is staged, with all that tiles read of it."""
         shape, (height, width) = self.shape, self.shape.source
         vector = gcd(_VECTOR, height * width)
@@ -176,12 +176,12 @@ class Bands:
         return self._apart(vector, begin, end, width * shape.stride[0])
 
     @cached_property
-    def leaving(self) -> "Sheet":
+    def leaving(self) -> Sheet:
         """Sizes of a plane of results that is staged."""
         width, size = self.shape.result_width, self.shape.result_height * self.shape.result_width
         return self._apart(gcd(_VECTOR, size), 0, size, width)
 
-    def _apart(self, vector: int, begin: int, end: int, row: int) -> "Sheet":
+    def _apart(self, vector: int, begin: int, end: int, row: int) -> Sheet:
         """Lay planes apart for lanes, each with four pairs of a tile, to find as many as can be in other banks."""
 
         def alike(pitch: int) -> int:

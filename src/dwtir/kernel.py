@@ -114,7 +114,7 @@ class Kernel:
 
     def __init__(
         self,
-        info: "KernelInfo",
+        info: KernelInfo,
         run: Callable[..., None] | None,
         library: Module | None = None,
         code: bytes | None = None,
@@ -230,7 +230,7 @@ class Kernel:
         cubin = compile_cubin(self.info.source, self.target.arch, self.info.strategy.min_blocks)
         return with_cubin_resources(known, cubin)
 
-    def time(self, *tensors: Any, repeats: int = 20, min_repeat_ms: int = 5) -> "Timing":
+    def time(self, *tensors: Any, repeats: int = 20, min_repeat_ms: int = 5) -> Timing:
         """Measure the kernel on data that stays in the caches.
 
         Parameters
@@ -316,7 +316,7 @@ def load(path: str | Path) -> Kernel:
     return from_library(info, library, code)
 
 
-def from_library(info: "KernelInfo", library: Module, code: bytes | None = None) -> Kernel:
+def from_library(info: KernelInfo, library: Module, code: bytes | None = None) -> Kernel:
     """Make a kernel of a library, runnable if its device is here.
 
     A library that was loaded comes with its code, without which it could not be saved again.

@@ -119,7 +119,7 @@ KNOWN_GPUS = {
 _OPENCL = Target("opencl", "opencl", "opencl", 1)
 
 
-def resolve(target: TargetLike = None) -> "Target":
+def resolve(target: TargetLike = None) -> Target:
     """Find the device that is meant.
 
     Parameters
@@ -148,7 +148,7 @@ def resolve(target: TargetLike = None) -> "Target":
     return _by_attributes(target)
 
 
-def _by_name(name: str) -> "Target":
+def _by_name(name: str) -> Target:
     if name in ("cpu", "llvm"):
         return _host()
     if name == "opencl":
@@ -166,7 +166,7 @@ def _by_name(name: str) -> "Target":
     )
 
 
-def _by_attributes(attributes: Mapping[str, Any]) -> "Target":
+def _by_attributes(attributes: Mapping[str, Any]) -> Target:
     kind = attributes.get("kind")
     if kind in ("llvm", "cpu"):
         return replace(_host(), arch=str(attributes.get("mcpu", _host().arch)))
@@ -200,7 +200,7 @@ def _tvm_attributes(target: object) -> dict[str, Any]:
 
 
 @cache
-def _present_gpu(index: int) -> "Target":
+def _present_gpu(index: int) -> Target:
     gpu = cuda.device_properties(index)
     name = cuda.folder_name(gpu.name)
     found = KNOWN_GPUS.get(name, Target(name, "cuda", gpu.arch, gpu.multiprocessors))
@@ -209,7 +209,7 @@ def _present_gpu(index: int) -> "Target":
 
 
 @cache
-def _host() -> "Target":
+def _host() -> Target:
     """Describe this machine's CPU, with the widest vectors that LLVM knows it to have."""
     from tvm import get_global_func
 

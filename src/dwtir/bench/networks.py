@@ -51,7 +51,7 @@ def seeded() -> Iterator[None]:
         yield
 
 
-def find(name: str) -> "Network":
+def find(name: str) -> Network:
     """Build a network without trained weights.
 
     Its name is ``timm/NAME``, ``torchvision/NAME`` or ``NAME``.

@@ -172,13 +172,13 @@ def wait(barrier: tirx.Buffer, number: Any) -> None:
     T.evaluate(T.call_extern("int32", AWAIT, T.address_of(barrier[0]), number % 2))
 
 
-def clear(sums: "Part", first: int, end: int) -> None:
+def clear(sums: Part, first: int, end: int) -> None:
     """Make sums zero, from one to before another."""
     with unrolled(first, end) as place:
         sums.store(place, T.float32(0))
 
 
-def move(source: "Part", target: "Part", count: int, lanes: int) -> None:
+def move(source: Part, target: Part, count: int, lanes: int) -> None:
     """Move what lies side by side between shared memory and registers, in vectors."""
     with unrolled(count // lanes) as place, T.vectorized(lanes) as lane:
         index = place * lanes + lane
@@ -193,8 +193,8 @@ def copy_vector(source: tirx.Buffer, first: Any, target: tirx.Buffer, to: Any, l
 
 def copy(
     channels: tuple[int, Any],
-    whole: "Part",
-    shared: "Part",
+    whole: Part,
+    shared: Part,
     sizes: tuple[int, int, int],
     threads: tuple[int, Any],
     *,
@@ -210,8 +210,8 @@ def copy(
 
 def copy_pixels(
     channel: tuple[Any, Any, int],
-    whole: "Part",
-    shared: "Part",
+    whole: Part,
+    shared: Part,
     sizes: tuple[int, int],
     threads: tuple[int, Any],
     *,

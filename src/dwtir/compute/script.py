@@ -89,5 +89,5 @@ class _Parser(Parser):
         return value
 
 
-_parser: "ContextVar[_Parser]" = ContextVar("parser")
+_parser: ContextVar[_Parser] = ContextVar("parser")
 """The parser of the script that is read in this thread."""

@@ -50,7 +50,7 @@ class Image:
 class Run:
     """A run of a module: its image, and who used its output; None is no watched module."""
 
-    image: "Image"
+    image: Image
     users: list[torch.nn.Module | None] = field(default_factory=list)
 
 

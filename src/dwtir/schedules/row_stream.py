@@ -312,7 +312,7 @@ _strip = lru_cache(maxsize=1024)(Strip)
 
 
 @lru_cache(maxsize=256)
-def _ranked(cls: "type[RowStream]", shape: Shape, target: Target) -> "tuple[RowStream, ...]":
+def _ranked(cls: type[RowStream], shape: Shape, target: Target) -> tuple[RowStream, ...]:
     tiles = by_time(cls.tiles(shape), shape, target)
     if not tiles:
         across = shape.result_width if shape.layout == "NCHW" else shape.result_channels

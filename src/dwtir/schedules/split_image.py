@@ -278,13 +278,13 @@ class SplitImage(Strategy):
 
 
 @lru_cache(maxsize=256)
-def _ranked(shape: Shape, target: Target) -> "tuple[SplitImage, ...]":
+def _ranked(shape: Shape, target: Target) -> tuple[SplitImage, ...]:
     tiles = by_time(SplitImage.tiles(shape, target), shape, target)
     small = sorted(_small_tiles(shape), key=lambda tile: not tile.fits(shape, target))
     return varied(tiles, lambda tile: (tile.thread_x, tile.thread_y)) or tuple(small[:1])
 
 
-def _small_tiles(shape: Shape) -> "tuple[SplitImage, ...]":
+def _small_tiles(shape: Shape) -> tuple[SplitImage, ...]:
     """List tiles of few registers and little shared memory, one of which fits where any does."""
     most = _most_bands(shape)
     whole = SplitImage(2, 1, min(most, _MOST_BANDS))

@@ -239,7 +239,7 @@ def _is_miscompiled(shape: Shape) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _ranked(shape: Shape, target: Target) -> "tuple[WholeImage, ...]":
+def _ranked(shape: Shape, target: Target) -> tuple[WholeImage, ...]:
     most = target.shared_bytes_per_block
     tiles = [tile for tile in WholeImage.tiles(shape) if tile._shared_bytes(shape, target) <= most]
     tiles.sort(key=lambda tile: tile.expected_seconds(shape, target) * (_TURNING if tile.turns > 1 else 1))

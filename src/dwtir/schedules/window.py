@@ -58,8 +58,7 @@ _FEW_REGISTERS, _MANY_REGISTERS = 72, 88
 """By which registers are held, but for gradients with a stride: of 333 tiles with other bounds the choice is 1.1 %
 behind their best."""
 
-
-_ALIKE = 3
+_FEW_READERS = 3
 """Blocks that read the same inputs, above which the L2 cache takes longer than memory."""
 
 
@@ -248,7 +247,7 @@ class Window(Strategy):
             images, channels = 1, images * channels
         vector, weights = self.sums // (self.rows * self.cols), prod(taps(shape))
         tiles = -(-shape.result_height // down) * -(-shape.result_width // right)
-        alike = shape.channel_multiplier / deep if shape.operation == "forward" else 1
+        readers = shape.channel_multiplier / deep if shape.operation == "forward" else 1
         return Work(
             threads=self._threads,
             blocks=images * tiles * -(-channels // deep),
@@ -263,7 +262,7 @@ class Window(Strategy):
             in_use=self._in_use(shape) * vector,
             values=rows * loads * lanes * shape.itemsize / 4,
             weight_values=vector * weights / steps * (0.6 if shape.itemsize == 2 else 1),
-            halo=halo(shape, down, right) * max(1, alike / _ALIKE),
+            halo=halo(shape, down, right) * max(1, readers / _FEW_READERS),
             ragged=shape.result_width % right != 0 or channels % deep != 0,
         )
 

@@ -247,7 +247,7 @@ class LiveDisplay(PlainDisplay):
         self._console.print(text, soft_wrap=True)
 
 
-def open_display(*, json: bool, stream: TextIO | None = None) -> "Display":
+def open_display(*, json: bool, stream: TextIO | None = None) -> Display:
     """Choose a display: JSON if asked for, live on a terminal if rich is there, else plain."""
     stream = sys.stdout if stream is None else stream
     if json:
