@@ -45,6 +45,11 @@ class Diagonals:
         )
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether inputs are loaded in pairs."""
+        return self.shape.width % 2 == 0 or self.alternates
+
+    @property
     def kinds(self) -> int:
         """Kinds of rows of gradients: those that meet other kinds of rows of inputs have other sums."""
         return 1 + self.alternates

@@ -1,4 +1,4 @@
-"""Rows of halves that begin anywhere, in shared memory for most, moved in aligned pairs.
+"""Rows of halves that begin anywhere, most in shared memory, moved in aligned pairs.
 
 A bank gives a word at a time: a half alone takes as long as a pair. What is here writes statements while a script is
 parsed.

@@ -44,7 +44,7 @@ from .tap_cost import LAUNCH, parts_seconds
 from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SUMS, SHARED, even_split, longer
 
 _MANY_TAPS = 25
-"""Taps from which on it mostly pays: with fewer, loads take longer than all products."""
+"""Taps from which on it mostly pays: with fewer, loads take longer than products."""
 
 # Registers beside sums and the inputs of a row of gradients: of every thread, and by row, for loads
 # under way, without which ptxas spills a few bytes at the most; and all that a thread needs.
@@ -128,10 +128,9 @@ class BandedSums(MatrixSums):
         return 4 * shape.kernel[0] * sizes.kinds * sizes.spans
 
     def _loads(self, shape: Shape) -> int:
-        """Count the loads of a turn: of pairs of inputs, and of single gradients."""
+        """Count the loads of a turn: of inputs, and of single gradients."""
         sizes = self.sizes(shape)
-        is_single = shape.width % 2 == 1 and not sizes.alternates
-        return 4 * sizes.spans * sizes.window_rows * (1 + is_single) + 4 * self.rows
+        return 4 * sizes.spans * sizes.window_rows * (2 - sizes.has_pairs) + 4 * self.rows
 
     def _products(self, shape: Shape) -> int:
         return self.rows * shape.kernel[0] * self.sizes(shape).spans
@@ -201,7 +200,7 @@ class BandedSums(MatrixSums):
             holder = loops.pop(-4 if load is not grads else -3)
             sch.reorder(holder, *loops)
             sch.bind(holder, "threadIdx.x")
-            if load is pad and (shape.width % 2 == 0 or self.sizes(shape).alternates):
+            if load is pad and self.sizes(shape).has_pairs:
                 sch.vectorize(loops.pop())
             unroll_all(sch, loops)
 

@@ -59,7 +59,7 @@ _FEW_REGISTERS, _MANY_REGISTERS = 72, 88
 behind their best."""
 
 _FEW_READERS = 3
-"""Blocks that read the same inputs, above which the L2 cache takes longer than memory."""
+"""Blocks that read the same inputs, above which L2 takes longer than memory."""
 
 
 class Access(NamedTuple):
