@@ -1,27 +1,11 @@
 """The convolution of halves as products with banded matrices; see `dwtir.bands`.
 
-The blocks are those of `compute`, and some more:
-
-``gather``, ``planes``
-    the images and, in NHWC, the weights, as `dwtir.planes` has them, if they are copied at all;
-``sheet``, ``beside``
-    planes of inputs in shared memory, and of what results are added to, if they are staged;
-``pad``
-    the inputs of 16 tiles, with their zeros, where the lanes of a warp hold them;
-``band``
-    the banded matrices, likewise;
-``depthwise_conv2d``
-    the products, of which each is one instruction of a warp;
-``sums``
-    in NHWC, the sums in the order of the tiles, for threads that go along channels;
-``residual``
-    the image that the epilogue adds, where there is one, for those who hold the sums;
-``epilogue``
-    the fused steps and the one rounding;
-``store``
-    the results, from those who hold them to their place, or to planes in shared memory;
-``spread``
-    these from there.
+Blocks beside those of `compute`: ``gather`` and ``planes``, the images and in NHWC the weights, as `dwtir.planes` has
+them, if they are copied; ``sheet`` and ``beside``, planes in shared memory of inputs and of what results are added to,
+if they are staged; ``pad``, the inputs of 16 tiles as lanes hold them, and ``band``, the banded matrices likewise;
+``sums``, in NHWC, the sums in the order of the tiles, for threads that go along channels; ``residual``, what the
+epilogue adds, for those who hold the sums; ``spread``, results from planes in shared memory, where ``store`` brought
+them.
 
 What a lane holds follows ``mma.sync.m16n8k16`` in the PTX ISA. Lane ``4 * m + x`` has inputs
 ``2 * x``, ``2 * x + 1`` and eight further, or, as their order is free, four from ``4 * x``, of tiles

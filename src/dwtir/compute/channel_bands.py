@@ -1,19 +1,8 @@
 """The convolution of NHWC halves as products with banded matrices, by way of shared memory.
 
-The blocks are those of a block of threads; see `dwtir.panels`:
-
-``gather``
-    its inputs with their zeros, in shared memory;
-``band``
-    the banded matrices, where the lanes of a warp hold them;
-``residual``
-    the image that the epilogue adds, where there is one, where the results will be;
-``zero``, ``window``, ``products``
-    the sums: a row of inputs after the other, each with all products that it has a part in;
-``epilogue``
-    the fused steps and the one rounding, in shared memory;
-``store``
-    the results.
+Blocks of TensorIR of a block of threads (see `dwtir.panels`) beside those of `compute`: ``gather``, its inputs in
+shared memory; ``band``, the banded matrices as lanes hold them; ``residual``, where the results will be; ``zero``,
+``window`` and ``products``, the sums: a row of inputs after the other, each with all products that it is part of.
 
 What a lane holds is what `banded` says, but for the inputs: lane ``4 * m + x`` has ``x``, ``x + 4``
 and so on. To which place in a product an input comes is all the same.

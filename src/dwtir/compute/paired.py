@@ -1,19 +1,10 @@
 """The convolution of NHWC halves as products over pairs of channels; see `dwtir.pairs`.
 
-The blocks are those of a block of threads:
-
-``band``
-    the banded matrices, where the lanes of a warp hold them;
-``first``, ``pad``
-    the inputs with their zeros on their way to shared memory, before the first step and in a step: each
-    ``copy`` one instruction, of a vector of channels; and what is to be added to the results of a step, each
-    to the thread that adds it;
-``epilogue``
-    the results of a step before, and of the last two behind all;
-``multiply``
-    the sums of a step: a row of inputs after the other, each with all products that it has a part in;
-``leave``
-    the fused steps and the one rounding, in shared memory.
+Blocks of TensorIR of a block of threads: ``band``, the banded matrices as lanes hold them; ``first`` and ``pad``,
+inputs on their way to shared memory before the first step and in a step, each ``copy`` an instruction, of a vector of
+channels, and what is added to a step's results, to the thread that adds it; ``epilogue``, the results of a step
+before, and of the last two behind all; ``multiply``, the sums of a step: a row of inputs after the other, each with
+all products that it is part of; ``leave``, the fused steps and the one rounding, in shared memory.
 
 What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`. Lane ``4 * m + x`` has pixels
 ``x`` and ``x + 4`` of the windows of strips ``m`` and ``m + 8``, and the sums of their columns ``x``.

@@ -1,21 +1,8 @@
 """The gradient of the weight of NHWC images as products of matrices; see `dwtir.units`.
 
-The blocks are these:
-
-``pad``
-    the inputs and gradients of a step on their way to shared memory, with their zeros: each
-    ``copy`` one instruction, of a vector of channels;
-``multiply``
-    what a warp does with them: ``left`` and ``right`` are the operands of its ``products``, each
-    one instruction, whose pairs are of two images;
-``leave``
-    the sums of a warp for a row of the kernel, for the other threads of its block;
-``taps``
-    the taps, each from a diagonal of the sums;
-``depthwise_conv2d``
-    the sum over all parts;
-``epilogue``
-    the one rounding.
+Blocks beside those of `compute`: ``pad``, inputs and gradients of a step on their way to shared memory, each ``copy``
+an instruction, of a vector of channels; ``multiply``, what a warp does with them: ``left`` and ``right`` are operands
+of ``products``, whose pairs are of two images; ``leave``, its sums for a row of the kernel; ``taps``, each a diagonal.
 
 What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`, but the depth are units.
 """

@@ -15,7 +15,7 @@ but it takes one instruction where others take 64, and halves need no conversion
 
 Where blocks have whole planes, these come by vectors into shared memory, with rows of zeros around, while those before
 are multiplied, and results go back the same way. Halves of a product are then tiles side by side, which share what
-lies between. Shared memory is what they wait for: planes lie apart as banks want it.
+lies between. Planes lie apart as banks want it.
 
 Else an input row is loaded for the lanes that multiply it, 4 bytes each, and serves all `rows` outputs above it; 8
 bytes are half as many loads, which pay in low tiles. Lanes with the same inputs in a row hold neighbouring tiles, so

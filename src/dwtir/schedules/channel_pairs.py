@@ -16,9 +16,8 @@ Loop nest, for strips of 4 columns of results, of some images and channels::
         sums of results that see rows below stay for the next step
       threads:  out = epilogue(results of the last two steps)
 
-No warp waits for others that are in the same step: while some multiply, others fuse and store. What they wait for
-has mostly happened, an arrival of each before its last products. That takes two more stages, and room for the results
-of three steps.
+No warp waits for others that are in the same step: while some multiply, others fuse and store. That takes two more
+stages, and room for the results of three steps.
 
 What lies in memory side by side, two channels of a pixel, is one register of an operand: nothing is turned
 round, each input is copied once and read twice. Half of a product's multiplications are with the zeros between

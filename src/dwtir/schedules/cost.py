@@ -8,8 +8,7 @@ A thread waits once where its registers hold all that it loads, else more often,
 
 The constants are fitted to 7854 kernels of 288 layers on an H200: what is preferred is 3.3 %
 slower than the best of its layer, 3.7 to 4.1 % of layers left out of a fit. They compare tiles of
-one layer, and say little about a time. ``git show 139d1f6:bench/fit_cost.py`` fits them,
-but for that of sectors that blocks share: 27a11b1.
+one layer. ``git show 139d1f6:bench/fit_cost.py`` fits them, but for that of shared sectors: 27a11b1.
 """
 
 from collections.abc import Iterable, Iterator
