@@ -53,7 +53,7 @@ def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterat
     whole = dwtir.STRATEGIES["whole_image"]
     if whole.claims(shape, device) and shape.batch > 1:
         tile = whole.choose(shape, device).parameters
-        yield whole(**tile | {"turns": 2, "rows": shape.result_height, "bands": 1})
+        yield whole(**tile | {"turns": 2, "rows": shape.result_height})
     pairs = dwtir.STRATEGIES["channel_pairs"]
     if pairs.claims(shape, device):
         tile = pairs.choose(shape, device).parameters | {"rows": 2, "ahead": 2, "min_blocks": 1}

@@ -224,7 +224,6 @@ def test_small_images_take_turns_where_blocks_do(layout):
     for batch, turns in ((1, 1), (32, 1), (128, 2)):
         tile = WholeImage.choose(Shape.parse(f"{batch}x768x7x7_k7_p3_{layout}"), H200)
         assert tile.turns == turns
-        assert (tile.bands > 1) == (batch == 1 and layout == "nhwc")
 
 
 FASTEST = {

@@ -271,7 +271,6 @@ def test_weights_gradient_is_two_kernels(layout):
         ("6x40x6x5_k13_p6x7_dgrad", WholeImage(8, 3, 5)),
         ("6x40x7x7_k7_p3", WholeImage(32, 1, 7, 12, turns=4)),
         ("6x40x7x7_k7_p3_float16_nhwc", WholeImage(32, 1, 7, 12, turns=4)),
-        ("6x40x7x7_k13_p6_nhwc", WholeImage(32, 4, 1, 3, bands=7)),
     ],
 )
 def test_whole_images_multiply_no_padding(text, tile):

@@ -29,8 +29,6 @@ class Images:
     """Rows of the result that a thread sums together."""
     turns: int = 1
     """Images of a thread, one after the other."""
-    bands: int = 1
-    """Threads of an image, if not one, each of `rows`."""
 
     @property
     def source(self) -> tuple[int, int]:
@@ -106,13 +104,6 @@ class Images:
         stride = self.shape.stride[axis]
         beside = tap * self.shape.dilation[axis] - self.shape.before[axis]
         return result * stride + beside if self.shape.operation == "forward" else (result + beside) // stride
-
-    @property
-    def weights(self) -> int:
-        """Weights that a thread has registers for."""
-        kernel_h, kernel_w = self.shape.kernel
-        below = (self.rows - 1) * self.shape.stride[0]
-        return (self.source[0] + below if self.bands > 1 else kernel_h) * kernel_w
 
     @property
     def multiply_adds(self) -> int:

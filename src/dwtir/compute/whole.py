@@ -1,4 +1,4 @@
-"""The forward convolution of small images, each by one thread, or by a few in NHWC.
+"""The forward convolution of small images, each by one thread.
 
 A thread has all of an image in registers. Where that lies under a tap is known when this is
 written down, so that taps in the padding are not there: of a 7x7 kernel on 7x7 inputs 28
@@ -12,7 +12,6 @@ memory and loads the next.
 """
 
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 from math import gcd, prod
 from typing import Any
@@ -136,16 +135,11 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 
 
 def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
-    """Define the operation where channels lie side by side, by one or more threads an image."""
-    shape, turns, bands = images.shape, images.turns, images.bands
+    """Define the operation where channels lie side by side, by one thread an image."""
+    shape, turns = images.shape, images.turns
     (N, H, W, C), _ = shape.input_shapes.values()
     (RH, RW), KW = images.result, shape.kernel[1]
     declare, finish = both_ends(shape, epilogue)
-
-    def going(band) -> Callable[..., None]:
-        if bands > 1:
-            return partial(_sum_band, first=band * images.rows)
-        return _sum if turns == 1 else _sum_in_turn
 
     def loading(data: tirx.Buffer, window: tirx.Buffer, n, c) -> Callable[..., None]:
         def load(row: int, turn=0) -> None:
@@ -159,11 +153,10 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
         return lambda tap: T.cast(weight[tap // KW, tap % KW, c, 0], "float32")
 
     def storing(acc: tirx.Buffer, operands, out: tirx.Buffer, n, c) -> Callable[..., None]:
-        def store(row: int, turn=0, first=0) -> None:
-            image, at = n * turns + turn, first + row
-            is_there = tirx.all(image < N, at < RH)
-            with T.If(is_there), T.Then(), unrolled(RW) as w:
-                place = (image, at, w, c)
+        def store(row: int, turn=0) -> None:
+            image = n * turns + turn
+            with T.If(image < N), T.Then(), unrolled(RW) as w:
+                place = (image, row, w, c)
                 T.buffer_store(out, finish(acc[row * RW + w], operands, c, place), place)
 
         return store
@@ -171,18 +164,17 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     @script.prim_func(s_tir=True)
     def whole_nhwc() -> None:
         data, weight, operands, out = T.meta_var(declare())
-        for n, c in T.grid(-(-N // turns) * bands, C):
+        for n, c in T.grid(-(-N // turns), C):
             with T.sblock("depthwise_conv2d"):
-                vb, vc = T.axis.remap("SS", [n, c])
-                vn = T.meta_var(vb // bands)
+                vn, vc = T.axis.remap("SS", [n, c])
                 T.reads()
                 T.writes(out[vn * turns : vn * turns + turns, :, :, vc])
                 window = local("float32", H * W)
-                taps = local("float32", images.weights)
+                taps = local("float32", prod(shape.kernel))
                 acc = local("float32", RH * RW)
-                go = T.meta_var(going(vb % bands))
                 load = T.meta_var(loading(data, window, vn, vc))
                 store = T.meta_var(storing(acc, operands, out, vn, vc))
+                go = T.meta_var(_sum if turns == 1 else _sum_in_turn)
                 go(images, Part(acc, 0), window, taps, weighing(weight, vc), load=load, store=store)
 
     return whole_nhwc
@@ -231,49 +223,6 @@ def _sum(
         if store:
             for row in range(first, until):
                 store(row)
-
-
-def _sum_band(
-    images: Images,
-    acc: Part,
-    window: tirx.Buffer,
-    taps: tirx.Buffer,
-    weight: Callable[[Any], Any],
-    load: Callable[[int], None],
-    store: Callable[..., None],
-    first: Any,
-) -> None:
-    """Sum the products of the rows of a band, from one on that is known only when this runs.
-
-    It loads all rows of the image, and of the kernel those that the band has on them, before it
-    uses any. All bands have one code, with tests where some have no such row of the kernel.
-    """
-    shape, width, rows = images.shape, images.result[1], images.source[0]
-    down, (kernel_h, kernel_w) = shape.stride[0], shape.kernel
-    most, before = (images.rows - 1) * down, images.shape.before[0]
-    pairs = [(row, h, row - h * down) for row, h in product(range(rows), range(images.rows))]
-    used = [kw for kw in range(kernel_w) if images.meets(1, kw, 0, width)]
-
-    def meets(apart: int) -> Any:
-        above = apart + before - first * down
-        tests = [0 <= above] * (apart + before < (images.bands - 1) * images.rows * down)
-        tests += [above < kernel_h] * (apart + before >= kernel_h)
-        return T.If(tirx.all(*tests, tirx.const(True, "bool")))
-
-    for row in range(rows):
-        load(row)
-    for apart in dict.fromkeys(apart for _, _, apart in pairs):
-        with meets(apart), T.Then():
-            for kw in used:
-                tap = (apart + before - first * down) * kernel_w + kw
-                T.buffer_store(taps, weight(images.turned(tap)), [(apart + most) * kernel_w + kw])
-    clear(acc, 0, images.rows * width)
-    for row, h, apart in pairs:
-        with meets(apart), T.Then():
-            for kw in used:
-                _multiply(images, acc, window, (row, h, kw), taps[(apart + most) * kernel_w + kw])
-    for h in range(images.rows):
-        store(h, first=first)
 
 
 def _sum_in_turn(

@@ -19,12 +19,11 @@ All loops of a thread are written out, for each tap over the results that it has
 
 Planes lie apart in shared memory by an odd number of vectors, so that a warp reads all banks, and are copied as one
 piece. In NHWC neighbouring threads have neighbouring channels: loads, weights and stores are a thread's own. With
-several turns it goes through the image row by row there, and loads each row half an image ahead. Of few images a thread
-may have but a band of rows; it has all its loads under way before it uses any.
+several turns it goes through the image row by row there, and loads each row half an image ahead.
 
 Registers: the image, its results and a few more; with fewer `rows` than the result has,
 those of `rows` and all weights. With several turns also `ahead`; in NHWC all weights, and
-half of the image; of a band, all that is loaded. Shared bytes, in NCHW:
+half of the image. Shared bytes, in NCHW:
 thread_x * (thread_y * H * W elements + 4 * KH * KW).
 """
 
@@ -69,8 +68,8 @@ _VECTOR = 4
 _LAUNCH, _BANDWIDTH, _WEIGHT_BANDWIDTH, _LEAST_WARPS = 1.9e-6, 4.4e12, 25e12, 6.6
 _CYCLES = {"NCHW": 1.25, "NHWC": 1.5}
 _LONGER = {"NCHW": (1.0, 0.105), "NHWC": (1.4, 0.205)}
-_WINDOW_MARGIN, _BANDS_MARGIN = 0.93, 0.75
-"""By which it has to be faster than windows in NHWC, which are nearly as fast, and in bands than others."""
+_WINDOW_MARGIN = 0.93
+"""By which it has to be faster than windows in NHWC, which are nearly as fast."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,6 @@ class WholeImage(Strategy):
     min_blocks: int = 1
     turns: int = 1
     """Images of a thread, one after the other. The next one is loaded while one is computed."""
-    bands: int = 1
-    """Threads of an image in NHWC: one, or one for each `rows`. Those of a block are `thread_y`."""
 
     @classmethod
     def _is_for(cls, shape: Shape, target: Target) -> bool:
@@ -112,11 +109,8 @@ class WholeImage(Strategy):
         others = paying((RowStream, RegisterWindow, ChannelVector), shape, target)
         other = next(others)
         expected = other.expected_seconds(shape, target)
-        own = cls.choose(shape, target)
         margin = _WINDOW_MARGIN if isinstance(other, ChannelVector) else 1.0
-        if own.bands > 1:
-            margin = _BANDS_MARGIN
-        return expected is None or own.expected_seconds(shape, target) < margin * expected
+        return expected is None or cls.choose(shape, target).expected_seconds(shape, target) < margin * expected
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> "tuple[WholeImage, ...]":
@@ -128,11 +122,9 @@ class WholeImage(Strategy):
         sizes = _warps(shape), _channels(shape), _batches(shape), _heights(shape), _turns(shape)
         for together, x, y, rows, turns in product(*sizes):
             warps = -(-x * y // 32)
-            for bands in _bands(shape, rows, turns):
-                tile = cls(x, y, rows, together // warps, turns, bands)
-                is_whole = together % warps == 0 and y <= shape.batch * bands
-                if is_whole and tile._sums_all(shape) and tile.is_promising(shape):
-                    yield tile
+            tile = cls(x, y, rows, together // warps, turns)
+            if together % warps == 0 and tile._sums_all(shape) and tile.is_promising(shape):
+                yield tile
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -142,18 +134,14 @@ class WholeImage(Strategy):
             "rows": _heights(shape),
             "min_blocks": BLOCK_COUNTS,
             "turns": _turns(shape),
-            "bands": tuple({n for rows in _heights(shape) for n in _bands(shape, rows, 1)}),
         }
         return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: Shape, others: int = 0) -> bool:
-        """Tell whether registers suffice; weights are held if they are used again.
-
-        A thread of a band shall have all of its loads under way at a time.
-        """
+        """Tell whether registers suffice; weights are held if they are used again."""
         images = self.sizes(shape)
         rows, cols = images.source
-        held = images.weights if self.rows < shape.result_height else 0
+        held = prod(shape.kernel) if self.rows < shape.result_height else 0
         if self.turns > 1 and shape.layout == "NHWC":
             rows, held = images.ahead + 1, prod(shape.kernel)
         elif self.turns > 1:
@@ -171,7 +159,6 @@ class WholeImage(Strategy):
         self._require_most("rows", self.rows, height)
         self._require_most("turns", self.turns, shape.batch)
         self._require(self._sums_all(shape), "rows", self.rows, f"{height} in NHWC with turns")
-        self._require_in("bands", tuple(_bands(shape, self.rows, self.turns)))
         # TVM confuses the loops of a block whose threads are all of one channel.
         self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
         shared = self._shared_bytes(shape, target)
@@ -183,7 +170,7 @@ class WholeImage(Strategy):
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time by instructions and bytes: an image that is loaded ahead is worth as much as a block."""
         x, y = self.thread_x, self.thread_y
-        blocks = -(-shape.batch * self.bands // (y * self.turns)) * -(-shape.result_channels // x)
+        blocks = -(-shape.batch // (y * self.turns)) * -(-shape.result_channels // x)
         on_each = blocks / target.units
         warps = max(_LEAST_WARPS, ceil(on_each) * -(-x * y // 32))
         busy = self._instructions(shape) * _CYCLES[shape.layout] * warps / 4 / CLOCK
@@ -199,11 +186,6 @@ class WholeImage(Strategy):
         images, taps, is_half = self.sizes(shape), prod(shape.kernel), shape.itemsize == 2
         read, written = prod(images.source), prod(images.result)
         count = float(images.multiply_adds + is_half * (read + written))
-        if self.bands > 1:
-            width = shape.result_width
-            met = sum(len(images.meets(1, kw, 0, width)) for kw in range(shape.kernel[1]))
-            count = (images.source[0] * met + (1 + is_half) * width) * self.rows
-            return count + (1 + is_half) * (read + images.weights)
         if shape.layout == "NHWC":
             return self.turns * (count + read + written) + taps + is_half * taps
         for pixels in (read, written):
@@ -216,7 +198,7 @@ class WholeImage(Strategy):
         return is_free or self.rows == shape.result_height
 
     def sizes(self, shape: Shape) -> Images:
-        return Images(shape, self.thread_x, self.thread_y, self.rows, self.turns, self.bands)
+        return Images(shape, self.thread_x, self.thread_y, self.rows, self.turns)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         if shape.layout == "NHWC":
@@ -243,7 +225,7 @@ def _ranked(shape: Shape, target: Target) -> tuple[WholeImage, ...]:
     most = target.shared_bytes_per_block
     tiles = [tile for tile in WholeImage.tiles(shape) if tile._shared_bytes(shape, target) <= most]
     tiles.sort(key=lambda tile: tile.expected_seconds(shape, target) * (_TURNING if tile.turns > 1 else 1))
-    found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y, tile.turns, tile.bands))
+    found = varied(tiles, lambda tile: (tile.thread_x, tile.thread_y, tile.turns))
     return found or (WholeImage(2, 1, shape.result_height),)
 
 
@@ -266,9 +248,8 @@ def _channels(shape: Shape) -> tuple[int, ...]:
 
 
 def _batches(shape: Shape) -> tuple[int, ...]:
-    """List the images of a block, or bands of them."""
-    most = shape.batch * (shape.result_height if shape.layout == "NHWC" else 1)
-    return tuple(dict.fromkeys(min(most, n) for n in (4, 2, 8, 1, 3, 6)))
+    """List the images of a block."""
+    return tuple(dict.fromkeys(min(shape.batch, n) for n in (4, 2, 8, 1, 3, 6)))
 
 
 def _heights(shape: Shape) -> tuple[int, ...]:
@@ -280,12 +261,3 @@ def _turns(shape: Shape) -> tuple[int, ...]:
     """List the images of a thread: one, if the kernel is large."""
     most = shape.batch if prod(shape.kernel) <= _MOST_TURNING else 1
     return tuple(n for n in (1, 2, 3, 4) if n <= most)
-
-
-def _bands(shape: Shape, rows: int, turns: int) -> set[int]:
-    """List how many threads an image may have.
-
-    TVM rounds the division of what a band's row is taken from, by a dilation, to the wrong tap.
-    """
-    may = shape.layout == "NHWC" and turns == 1 and shape.dilation[0] == 1
-    return {1, -(-shape.result_height // rows)} if may else {1}
