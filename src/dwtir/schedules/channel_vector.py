@@ -42,7 +42,7 @@ class ChannelVector(Window):
     name = "channel_vector"
     layouts = ("NHWC",)
     operations = ("forward", "grad_data")
-    most_registers = 200
+    most_registers = 196
     most_values = 300
 
     rows: int

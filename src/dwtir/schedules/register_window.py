@@ -60,7 +60,7 @@ class RegisterWindow(Window):
     operations = ("forward", "grad_data")
     simplify = True
     one_by_one: ClassVar[dict[str, int]] = {"lanes": 1, "store": 1}
-    most_registers = 260
+    most_registers = 230
     most_values = 400
 
     rows: int
