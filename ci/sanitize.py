@@ -63,6 +63,10 @@ def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterat
     fours = banded(2, shape.kernel[0], 1, loads="fours")
     if max(shape.stride) > 1 and banded.claims(shape, device) and fours.fits(shape, device):
         yield fours
+    sums = dwtir.STRATEGIES["banded_sums"]
+    wide = sums(4, 1, 1, 1, columns=16)
+    if sums.claims(shape, device) and wide.fits(shape, device):
+        yield wide
     split = dwtir.STRATEGIES["split_image"]
     if shape.layout == "NCHW" and split.claims(shape, device):
         divided = (split(4, 1, bands, 1, parts, pieces) for bands, parts, pieces in ((3, 3, 3), (4, 2, 2), (2, 4, 3)))

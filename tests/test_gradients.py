@@ -2,13 +2,14 @@
 
 import re
 from dataclasses import replace
+from itertools import product
 from math import ceil
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 
 import dwtir
 from backends import CPU, CUDA, H200, OPENCL, REPLAY, on_h200
@@ -133,6 +134,7 @@ def test_each_product_is_one_instruction(about, dtype):
     sizes = tile.sizes(shape)
     rows = shape.kernel[0] * sizes.spans
     if isinstance(tile, BandedSums):
+        rows *= sizes.beside
         partial, products = shape.weight_shape, tile.rows * rows
         assert re.search(r"half2\*|nv_bfloat162\*", source)
         assert resources.shared_bytes == 16 * rows * resources.threads
@@ -173,6 +175,11 @@ ANY_TILE = {
     "3x2x9x13_k5_p1x3x2x0_bfloat16": BandedSums(3, 2, 1, 1),
     "13x4x9x13_k5_p1x3x2x0_bfloat16": BandedSums(4, 2, 2, 2),
     "21x3x8x7_k5_p2_m2_float16": BandedSums(8, 2, 1, 1),
+    # Columns by 16: of one tile, of several, with a stride, and with padding that is not the same on both sides.
+    "9x2x14x14_k3_p1_float16": BandedSums(7, 2, 1, 1, 1, 16),
+    "3x2x9x56_k3_p1_bfloat16": BandedSums(4, 2, 2, 2, 1, 16),
+    "2x3x28x28_k5_s2_p2_float16": BandedSums(7, 1, 1, 1, 1, 16),
+    "2x2x12x40_k3x7_p1x4x0x2_m2_float16": BandedSums(3, 1, 1, 1, 1, 16),
     "3x16x9x11_k3_p1_float16_nhwc": UnitSums(16, 2, 2, 2, 3, 3),
     "2x8x7x7_k3_p2_bfloat16_nhwc": UnitSums(8, 1, 4, 1, 1, 1),
     "3x8x11x13_k5_s2_p2_float16_nhwc": UnitSums(8, 4, 4, 2, 2, 1, 2),
@@ -209,6 +216,34 @@ def test_tiles_cover_outputs_and_windows_inputs(shape, rows, place):
     assert 0 <= sizes.spans * INPUTS - 1 - last < INPUTS
     row += down * rows * shape.stride[0] + plane * shape.height - shape.padding[0]
     assert (row * shape.width * sizes.alternates - shape.padding[1] - shift) % 2 == 0
+
+
+@given(
+    outputs=st.integers(5, 60),
+    kernel=st.integers(1, 9),
+    about=st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(0, 6), st.integers(0, 5)),
+)
+def test_wide_tiles_see_the_inputs_of_their_outputs(outputs, kernel, about):
+    stride, dilation, left, right = about
+    width = (2 * outputs - 1) * stride + (kernel - 1) * dilation + 1 - left - right
+    assume(width > 1)
+    right += width % 2
+    name = f"1x1x1x{width // 2 * 2}_k1x{kernel}_s1x{stride}_p0x{left}x0x{right}_d1x{dilation}_float16_wgrad"
+    shape = Shape.parse(name)
+    assert shape.out_width == 2 * outputs
+    sizes = Diagonals(shape, 1, 1, 1, 2 * COLUMNS)
+    assume(sizes.can_be_wide)
+    first, last = sizes.own
+    assert sizes.apart % 2 == first % 2 == 0
+    seen = []
+    for x in range(sizes.across):
+        origin, end = x * sizes.apart, last if x + 1 < sizes.across else sizes.columns
+        own = range(origin + first * (x > 0), min(origin + end, shape.out_width))
+        seen.extend(own)
+        for output, kernel_column in product(own, range(kernel)):
+            place = output * stride + kernel_column * dilation - left
+            assert not 0 <= place < shape.width or 0 <= place - origin * stride < sizes.spans * INPUTS
+    assert seen == list(range(shape.out_width))
 
 
 @given(

@@ -51,7 +51,8 @@ def path(tmp_path):
 def all_records():
     texts = """
         2x6x9x11_k3_s2x1_psame_m2 1x32x14x14_k7_psame_float16_nhwc 1x32x14x14_k7_psame_bfloat16
-        1x32x14x14_k13_psame_float16_nhwc 1x32x14x14_k7_psame_float16_wgrad 1x32x14x14_k7_psame_float16_nhwc_wgrad
+        1x32x14x14_k13_psame_float16_nhwc 1x32x14x14_k7_psame_float16_wgrad 9x32x7x7_k7_p3_float16_wgrad
+        1x32x14x14_k7_psame_float16_nhwc_wgrad
         2x6x9x11_k3_s2_psame_dgrad 2x6x9x11_k3_s2_psame_wgrad 2x6x7x7_k3_psame
     """
     return [

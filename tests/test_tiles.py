@@ -156,7 +156,7 @@ def test_tensor_cores_are_of_newer_devices():
 def test_what_compute_sanitizer_runs_fits():
     script = runpy.run_path(str(Path(__file__).parents[1] / "ci/sanitize.py"))
     tiles = [(shape, tile) for shape, tile in script["cases"](H200) if not isinstance(tile, str)]
-    names = "banded_matrix channel_pairs channel_vector register_window split_image whole_image"
+    names = "banded_matrix banded_sums channel_pairs channel_vector register_window split_image whole_image"
     assert sorted({tile.name for _, tile in tiles}) == names.split()
     for shape, tile in tiles:
         tile.check_use(shape, H200, Epilogue.of(script["EPILOGUE"] if shape.operation == "forward" else None))

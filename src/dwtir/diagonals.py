@@ -7,6 +7,10 @@ Sixteen tiles of 8 outputs of a row are the depth of a product, one for each row
 Of it, the diagonals are of use: a tap of the kernel is the sum of those with
 ``i = shift + j * SW + kw * DW``. The tiles of a channel are numbered through all images,
 columns first, and 16 that follow one another are a group.
+
+In images of even widths a tile may have 16 columns, of which even and odd ones take a product each: gradients then
+come in pairs as well, and meet the inputs of the same 16 columns. Where those do not suffice, tiles overlap, and a
+gradient is of the one that has all inputs that it meets.
 """
 
 from dataclasses import dataclass
@@ -26,10 +30,39 @@ class Diagonals:
     shape: Shape
     """A gradient of the weight."""
     rows: int
-    """Rows of a tile, each of 8 columns."""
+    """Rows of a tile."""
     warps: int
     parts: int
     """Warps of a block, and blocks that share the groups of a channel."""
+    columns: int = COLUMNS
+    """Columns of a tile: 8, or 16."""
+
+    @property
+    def beside(self) -> int:
+        """Products that the gradients of a tile's row take."""
+        return self.columns // COLUMNS
+
+    @property
+    def can_be_wide(self) -> bool:
+        """Whether tiles may have 16 columns: all rows are pairs, tiles of 8 are not full, and some are own."""
+        shape, (first, last) = self.shape, self.own
+        is_even = shape.width % 2 == shape.out_width % 2 == 0
+        return is_even and COLUMNS < shape.out_width != 2 * COLUMNS and first < last
+
+    @property
+    def own(self) -> tuple[int, int]:
+        """The columns of 16 that meet inputs of these alone: the first, and the next beyond. Of even numbers."""
+        shape = self.shape
+        (_, left, *_), stride = shape.padding, shape.stride[1]
+        first = -(-left // (2 * stride)) * 2
+        last = min(INPUTS - 1, (INPUTS * stride + left - window_of(shape, 1, 1)) // stride)
+        return first, first + (last + 1 - first) // 2 * 2
+
+    @property
+    def apart(self) -> int:
+        """Columns from tile to tile."""
+        first, last = self.own
+        return last - first if self.beside > 1 else COLUMNS
 
     @property
     def alternates(self) -> bool:
@@ -55,13 +88,17 @@ class Diagonals:
         return 1 + self.alternates
 
     def shift(self, channel: Any, row: Any) -> Any:
-        """Count the columns added on the left of a row, so that inputs begin with an aligned pair."""
+        """Count the columns added on the left of a row, for inputs to begin with an aligned pair, or with the image."""
         (top, left, *_), height = self.shape.padding, self.shape.height
+        if self.beside > 1:
+            return -left
         return (left + (channel * (height % 2) + row + top) * self.alternates) % 2
 
     @property
     def spans(self) -> int:
         """Products that the inputs of a tile's row take."""
+        if self.beside > 1:
+            return self.shape.stride[1]
         most = 1 if self.alternates else self.shift(0, 0)
         return -(-(most + window_of(self.shape, 1, COLUMNS)) // INPUTS)
 
@@ -78,7 +115,13 @@ class Diagonals:
     @property
     def across(self) -> int:
         """Tiles in a row of an image."""
-        return -(-self.shape.out_width // COLUMNS)
+        shape = self.shape
+        if self.beside == 1:
+            return -(-shape.out_width // COLUMNS)
+        # The last tile's own columns reach the end, or inputs end in it.
+        own = -(-(shape.out_width - self.own[1]) // self.apart)
+        ends = max(shape.out_width - INPUTS, -(-shape.width // shape.stride[1]) - INPUTS)
+        return 1 + max(0, min(own, -(-ends // self.apart)))
 
     @property
     def groups(self) -> int:

@@ -1,27 +1,12 @@
 """The gradient of the weight as products of matrices; see `dwtir.diagonals`.
 
-The blocks are these:
-
-``pad``
-    the inputs of 16 tiles, with their zeros, in the pairs in which they are loaded;
-``pairs``
-    the same in pairs of tiles, as the lanes of a warp multiply them;
-``grads``
-    the output's gradients, likewise;
-``products``
-    of a row of inputs and one of gradients, one instruction of a warp;
-``leave``
-    the sums of a warp, for the other threads of its block;
-``diagonals``
-    the taps, each from some diagonals of all warps of a block;
-``depthwise_conv2d``
-    the sum over all blocks;
-``epilogue``
-    the one rounding.
+Blocks beside those of `compute`: ``pad``, the inputs of 16 tiles in pairs as they are loaded, and ``pairs``, in pairs
+of tiles as lanes multiply them; ``grad_pairs`` and ``grads``, gradients likewise; ``products``, each an instruction of
+a warp; ``leave``, a warp's sums for its block; ``diagonals``, the taps of a block's warps.
 
 What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`, but the depth are tiles:
 lane ``4 * m + x`` has inputs ``2 * m`` and ``2 * m + 1`` of tiles ``x``, ``x + 4`` and so on, and
-the gradients of column ``m`` of the same tiles.
+the gradients of column ``m`` of the same tiles, or of 16 columns ``2 * m`` and ``2 * m + 1``.
 """
 
 from typing import Any
@@ -29,7 +14,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..bands import COLUMNS, TILES
+from ..bands import TILES
 from ..diagonals import INPUTS, Diagonals
 from . import blocks, script
 from .forward import declared
@@ -46,6 +31,8 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     TOP, LEFT, *_ = shape.padding
     R, IH, STEPS, KINDS, ALTERNATES = sizes.rows, sizes.window_rows, sizes.spans, sizes.kinds, sizes.alternates
+    BESIDE, ACROSS, APART, (FIRST, LAST) = sizes.beside, sizes.across, sizes.apart, sizes.own
+    LINES = BESIDE * STEPS
     PARTS, WARPS, TURNS = sizes.parts, sizes.warps, sizes.turns
     GROUPS = PARTS * WARPS * TURNS
     LOADED = dict(zip("cgrslhei", (C, GROUPS, IH, STEPS, 32, 2, 2, 2 - ALTERNATES), strict=True))
@@ -55,7 +42,7 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         return sizes.place(group * TILES + half * 8 + one * 4 + lane % 4)
 
     def first_of(x, step, lane) -> Any:
-        return x * (COLUMNS * SW) + step * INPUTS + lane // 4 * 2
+        return x * (APART * SW) + step * INPUTS + lane // 4 * 2
 
     def inputs(data: tirx.Buffer, channel, group, row, step, lane, *others) -> Any:
         half, one, odd = others
@@ -83,10 +70,22 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         value, at = (alternating(data, *others), T.Ramp(one * 2, 1, 2)) if ALTERNATES else (inputs(data, *place), one)
         T.buffer_store(loaded, value, [*others, at])
 
-    def gradients(grad: tirx.Buffer, channel, group, row, *place) -> Any:
+    def gradients(grad: tirx.Buffer, channel, group, row, odd, *place) -> Any:
         n, y, x = tile(group, *place)
-        row, column = y * R + row, x * COLUMNS + place[0] // 4
-        return T.if_then_else(tirx.all(n < N, row < OH, column < OW), grad[n, channel, row, column], T.cast(0, dtype))
+        row, first = y * R + row, place[0] // 4 * BESIDE
+        column = x * APART + first
+        own = [tirx.any(x == 0, FIRST <= first), tirx.any(x == ACROSS - 1, first < LAST)] * (BESIDE > 1 < ACROSS)
+        is_there = tirx.all(n < N, row < OH, column < OW, *own)
+        return T.if_then_else(is_there, grad[n, channel, row, column + odd], T.cast(0, dtype))
+
+    def pairs(grad: tirx.Buffer, *others) -> Any:
+        *outer, lane, half, one, odd = others
+        return gradients(grad, *outer, odd, lane, half, one)
+
+    def parted(loaded: tirx.Buffer, *others) -> Any:
+        *outer, odd, lane, half, one = others
+        at = (*outer, lane, half, one, odd)
+        return loaded[at]
 
     def group(turn, part, warp) -> Any:
         return (turn * PARTS + part) * WARPS + warp
@@ -95,13 +94,25 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         """Find a row of gradients, among those of the kind that a kernel row's sums are of."""
         return row * KINDS + kernel_row % KINDS
 
-    def held(*others) -> tuple[Any, ...]:
-        """Find a sum on a diagonal: its product, lane, and place there."""
+    def row_of(row, kernel_row) -> Any:
+        """Find the row of inputs that such a one meets."""
+        return line(row, kernel_row) * SH + kernel_row // KINDS * DH
+
+    def term(shared: tirx.Buffer, *others) -> Any:
+        """Find a sum on a diagonal: its product, lane, and place there; or zero, where inputs are a neighbour's."""
         *first, kernel_row, kernel_column, kind, column = others
         shift = sizes.shift(first[1] // M, kind * SH + kernel_row * DH)
         i = shift + column * SW + kernel_column * DW
-        place = (i // INPUTS, i % INPUTS // 2 * 4 + column // 2, i % 2, column % 2)
-        return (*first, kernel_row * KINDS + kind, *place)
+        is_own = tirx.all(0 <= i, i < INPUTS * STEPS)
+        i = T.Select(is_own, i, 0) if BESIDE > 1 else i
+        product, column = column % BESIDE * STEPS + i // INPUTS, column // BESIDE
+        lane, half, one = i % INPUTS // 2 * 4 + column // 2, i % 2, column % 2
+        at = (*first, kernel_row * KINDS + kind, product, lane, half, one)
+        return T.Select(is_own, shared[at], T.float32(0)) if BESIDE > 1 else shared[at]
+
+    def diagonal(shared: tirx.Buffer, *place) -> Any:
+        """Sum up one in one expression, so that a thread loads all terms before it adds any."""
+        return sum(term(shared, *place, kind, column) for kind in range(KINDS) for column in range(sizes.columns))
 
     def read(acc: tirx.Buffer, *place) -> Any:
         return acc[place]
@@ -115,16 +126,21 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         data, grad_out, _, out = T.meta_var(declared(shape))
         loaded = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
         window = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
-        grads = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2), dtype)
-        acc = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH * KINDS, STEPS, 32, 2, 2), "float32")
-        shared = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH * KINDS, STEPS, 32, 2, 2), "float32")
+        grads = T.sblock_alloc_buffer((RC, GROUPS, R, BESIDE, 32, 2, 2), dtype)
+        acc = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH * KINDS, LINES, 32, 2, 2), "float32")
+        shared = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH * KINDS, LINES, 32, 2, 2), "float32")
         partial = T.sblock_alloc_buffer((PARTS, C, M, KH, KW), "float32")
         total = T.sblock_alloc_buffer((C, M, KH, KW), "float32")
         by_places("pad", LOADED, hold, loaded, data)
         fill("pairs", "c g ih s lane k i e", window, swapped, loaded)
-        fill("grads", "c g oh lane k e", grads, gradients, grad_out)
+        if BESIDE > 1:
+            grad_pairs = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2, 2), dtype)
+            fill("grad_pairs", "c g oh lane k e i", grad_pairs, pairs, grad_out)
+            fill("grads", "c g oh o lane k e", grads, parted, grad_pairs)
+        else:
+            fill("grads", "c g oh o lane k e", grads, gradients, grad_out)
         for p, c, w, kh, s, t, oh, lane, h, e, k in T.grid(
-            PARTS, RC, WARPS, KH * KINDS, STEPS, TURNS, R // KINDS, 32, 2, 2, TILES
+            PARTS, RC, WARPS, KH * KINDS, LINES, TURNS, R // KINDS, 32, 2, 2, TILES
         ):
             with T.sblock("products"):
                 vp, vc, vw, vkh, vs, vt, voh, vl, vh, ve, vk = T.axis.remap(
@@ -133,18 +149,18 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
                 with T.init():
                     acc[vp, vc, vw, vkh, vs, vl, vh, ve] = T.float32(0)
                 acc[vp, vc, vw, vkh, vs, vl, vh, ve] += blocks.product(
-                    window[left(vc // M, group(vt, vp, vw), line(voh, vkh) * SH + vkh // KINDS * DH, vs, vl, vh, vk)],
-                    grads[right(vc, group(vt, vp, vw), line(voh, vkh), vl, ve, vk)],
+                    window[left(vc // M, group(vt, vp, vw), row_of(voh, vkh), vs % STEPS, vl, vh, vk)],
+                    grads[right(vc, group(vt, vp, vw), line(voh, vkh), vs // STEPS, vl, ve, vk)],
                 )
         fill("leave", "p c w kh s lane h e", shared, read, acc)
-        for p, c, m, kh, kw, w, kind, j in T.grid(PARTS, C, M, KH, KW, WARPS, KINDS, COLUMNS):
+        for p, c, m, kh, kw, w in T.grid(PARTS, C, M, KH, KW, WARPS):
             with T.sblock("diagonals"):
-                vp, vc, vm, vkh, vkw, vw, vi, vj = T.axis.remap("SSSSSRRR", [p, c, m, kh, kw, w, kind, j])
-                T.reads(shared[vp, vc * M + vm, 0:WARPS, vkh * KINDS : vkh * KINDS + KINDS, 0:STEPS, 0:32, 0:2, 0:2])
+                vp, vc, vm, vkh, vkw, vw = T.axis.remap("SSSSSR", [p, c, m, kh, kw, w])
+                T.reads(shared[vp, vc * M + vm, 0:WARPS, vkh * KINDS : vkh * KINDS + KINDS, 0:LINES, 0:32, 0:2, 0:2])
                 T.writes(partial[vp, vc, vm, vkh, vkw])
                 with T.init():
                     partial[vp, vc, vm, vkh, vkw] = T.float32(0)
-                partial[vp, vc, vm, vkh, vkw] += shared[held(vp, vc * M + vm, vw, vkh, vkw, vi, vj)]
+                partial[vp, vc, vm, vkh, vkw] += diagonal(shared, vp, vc * M + vm, vw, vkh, vkw)
         if PARTS > 1:
             for p, c, m, kh, kw in T.grid(PARTS, C, M, KH, KW):
                 with T.sblock("depthwise_conv2d"):

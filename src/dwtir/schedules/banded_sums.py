@@ -1,13 +1,13 @@
 """The gradient of the weight of NCHW halves on tensor cores: diagonals of products.
 
-Two kernels. In the first, a warp takes 16 tiles of rows x 8 outputs at a time, and multiplies
+Two kernels. In the first, a warp takes 16 tiles of rows x 8 or 16 outputs at a time, and multiplies
 their rows of inputs by their rows of gradients, the tiles being the depth::
 
     blockIdx.x = parts * channels
       threadIdx.y = warp of the block
         for turn:                                16 tiles
           threadIdx.x = lane:  window[...] = data or 0, grads[rows] = grad_out or 0
-          for oh, kh:          sums[kh] += window[oh + kh] x grads[oh]      one instruction
+          for oh, kh:          sums[kh] += window[oh + kh] x grads[oh]      an instruction for 8 columns
         shared[warp, kh] = sums
       threads = taps
         partial[part, kh, kw] = sum over warps and a diagonal of shared
@@ -16,28 +16,27 @@ In the second, these are summed: see `part_sums`. What lies where: `dwtir.diagon
 
 A product takes one instruction where others take 64, halves need no conversion, and of what it computes KW diagonals of
 23 are of use. Inputs are loaded in pairs. Of an odd width every other row's begin a column earlier, as do the
-diagonals of its sums.
+diagonals of its sums. With 16 columns gradients are too, in half as many loads, which take longest with few taps.
 
-Registers: 4 * KH sums for each 16 columns of a window, of which those of kernels above 13x13
-leave no room for the loads.
+Registers: 4 * KH sums for each product of a row, of which those of kernels above 13x13 leave no room for the loads.
 
-In tiles that hang over, gradients are zero, and times an input that is not finite NaN. Infinite
-inputs near the last rows or columns thus may make taps NaN that do not see them.
+In tiles that hang over, and in a neighbour's columns, gradients are zero, and times an input that is not finite NaN.
+Infinite inputs thus may make taps NaN that do not see them.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
 
-from ..bands import window_of
+from ..bands import COLUMNS, window_of
 from ..diagonals import Diagonals
 from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule, Self
 from .base import with_guesses
 from .cost import registers_for
-from .loops import bind_threads, compute_at, number, unroll_all, unroll_in_source
+from .loops import bind_threads, compute_at, number, unroll_all
 from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
 from .tap_cost import LAUNCH, parts_seconds
@@ -47,14 +46,19 @@ _MANY_TAPS = 25
 """Taps from which on it mostly pays: with fewer, loads take longer than products."""
 
 # Registers beside sums and the inputs of a row of gradients: of every thread, and by row, for loads
-# under way, without which ptxas spills a few bytes at the most; and all that a thread needs.
+# under way, without which ptxas spills a few bytes at the most; and all that a thread needs. With 16 columns other ones
+# of every thread, for 4 loads of a row, and for a row that meets a row.
 _REGISTERS, _PER_ROW, _ALL = 47, 3.55, 248
+_WIDE, _PER_LOAD, _PER_MEETING = 22, 2.96, 0.25
 
 # Time, fitted to 297 kernels of 13 layers on an H200, of which the choice is 2.4 % behind the best, 3 % of layers left
 # out: cycles of an SM for a load and a product of a warp; of a lone warp's turn, and more by those of the SM; of a
 # block's end. Bytes a second. A last round as in `tap_cost`.
 _BANDWIDTH, _LAST_ROUND = 4.98e12, 0.61
-_LOAD, _PRODUCT, _WAIT, _ALONE, _END = 1.23, 1.29, 304, 9.9, 2830
+_LOAD, _PRODUCT, _WAIT, _ALONE, _END = 1.23, 1.29, 304, 9.9, 2050
+# With 16 columns a load touches as many lines as there are tiles, if each is an image's width; more cycles of a block's
+# end. Of 69 layers the choice is 1.3 % behind the best.
+_LOAD_ALONE, _LOAD_BESIDE, _WIDE_END = 1.43, 1.05, 1600
 _ODD = 45  # more cycles of a turn, of an odd width: of 27 layers the choice is 3.4 % behind the best of both strategies
 _WITH_MEMORY = 1.47  # an exponent: a large one takes the longest of two times
 
@@ -74,10 +78,11 @@ class BandedSums(MatrixSums):
     parts: int
     part_threads: int
     min_blocks: int = 1
+    columns: int = COLUMNS
 
     @classmethod
     def sure(cls, shape: Shape) -> float:
-        few = prod(shape.kernel) < _MANY_TAPS and shape.width % 2 == 0
+        few = prod(shape.kernel) < _MANY_TAPS and shape.width % 2 == 0 and shape.out_width > 2 * COLUMNS
         return 0.9 if few else super().sure(shape)
 
     def takes_lines(self, shape: Shape) -> bool:
@@ -88,15 +93,21 @@ class BandedSums(MatrixSums):
         heights = {even_split(shape.out_height, most) for most in (4, 7, 10, 14)}
         if shape.width % 2:
             heights |= {rows + 1 for rows in heights if rows % 2}
-        for rows, warps, rounds in product(sorted(heights), (2, 4), (1, 2)):
-            groups = Diagonals(shape, rows, 1, 1).groups
+        widths = cls.widths(shape)
+        for rows, warps, rounds, columns in product(sorted(heights), (1, 2, 4), (1, 2), widths):
+            groups = Diagonals(shape, rows, 1, 1, columns).groups
             warps = min(warps, groups)
-            fitting = [n for n in BLOCK_COUNTS if cls(rows, warps, 1, 1, n).is_promising(shape)]
+            fitting = [n for n in BLOCK_COUNTS if cls(rows, warps, 1, 1, n, columns).is_promising(shape)]
             if not fitting:
                 continue
             turns, most = -(-groups // warps), max(1, target.units * fitting[-1] * rounds // shape.out_channels)
             for parts in sorted({min(turns, most), even_split(turns, most)}):
-                yield cls(rows, warps, parts, part_threads_for(parts, shape, 1, target), fitting[-1])
+                yield cls(rows, warps, parts, part_threads_for(parts, shape, 1, target), fitting[-1], columns)
+
+    @classmethod
+    def widths(cls, shape: Shape) -> tuple[int, ...]:
+        """List the columns that tiles may have."""
+        return (COLUMNS, 2 * COLUMNS) if Diagonals(shape, 1, 1, 1).can_be_wide else (COLUMNS,)
 
     @classmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
@@ -107,12 +118,16 @@ class BandedSums(MatrixSums):
             "parts": (1, max(1, parts // 2), 2 * parts),
             "part_threads": (1, 2, 4, 8),
             "min_blocks": BLOCK_COUNTS,
+            "columns": cls.widths(shape),
         }
         return with_guesses(values, cls.guesses(shape, target))
 
     def check(self, shape: Shape, target: Target) -> None:
         # Loops over nothing lose their variable, and then their thread.
-        groups = self.sizes(shape).groups
+        sizes = self.sizes(shape)
+        widths = self.widths(shape)
+        self._require(self.columns in widths, "columns", self.columns, " or ".join(map(str, widths)))
+        groups = sizes.groups
         self._require_most("rows", self.rows, shape.out_height + shape.out_height % 2)
         self._require_most("warps", self.warps, groups)
         self._require_most("parts", self.parts, -(-groups // self.warps))
@@ -125,7 +140,7 @@ class BandedSums(MatrixSums):
 
     def _sums(self, shape: Shape) -> int:
         sizes = self.sizes(shape)
-        return 4 * shape.kernel[0] * sizes.kinds * sizes.spans
+        return 4 * shape.kernel[0] * sizes.kinds * sizes.spans * sizes.beside
 
     def _loads(self, shape: Shape) -> int:
         """Count the loads of a turn: of inputs, and of single gradients."""
@@ -133,28 +148,39 @@ class BandedSums(MatrixSums):
         return 4 * sizes.spans * sizes.window_rows * (2 - sizes.has_pairs) + 4 * self.rows
 
     def _products(self, shape: Shape) -> int:
-        return self.rows * shape.kernel[0] * self.sizes(shape).spans
+        sizes = self.sizes(shape)
+        return self.rows * shape.kernel[0] * sizes.spans * sizes.beside
+
+    def _registers(self, shape: Shape) -> float:
+        """Estimate what a thread needs for its loads not to wait, and not to spill more than a few bytes."""
+        sizes = self.sizes(shape)
+        held = self._sums(shape) + 4 * sizes.spans * window_of(shape, 0, 1)
+        if self.columns > COLUMNS:
+            of_row = _PER_LOAD * (sizes.spans * shape.stride[0] + 1) + _PER_MEETING * shape.kernel[0]
+            return _WIDE + held + of_row * self.rows
+        least = _REGISTERS + held
+        return max(least, min(least + _PER_ROW * self.rows, _ALL))
 
     def is_promising(self, shape: Shape) -> bool:
         sums, threads = self._sums(shape), 32 * self.warps
-        least = _REGISTERS + sums + 4 * self.sizes(shape).spans * window_of(shape, 0, 1)
-        needed = max(least, min(least + _PER_ROW * self.rows, _ALL))
         has_room = self.min_blocks * (4 * sums * threads + 1024) <= SHARED
-        return has_room and needed <= registers_for(threads, self.min_blocks)
+        return has_room and self._registers(shape) <= registers_for(threads, self.min_blocks)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        work = _LOAD * self._loads(shape) + _PRODUCT * self._products(shape) + _ODD * (shape.width % 2)
+        is_wide = self.columns > COLUMNS
+        load = (_LOAD_ALONE if self.sizes(shape).across == 1 else _LOAD_BESIDE) if is_wide else _LOAD
+        work = load * self._loads(shape) + _PRODUCT * self._products(shape) + _ODD * (shape.width % 2)
         blocks = self.parts * shape.out_channels / target.units
         at_a_time = min(self.min_blocks, ceil(blocks)) * self.warps
         turn = max(_WAIT + _ALONE * work, at_a_time * work)
         rounds = max(1.0, blocks / self.min_blocks)
         rounds += _LAST_ROUND * (ceil(rounds) - rounds)
-        block = self.sizes(shape).turns * turn + _END
+        block = self.sizes(shape).turns * turn + _END + _WIDE_END * is_wide
         first = longer(rounds * block / CLOCK, shape.least_bytes / _BANDWIDTH, _WITH_MEMORY)
         return LAUNCH + first + float(parts_seconds(shape, self.parts))
 
     def sizes(self, shape: Shape) -> Diagonals:
-        return Diagonals(shape, self.rows, self.warps, self.parts)
+        return Diagonals(shape, self.rows, self.warps, self.parts, self.columns)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         from ..compute.mma import intrinsic
@@ -162,6 +188,8 @@ class BandedSums(MatrixSums):
         pad, pairs, grads, conv, leave, taps = map(
             sch.get_sblock, ("pad", "pairs", "grads", "products", "leave", "diagonals")
         )
+        drawn = {field: number(sch, getattr(self, field)) for field in ("rows", "columns")}
+        sizes = replace(self, **drawn).sizes(shape)
 
         # 1. Blocks, and their taps.
         has_parts = number(sch, self.parts) > 1
@@ -175,7 +203,6 @@ class BandedSums(MatrixSums):
         sch.bind(block, "blockIdx.x")
         bind_threads(sch, ty, tx)
         compute_at(sch, taps, tx)
-        unroll_in_source(sch, sch.get_loops(taps)[-2])
 
         # 2. The sums of warps.
         compute_at(sch, leave, block, "shared")
@@ -194,13 +221,16 @@ class BandedSums(MatrixSums):
         unroll_all(sch, [kh_zero, s_zero, h_zero, e_zero])
 
         # 3. Inputs and gradients of a group of tiles, in the registers of the lanes.
-        for load, count in ((pairs, 6), (pad, 6), (grads, 4)):
+        loads = [(pairs, 6, -4, False), (pad, 6, -4, sizes.has_pairs), (grads, 5, -3, False)]
+        if sizes.beside > 1:
+            loads.append((sch.get_sblock("grad_pairs"), 5, -4, True))
+        for load, count, place, is_pair in loads:
             compute_at(sch, load, turn, "local")
             loops = sch.get_loops(load)[-count:]
-            holder = loops.pop(-4 if load is not grads else -3)
+            holder = loops.pop(place)
             sch.reorder(holder, *loops)
             sch.bind(holder, "threadIdx.x")
-            if load is pad and self.sizes(shape).has_pairs:
+            if is_pair:
                 sch.vectorize(loops.pop())
             unroll_all(sch, loops)
 
