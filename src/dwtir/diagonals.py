@@ -113,6 +113,14 @@ class Diagonals:
         return -(-self.shape.out_height // self.rows)
 
     @property
+    def mean_rows(self) -> tuple[float, float]:
+        """Rows of inputs and of gradients that a tile has in an image, on the average."""
+        shape, top = self.shape, self.shape.padding[0]
+        below = max(0, window_of(shape, 0, self.down * self.rows) - top - shape.height)
+        inputs = self.down * self.window_rows - top - below
+        return max(1.0, inputs / self.down), shape.out_height / self.down
+
+    @property
     def across(self) -> int:
         """Tiles in a row of an image."""
         shape = self.shape

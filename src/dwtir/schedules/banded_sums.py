@@ -167,15 +167,17 @@ class BandedSums(MatrixSums):
         return has_room and self._registers(shape) <= registers_for(threads, self.min_blocks)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        is_wide = self.columns > COLUMNS
-        load = (_LOAD_ALONE if self.sizes(shape).across == 1 else _LOAD_BESIDE) if is_wide else _LOAD
-        work = load * self._loads(shape) + _PRODUCT * self._products(shape) + _ODD * (shape.width % 2)
+        sizes, is_wide = self.sizes(shape), self.columns > COLUMNS
+        load = (_LOAD_ALONE if sizes.across == 1 else _LOAD_BESIDE) if is_wide else _LOAD
+        inputs, grads = sizes.mean_rows
+        loads = 4 * (sizes.spans * (2 - sizes.has_pairs) * inputs + grads)
+        work = load * loads + _PRODUCT * self._products(shape) + _ODD * (shape.width % 2)
         blocks = self.parts * shape.out_channels / target.units
         at_a_time = min(self.min_blocks, ceil(blocks)) * self.warps
         turn = max(_WAIT + _ALONE * work, at_a_time * work)
         rounds = max(1.0, blocks / self.min_blocks)
         rounds += _LAST_ROUND * (ceil(rounds) - rounds)
-        block = self.sizes(shape).turns * turn + _END + _WIDE_END * is_wide
+        block = sizes.turns * turn + _END + _WIDE_END * is_wide
         first = longer(rounds * block / CLOCK, shape.least_bytes / _BANDWIDTH, _WITH_MEMORY)
         return LAUNCH + first + float(parts_seconds(shape, self.parts))
 
