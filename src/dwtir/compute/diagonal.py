@@ -105,8 +105,9 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         i = shift + column * SW + kernel_column * DW
         is_own = tirx.all(0 <= i, i < INPUTS * STEPS)
         i = T.Select(is_own, i, 0) if BESIDE > 1 else i
-        product, column = column % BESIDE * STEPS + i // INPUTS, column // BESIDE
-        lane, half, one = i % INPUTS // 2 * 4 + column // 2, i % 2, column % 2
+        # Not by // and %: TVM makes (x % 2 + 1) // 2 * 8 + (x % 2 + 1) % 2 into (x + 1) % 2 * 9.
+        product, column = column % BESIDE * STEPS + (i >> 4), column // BESIDE
+        lane, half, one = ((i & 15) >> 1) * 4 + column // 2, i & 1, column % 2
         at = (*first, kernel_row * KINDS + kind, product, lane, half, one)
         return T.Select(is_own, shared[at], T.float32(0)) if BESIDE > 1 else shared[at]
 
