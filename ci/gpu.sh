@@ -3,10 +3,8 @@
 #
 #   ci/gpu.sh [SEED]      SEED replays the random shapes of an earlier run
 #
-# The tests check results and never times, so that several processes share the GPU;
-# $WORKERS (8) says how many. pytest-benchmark, where it is installed, warns about that.
-#
-# Runs on dwtir as it is installed, or else on src/. $PYTHON names another interpreter.
+# The tests check results and never times: $WORKERS (8) processes share the GPU. Runs on dwtir as it is installed, or
+# else on src/. $PYTHON names another interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3}

@@ -2,14 +2,13 @@
 
 import re
 from dataclasses import replace
-from itertools import product
 from math import ceil
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 
 import dwtir
 from backends import CPU, CUDA, H200, OPENCL, REPLAY, on_h200
@@ -217,34 +216,6 @@ def test_tiles_cover_outputs_and_windows_inputs(shape, rows, place):
     assert 0 <= sizes.spans * INPUTS - 1 - last < INPUTS
     row += down * rows * shape.stride[0] + plane * shape.height - shape.padding[0]
     assert (row * shape.width * sizes.alternates - shape.padding[1] - shift) % 2 == 0
-
-
-@given(
-    outputs=st.integers(5, 60),
-    kernel=st.integers(1, 9),
-    about=st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(0, 6), st.integers(0, 5)),
-)
-def test_wide_tiles_see_the_inputs_of_their_outputs(outputs, kernel, about):
-    stride, dilation, left, right = about
-    width = (2 * outputs - 1) * stride + (kernel - 1) * dilation + 1 - left - right
-    assume(width > 1)
-    right += width % 2
-    name = f"1x1x1x{width // 2 * 2}_k1x{kernel}_s1x{stride}_p0x{left}x0x{right}_d1x{dilation}_float16_wgrad"
-    shape = Shape.parse(name)
-    assert shape.out_width == 2 * outputs
-    sizes = Diagonals(shape, 1, 1, 1, 2 * COLUMNS)
-    assume(sizes.can_be_wide)
-    first, last = sizes.own
-    assert sizes.apart % 2 == first % 2 == 0
-    seen = []
-    for x in range(sizes.across):
-        origin, end = x * sizes.apart, last if x + 1 < sizes.across else sizes.columns
-        own = range(origin + first * (x > 0), min(origin + end, shape.out_width))
-        seen.extend(own)
-        for output, kernel_column in product(own, range(kernel)):
-            place = output * stride + kernel_column * dilation - left
-            assert not 0 <= place < shape.width or 0 <= place - origin * stride < sizes.spans * INPUTS
-    assert seen == list(range(shape.out_width))
 
 
 @given(

@@ -4,9 +4,8 @@ Nothing here needs a CUDA toolkit; ``pip install 'dwtir[cuda]'`` brings the CUDA
 runtime, NVRTC and the headers, and the NVIDIA driver brings the rest. Importing
 this module loads none of them, nor TVM.
 
-TVM keeps its CUDA runtime in a library of its own and swallows the error when
-that library does not load: ``tvm.cuda().exist`` is then False and nobody says
-why. `load_runtime` loads it in the right order and keeps the reason.
+TVM swallows the error when the library with its CUDA runtime does not load.
+`load_runtime` loads it in the right order and keeps the reason.
 """
 
 import ctypes

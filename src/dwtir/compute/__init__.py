@@ -13,9 +13,8 @@ All operations, in both layouts, have the same three blocks:
 Padding adds zeros. Whether a zero times a weight that is not finite adds NaN is
 left open: where a tap is known to lie in the padding, compilers drop it.
 
-The buffers between the blocks are `SLACK` rows and columns larger than the result needs. A schedule computes the first
-two blocks under the loops of the third, tile by tile: a last tile that hangs over the edge of the result then lies
-inside the buffers, and only loads, which test for padding anyway, and the final stores need a bounds test.
+The buffers between the blocks are `SLACK` rows and columns larger than the result needs: a last tile that hangs over
+the edge lies inside of them; only loads, which test for padding anyway, and the last stores need a bounds test.
 """
 
 from collections.abc import Callable

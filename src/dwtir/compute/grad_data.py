@@ -6,11 +6,8 @@ the last, that is::
 
     grad_data[h] = sum over kh of padded[(h + PHASE + kh * dilation) / stride] * weight[KH-1-kh]
 
-where ``padded`` is ``grad_out`` from row `FIRST` on. With stride 1 this is a
-forward convolution. With a larger one a tap meets only every stride-th row; the
-others add -0, which changes no sum, and which a compiler drops as soon as it
-knows the row: a schedule whose tiles are multiples of the stride pays for no tap
-that is not there.
+where ``padded`` is ``grad_out`` from row `FIRST` on. With stride 1 this is a forward convolution. With a larger one a
+tap meets only every stride-th row; the others add -0, which a compiler drops where it knows the row.
 
 The channels of a multiplier are summed as if they were more columns of the kernel:
 ``tap = kw * M + m``.

@@ -12,8 +12,7 @@ it leaves its float32 sums in the order of its tiles, and the third brings them 
     blockIdx.x = tiles * channels                  threads = columns, vectors of channels
       out[8 channels] = epilogue(sums)
 
-To turn 8 x 8 halves round takes a thread a few instructions; all its loads and stores
-are vectors, of which four or more lie side by side. No shared memory, no barriers.
+To turn 8 x 8 halves round takes a few instructions; all loads and stores are vectors. No shared memory, no barriers.
 """
 
 from dataclasses import dataclass

@@ -15,8 +15,7 @@ Loop nest, for a thread's rows x cols outputs of `vector` channels::
         out = out_local
 
 Data, weights and outputs move as vectors of `vector` channels, 16 bytes where
-the channels allow it; a warp's accesses are contiguous. The arithmetic is in
-scalars, for CUDA has no vectors of 8 floats.
+the channels allow it; a warp's accesses are contiguous.
 
 Registers: vector * (KH rows of the window + sums + weights). No shared memory:
 threads share their halo through L1.

@@ -12,8 +12,7 @@ Each step inlines the padding and gives more of the loops to the GPU::
 
 The article sums into global memory; here the sum of one output is in a
 register, because the convolution and its epilogue are separate blocks.
-No step reuses a loaded value: each output loads KH * KW inputs, and the
-kernels are bound by those loads. Registers: one sum; shared memory: none.
+No step reuses a loaded value: KH * KW loads an output. Registers: one sum; shared memory: none.
 """
 
 from dataclasses import dataclass

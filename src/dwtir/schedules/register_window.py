@@ -21,8 +21,7 @@ as many weights as are left room for: they are the same for a whole warp, or nea
 No shared memory: neighbouring threads share their halo through L1.
 
 A row of the window is loaded as vectors of `lanes` inputs, from the aligned one that holds its first input to the one
-that holds its last: each costs no more than one of its elements, in instructions and in cache lines, which are what a
-wide window is short of.
+that holds its last: each costs no more than one of its elements.
 """
 
 from collections.abc import Iterable, Iterator

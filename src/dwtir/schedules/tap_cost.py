@@ -1,10 +1,9 @@
 """What a tile of `tap_sums` is expected to take: the model by which one is chosen by hand.
 
-It is that of `cost` for each turn, one tile of outputs for each thread, but shared memory limits the
-blocks at a time too, and what a turn takes overlaps in part. A block takes as long as its turns and, at
-the end, the sums over its threads; that many times over as there are rounds of blocks, or else as long
-as memory takes for the tensors, with the rows that two tiles share. Then the second kernel runs over the
-parts, if there are several.
+It is that of `cost` for each turn, one tile of outputs for each thread, but shared memory limits the blocks at a time
+too, and what a turn takes overlaps in part. A block takes as long as its turns and the sums over its threads; that many
+times over as there are rounds of blocks, or as long as memory takes, with rows that two tiles share. Then the second
+kernel runs over the parts, if there are several.
 
 The constants are fitted to 2200 kernels of 130 layers on an H200: what is preferred is 4 % slower
 than the best of its layer, 5.6 % of layers left out of a fit.

@@ -1,11 +1,8 @@
 """MetaSchedule's evolutionary search over the parameters of our strategies.
 
-Each strategy that claims the layer is one design, its parameters random variables of
-the trace. MetaSchedule replays some hundred traces for each batch that it proposes,
-so these only draw the parameters and write them on a block; the schedule is applied to
-what is measured. A mutation moves one parameter, and candidates that the strategy
-refuses are dropped before they are built. The cost model is MetaSchedule's XGBoost
-model, fed with the parameters.
+Each strategy that claims the layer is one design, its parameters random variables of the trace. MetaSchedule replays
+some hundred traces for each batch that it proposes, so these only draw the parameters and write them on a block. A
+mutation moves one parameter. The cost model is MetaSchedule's XGBoost model, fed with the parameters.
 """
 
 import contextlib
