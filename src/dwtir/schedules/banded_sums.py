@@ -53,8 +53,8 @@ _WIDE, _PER_LOAD, _PER_MEETING = 22, 2.96, 0.25
 
 # Time, fitted to 297 kernels of 13 layers on an H200, of which the choice is 2.4 % behind the best, 3 % of layers left
 # out: cycles of an SM for a load and a product of a warp; of a lone warp's turn, and more by those of the SM; of a
-# block's end. Bytes a second. A last round as in `tap_cost`.
-_BANDWIDTH, _LAST_ROUND = 4.98e12, 0.61
+# block's end. Bytes a second. The share of a last round.
+_BANDWIDTH, _LAST_ROUND = 4.98e12, 0.8
 _LOAD, _PRODUCT, _WAIT, _ALONE, _END = 1.23, 1.29, 304, 9.9, 2050
 # With 16 columns a load touches as many lines as there are tiles, if each is an image's width; more cycles of a block's
 # end. Of 69 layers the choice is 1.3 % behind the best.
