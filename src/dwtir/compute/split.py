@@ -194,6 +194,9 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         if adds:
             share_out(bring, operands["residual"], RESULT, results, b, c, p, z, y, x)
 
+    def inside(place) -> Any:  # of columns that the last part has not
+        return tirx.min(place, X * TO - 1) if pieces.fewest < COLS else place
+
     @script.inline
     def end(acc, out, operands, results, b, c, p, z, y, x):
         image, part = T.meta_var(across(y))
@@ -208,7 +211,7 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         for row in T.unroll(most):
             if row < rows:
                 for w in unrolled(COLS):
-                    element = T.meta_var((start + (down + row) * RW + w,))
+                    element = T.meta_var((inside(start + (down + row) * RW + w),))
                     result[row * COLS + w] = finish(acc[z, y, x, row * COLS + w], held, channel, element)
                 if not adds:
                     put(Part(result, row * COLS), Part(results, image, start + (down + row) * RW), part)

@@ -16,7 +16,7 @@ The products are those of `banded_matrix`. All loads and stores of global memory
 channels; how inputs lie in shared memory, `dwtir.panels` says. Where results have left the registers, no input is
 wanted any more, and they take the place of their channels' inputs.
 
-Below 7x7 the float32 units are as fast; for large kernels the band takes the registers.
+Below 7x7 the float32 units are as fast.
 
 An input that is not finite may make results NaN that do not see it, as in `banded_matrix`.
 """
