@@ -124,14 +124,13 @@ class BandedSums(MatrixSums):
 
     def check(self, shape: Shape, target: Target) -> None:
         # Loops over nothing lose their variable, and then their thread.
-        sizes = self.sizes(shape)
-        widths = self.widths(shape)
+        sizes, widths = self.sizes(shape), self.widths(shape)
         self._require(self.columns in widths, "columns", self.columns, " or ".join(map(str, widths)))
         groups = sizes.groups
         self._require_most("rows", self.rows, shape.out_height + shape.out_height % 2)
         self._require_most("warps", self.warps, groups)
         self._require_most("parts", self.parts, -(-groups // self.warps))
-        self._require_most("unrolled loads", self._loads(shape), MAX_LOADS)
+        self._require_most("unrolled loads", int(self._loads(shape, sizes.window_rows, self.rows)), MAX_LOADS)
         self._require_most("unrolled products", self._products(shape), MAX_PRODUCTS)
         self._require_most("sums of a thread", self._sums(shape), MAX_SUMS)
         self._require_parts(shape, target, 1)
@@ -142,10 +141,10 @@ class BandedSums(MatrixSums):
         sizes = self.sizes(shape)
         return 4 * shape.kernel[0] * sizes.kinds * sizes.spans * sizes.beside
 
-    def _loads(self, shape: Shape) -> int:
-        """Count the loads of a turn: of inputs, and of single gradients."""
+    def _loads(self, shape: Shape, inputs: float, grads: float) -> float:
+        """Count the loads of a turn, of so many rows of inputs and of gradients."""
         sizes = self.sizes(shape)
-        return 4 * sizes.spans * sizes.window_rows * (2 - sizes.has_pairs) + 4 * self.rows
+        return 4 * (sizes.spans * (2 - sizes.has_pairs) * inputs + grads)
 
     def _products(self, shape: Shape) -> int:
         sizes = self.sizes(shape)
@@ -169,9 +168,7 @@ class BandedSums(MatrixSums):
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         sizes, is_wide = self.sizes(shape), self.columns > COLUMNS
         load = (_LOAD_ALONE if sizes.across == 1 else _LOAD_BESIDE) if is_wide else _LOAD
-        inputs, grads = sizes.mean_rows
-        loads = 4 * (sizes.spans * (2 - sizes.has_pairs) * inputs + grads)
-        work = load * loads + _PRODUCT * self._products(shape) + _ODD * (shape.width % 2)
+        work = load * self._loads(shape, *sizes.mean_rows) + _PRODUCT * self._products(shape) + _ODD * (shape.width % 2)
         blocks = self.parts * shape.out_channels / target.units
         at_a_time = min(self.min_blocks, ceil(blocks)) * self.warps
         turn = max(_WAIT + _ALONE * work, at_a_time * work)
