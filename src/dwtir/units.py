@@ -161,18 +161,24 @@ class Units:
     @cached_property
     def shared_bytes(self) -> int:
         """Bytes of shared memory: of a barrier, and of operands, whose place sums take."""
-        return ALIGNED + max(2 * self.slots * self.slot_halves, self.rows_left * self._row_bytes)
+        return ALIGNED + max(2 * self.slots * self.slot_halves, self.rows_left * 4 * self.row_sums)
 
     @cached_property
     def rows_left(self) -> int:
         """Rows of taps that a block leaves in shared memory at a time, in place of the operands."""
-        room = 2 * self.slots * self.slot_halves // self._row_bytes
+        room = 2 * self.slots * self.slot_halves // (4 * self.row_sums)
         rows = self.shape.kernel[0]
         return max(n for n in range(1, rows + 1) if rows % n == 0 and n <= max(1, room))
 
     @property
-    def _row_bytes(self) -> int:
-        return 512 * self.warps * self.own * self.spans
+    def unit_sums(self) -> int:
+        """Sums from a unit in shared memory to the next, in other banks."""
+        return 128 * self.spans + 2
+
+    @property
+    def row_sums(self) -> int:
+        """Sums of a row of taps."""
+        return self.warps * self.own * self.unit_sums - 2
 
     @cached_property
     def own(self) -> int:

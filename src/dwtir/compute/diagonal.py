@@ -9,12 +9,13 @@ lane ``4 * m + x`` has inputs ``2 * m`` and ``2 * m + 1`` of tiles ``x``, ``x + 
 the gradients of column ``m`` of the same tiles, or of 16 columns ``2 * m`` and ``2 * m + 1``.
 """
 
+from itertools import product
 from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ..bands import TILES
+from ..bands import COLUMNS, TILES
 from ..diagonals import INPUTS, Diagonals
 from . import blocks, script
 from .forward import declared
@@ -70,17 +71,14 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         value, at = (alternating(data, *others), T.Ramp(one * 2, 1, 2)) if ALTERNATES else (inputs(data, *place), one)
         T.buffer_store(loaded, value, [*others, at])
 
-    def gradients(grad: tirx.Buffer, channel, group, row, odd, *place) -> Any:
-        n, y, x = tile(group, *place)
-        row, first = y * R + row, place[0] // 4 * BESIDE
+    def gradients(grad: tirx.Buffer, channel, group, row, *place) -> Any:
+        *at, odd = place
+        n, y, x = tile(group, *at)
+        row, first = y * R + row, at[0] // 4 * BESIDE
         column = x * APART + first
         own = [tirx.any(x == 0, FIRST <= first), tirx.any(x == ACROSS - 1, first < LAST)] * (BESIDE > 1 < ACROSS)
         is_there = tirx.all(n < N, row < OH, column < OW, *own)
         return T.if_then_else(is_there, grad[n, channel, row, column + odd], T.cast(0, dtype))
-
-    def pairs(grad: tirx.Buffer, *others) -> Any:
-        *outer, lane, half, one, odd = others
-        return gradients(grad, *outer, odd, lane, half, one)
 
     def parted(loaded: tirx.Buffer, *others) -> Any:
         *outer, odd, lane, half, one = others
@@ -98,25 +96,26 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         """Find the row of inputs that such a one meets."""
         return line(row, kernel_row) * SH + kernel_row // KINDS * DH
 
-    def term(shared: tirx.Buffer, *others) -> Any:
-        """Find a sum on a diagonal: its product, lane, and place there; or zero, where inputs are a neighbour's."""
-        *first, kernel_row, kernel_column, kind, column = others
-        shift = sizes.shift(first[1] // M, kind * SH + kernel_row * DH)
-        i = shift + column * SW + kernel_column * DW
+    def term(shared: tirx.Buffer, part, channel, one, kernel_row, kernel_column, *others) -> Any:
+        """Find a warp's sum, or zero, where inputs are a neighbour's."""
+        warp, kind, column = others
+        i = sizes.shift(channel, kind * SH + kernel_row * DH) + column * SW + kernel_column * DW
         is_own = tirx.all(0 <= i, i < INPUTS * STEPS)
-        i = T.Select(is_own, i, 0) if BESIDE > 1 else i
-        # Not by // and %: TVM makes (x % 2 + 1) // 2 * 8 + (x % 2 + 1) % 2 into (x + 1) % 2 * 9.
-        product, column = column % BESIDE * STEPS + (i >> 4), column // BESIDE
-        lane, half, one = ((i & 15) >> 1) * 4 + column // 2, i & 1, column % 2
-        at = (*first, kernel_row * KINDS + kind, product, lane, half, one)
-        return T.Select(is_own, shared[at], T.float32(0)) if BESIDE > 1 else shared[at]
+        i = T.Select(is_own, i, 0)
+        row = (part, channel * M + one, warp, kernel_row * KINDS + kind)
+        at = (*row, column % BESIDE, i // INPUTS, i % INPUTS, column // BESIDE)
+        return T.Select(is_own, shared[at], T.float32(0))
 
     def diagonal(shared: tirx.Buffer, *place) -> Any:
-        """Sum up one in one expression, so that a thread loads all terms before it adds any."""
-        return sum(term(shared, *place, kind, column) for kind in range(KINDS) for column in range(sizes.columns))
+        """Sum up one of all warps in one expression: all terms are loaded first."""
+        of_warp = list(product(range(KINDS), range(sizes.columns)))
+        return sum(sum(term(shared, *place, warp, *at) for at in of_warp) for warp in range(WARPS))
 
-    def read(acc: tirx.Buffer, *place) -> Any:
-        return acc[place]
+    def held(acc: tirx.Buffer, *place) -> Any:
+        """Find what a lane holds."""
+        *first, beside, step, i, column = place
+        at = (*first, beside * STEPS + step, i // 2 * 4 + column // 2, i % 2, column % 2)
+        return acc[at]
 
     def rounded(partial: tirx.Buffer, *place) -> Any:
         only = (0, *place)
@@ -127,19 +126,15 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         data, grad_out, _, out = T.meta_var(declared(shape))
         loaded = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
         window = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
+        grad_pairs = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2, BESIDE), dtype)
         grads = T.sblock_alloc_buffer((RC, GROUPS, R, BESIDE, 32, 2, 2), dtype)
         acc = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH * KINDS, LINES, 32, 2, 2), "float32")
-        shared = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH * KINDS, LINES, 32, 2, 2), "float32")
+        shared = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH * KINDS, BESIDE, STEPS, INPUTS, COLUMNS), "float32")
         partial = T.sblock_alloc_buffer((PARTS, C, M, KH, KW), "float32")
-        total = T.sblock_alloc_buffer((C, M, KH, KW), "float32")
         by_places("pad", LOADED, hold, loaded, data)
         fill("pairs", "c g ih s lane k i e", window, swapped, loaded)
-        if BESIDE > 1:
-            grad_pairs = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2, 2), dtype)
-            fill("grad_pairs", "c g oh lane k e i", grad_pairs, pairs, grad_out)
-            fill("grads", "c g oh o lane k e", grads, parted, grad_pairs)
-        else:
-            fill("grads", "c g oh o lane k e", grads, gradients, grad_out)
+        fill("grad_pairs", "c g oh lane k e i", grad_pairs, gradients, grad_out)
+        fill("grads", "c g oh o lane k e", grads, parted, grad_pairs)
         for p, c, w, kh, s, t, oh, lane, h, e, k in T.grid(
             PARTS, RC, WARPS, KH * KINDS, LINES, TURNS, R // KINDS, 32, 2, 2, TILES
         ):
@@ -153,16 +148,17 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
                     window[left(vc // M, group(vt, vp, vw), row_of(voh, vkh), vs % STEPS, vl, vh, vk)],
                     grads[right(vc, group(vt, vp, vw), line(voh, vkh), vs // STEPS, vl, ve, vk)],
                 )
-        fill("leave", "p c w kh s lane h e", shared, read, acc)
-        for p, c, m, kh, kw, w in T.grid(PARTS, C, M, KH, KW, WARPS):
+        fill("leave", "p c w kh o s i j", shared, held, acc)
+        for p, c, m, kh, kw in T.grid(PARTS, C, M, KH, KW):
             with T.sblock("diagonals"):
-                vp, vc, vm, vkh, vkw, vw = T.axis.remap("SSSSSR", [p, c, m, kh, kw, w])
-                T.reads(shared[vp, vc * M + vm, 0:WARPS, vkh * KINDS : vkh * KINDS + KINDS, 0:LINES, 0:32, 0:2, 0:2])
+                vp, vc, vm, vkh, vkw = T.axis.remap("SSSSS", [p, c, m, kh, kw])
+                kinds = T.meta_var(slice(vkh * KINDS, vkh * KINDS + KINDS))
+                # All, for lanes to leave what they hold.
+                T.reads(shared[vp, vc * M + vm, 0:WARPS, kinds, 0:BESIDE, 0:STEPS, 0:INPUTS, 0:COLUMNS])
                 T.writes(partial[vp, vc, vm, vkh, vkw])
-                with T.init():
-                    partial[vp, vc, vm, vkh, vkw] = T.float32(0)
-                partial[vp, vc, vm, vkh, vkw] += diagonal(shared, vp, vc * M + vm, vw, vkh, vkw)
+                partial[vp, vc, vm, vkh, vkw] = diagonal(shared, vp, vc, vm, vkh, vkw)
         if PARTS > 1:
+            total = T.sblock_alloc_buffer((C, M, KH, KW), "float32")
             for p, c, m, kh, kw in T.grid(PARTS, C, M, KH, KW):
                 with T.sblock("depthwise_conv2d"):
                     vp, vc, vm, vkh, vkw = T.axis.remap("RSSSS", [p, c, m, kh, kw])

@@ -49,7 +49,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
     GRADS_AT, UNITS = 2 * sizes.input_vectors, sizes.units
     ROWS = sizes.rows_left
     ROW_TAPS = CHANNELS * KW
-    SUMS = -(-ROWS * ROW_TAPS // THREADS)
+    SUMS = sizes.unit_sums
     TAPS = KH * KW * CHANNELS
     dtype = shape.dtype
 
@@ -111,14 +111,12 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         at = GRADS_AT + tirx.min(unit(group, half, lane), UNITS) * sizes.apart[1]
         return (at + lane // 4 // TOGETHER * PITCH) * LANES + channel(warp, own, lane)
 
-    def held(tap, column) -> tuple[Any, ...]:
-        """Find a sum on a diagonal: its row, its unit's channels, product, lane, and place there."""
+    def diagonal(shared: tirx.Buffer, tap) -> Any:
+        """Sum up a tap in one expression: all terms are loaded first."""
         r, kw, channel = tap // ROW_TAPS, tap % ROW_TAPS // CHANNELS, tap % CHANNELS
         own, c = channel // (TOGETHER * READ) * READ + channel % READ, channel // READ % TOGETHER
-        i = column * SW + kw * DW
-        down, right = i % COLUMNS * TOGETHER + c, column * TOGETHER + c
-        half = i // COLUMNS % 2
-        return r, own, i // (2 * COLUMNS), down * 4 + right // 2, half, right % 2
+        first = own * SUMS + (kw * DW * TOGETHER + c) * LANES + c
+        return sum(shared[r, first + column * TOGETHER * (SW * LANES + 1)] for column in range(COLUMNS))
 
     def task_of(k, warp, lane) -> Any:
         return k * THREADS + warp * 32 + lane
@@ -216,19 +214,16 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 for s in T.unroll(SPANS):
                     for h in T.unroll(2):
                         for e in T.vectorized(2):
-                            shared[r, w * OWN + o, s, lane, h, e] = acc[w, o, rows * ROWS + r, s, lane, h, e]
+                            at = T.meta_var((w * OWN + o) * SUMS + s * 128 + h * 64 + lane * 2 + e)
+                            shared[r, at] = acc[w, o, rows * ROWS + r, s, lane, h, e]
 
     @script.inline
     def add_diagonals(partial, shared, part, chunk, rows, w, lane):
         untold()
-        tap = local("float32", 1)
-        for k in T.unroll(SUMS):
+        for k in T.unroll(-(-ROWS * ROW_TAPS // THREADS)):
             task = T.meta_var(task_of(k, w, lane))
             if task < ROWS * ROW_TAPS:
-                tap[0] = T.float32(0)
-                for j in T.unroll(COLUMNS):
-                    tap[0] += shared[held(task, j)]
-                partial[part, chunk, rows * (ROWS * ROW_TAPS) + task] = tap[0]
+                partial[part, chunk, rows * (ROWS * ROW_TAPS) + task] = diagonal(shared, task)
 
     @script.prim_func(s_tir=True)
     def units_nhwc() -> None:
@@ -244,7 +239,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                 inputs = local(dtype, WARPS, READ, SH, SPANS, 32, 2, 2, 2)
                 grads = local(dtype, WARPS, OWN, GROUPS, RING, 32, 2, 2)
                 acc = local("float32", WARPS, OWN, KH, SPANS, 32, 2, 2)
-                shared = dynamic("float32", ROWS, WARPS * OWN, SPANS, 32, 2, 2)
+                shared = dynamic("float32", ROWS, sizes.row_sums)
                 barrier = dynamic("uint64", 1)
                 use("w", (barrier,))
                 by_lanes("zero", WARPS, zero, acc, grads, barrier)

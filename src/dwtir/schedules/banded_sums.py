@@ -45,6 +45,9 @@ from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SUMS, SHARED, even_split,
 _MANY_TAPS = 25
 """Taps from which on it mostly pays: with fewer, loads take longer than products."""
 
+_APART = 32, 2
+"""The bank, of 32, in which a row of the kernel begins after the one before: threads read several."""
+
 # Registers beside sums and the inputs of a row of gradients: of every thread, and by row, for loads
 # under way, without which ptxas spills a few bytes at the most; and all that a thread needs. With 16 columns other ones
 # of every thread, for 4 loads of a row, and for a row that meets a row.
@@ -56,9 +59,9 @@ _WIDE, _PER_LOAD, _PER_MEETING = 22, 2.96, 0.25
 # block's end. Bytes a second. The share of a last round.
 _BANDWIDTH, _LAST_ROUND = 4.98e12, 0.8
 _LOAD, _PRODUCT, _WAIT, _ALONE, _END = 1.23, 1.29, 304, 9.9, 2050
-# With 16 columns a load touches as many lines as there are tiles, if each is an image's width; more cycles of a block's
-# end. Of 69 layers the choice is 1.3 % behind the best.
-_LOAD_ALONE, _LOAD_BESIDE, _WIDE_END = 1.43, 1.05, 1600
+# With 16 columns a load of tiles as wide as images, of others, and more of a block's end. Of 69 layers the choice is
+# 1.3 % behind the best.
+_LOAD_ALONE, _LOAD_BESIDE, _WIDE_END = 1.43, 1.05, 800
 _ODD = 45  # more cycles of a turn, of an odd width: of 27 layers the choice is 3.4 % behind the best of both strategies
 _WITH_MEMORY = 1.47  # an exponent: a large one takes the longest of two times
 
@@ -134,8 +137,12 @@ class BandedSums(MatrixSums):
         self._require_most("unrolled products", self._products(shape), MAX_PRODUCTS)
         self._require_most("sums of a thread", self._sums(shape), MAX_SUMS)
         self._require_parts(shape, target, 1)
-        threads = 32 * self.warps
-        self._require_launch(target, threads=threads, shared_bytes=4 * self._sums(shape) * threads)
+        self._require_launch(target, threads=32 * self.warps, shared_bytes=self.shared_bytes(shape))
+
+    def shared_bytes(self, shape: Shape) -> int:
+        """Count the bytes of the sums of all warps."""
+        rows = shape.kernel[0] * self.sizes(shape).kinds
+        return 4 * self.warps * (32 * self._sums(shape) + rows * _APART[1])
 
     def _sums(self, shape: Shape) -> int:
         sizes = self.sizes(shape)
@@ -161,9 +168,8 @@ class BandedSums(MatrixSums):
         return max(least, min(least + _PER_ROW * self.rows, _ALL))
 
     def is_promising(self, shape: Shape) -> bool:
-        sums, threads = self._sums(shape), 32 * self.warps
-        has_room = self.min_blocks * (4 * sums * threads + 1024) <= SHARED
-        return has_room and self._registers(shape) <= registers_for(threads, self.min_blocks)
+        has_room = self.min_blocks * (self.shared_bytes(shape) + 1024) <= SHARED
+        return has_room and self._registers(shape) <= registers_for(32 * self.warps, self.min_blocks)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         sizes, is_wide = self.sizes(shape), self.columns > COLUMNS
@@ -184,9 +190,8 @@ class BandedSums(MatrixSums):
     def apply(self, sch: Schedule, shape: Shape) -> None:
         from ..compute.mma import intrinsic
 
-        pad, pairs, grads, conv, leave, taps = map(
-            sch.get_sblock, ("pad", "pairs", "grads", "products", "leave", "diagonals")
-        )
+        names = ("pad", "pairs", "grad_pairs", "grads", "products", "leave", "diagonals")
+        pad, pairs, grad_pairs, grads, conv, leave, taps = map(sch.get_sblock, names)
         drawn = {field: number(sch, getattr(self, field)) for field in ("rows", "columns")}
         sizes = replace(self, **drawn).sizes(shape)
 
@@ -205,10 +210,13 @@ class BandedSums(MatrixSums):
 
         # 2. The sums of warps.
         compute_at(sch, leave, block, "shared")
-        _, _, _, warp, kh, s, lane, h, e = sch.get_loops(leave)
-        sch.reorder(warp, lane, kh, s, h, e)
-        bind_threads(sch, warp, lane)
-        unroll_all(sch, [kh, s, h])
+        sch.storage_align(leave, 0, 3, *_APART)
+        _, _, _, warp, kh, o, s, i, j = sch.get_loops(leave)
+        m, h = sch.split(i, [None, 2])
+        x, e = sch.split(j, [None, 2])
+        sch.reorder(warp, m, x, kh, o, s, h, e)
+        bind_threads(sch, warp, sch.fuse(m, x))
+        unroll_all(sch, [kh, o, s, h])
         sch.vectorize(e)
 
         compute_at(sch, conv, warp, "local")
@@ -220,9 +228,7 @@ class BandedSums(MatrixSums):
         unroll_all(sch, [kh_zero, s_zero, h_zero, e_zero])
 
         # 3. Inputs and gradients of a group of tiles, in the registers of the lanes.
-        loads = [(pairs, 6, -4, False), (pad, 6, -4, sizes.has_pairs), (grads, 5, -3, False)]
-        if sizes.beside > 1:
-            loads.append((sch.get_sblock("grad_pairs"), 5, -4, True))
+        loads = [(pairs, 6, -4, False), (pad, 6, -4, sizes.has_pairs), (grads, 5, -3, False), (grad_pairs, 5, -4, True)]
         for load, count, place, is_pair in loads:
             compute_at(sch, load, turn, "local")
             loops = sch.get_loops(load)[-count:]
