@@ -184,6 +184,7 @@ ANY_TILE = {
     "2x8x7x7_k3_p2_bfloat16_nhwc": UnitSums(8, 1, 4, 1, 1, 1),
     "3x8x11x13_k5_s2_p2_float16_nhwc": UnitSums(8, 4, 4, 2, 2, 1, 2),
     "2x16x10x12_k3x4_p1x2x0x1_d2_float16_nhwc": UnitSums(16, 8, 2, 1, 2, 2, 2),
+    "2x8x9x112_k1_s2_p0_float16_nhwc": UnitSums(8, 2, 2, 2, 3, 3),
 }
 
 

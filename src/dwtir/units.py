@@ -160,8 +160,9 @@ class Units:
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory: of a barrier, and of operands, whose place sums take."""
-        return ALIGNED + max(2 * self.slots * self.slot_halves, self.rows_left * 4 * self.row_sums)
+        """Bytes of shared memory: of a barrier, and of operands, whose place sums take, unless 16 times as large."""
+        few, many = sorted((2 * self.slots * self.slot_halves, self.rows_left * 4 * self.row_sums))
+        return ALIGNED + many + (many > 16 * few) * -(-few // ALIGNED) * ALIGNED
 
     @cached_property
     def rows_left(self) -> int:

@@ -6,7 +6,7 @@ a warp; ``leave``, a warp's sums for its block; ``diagonals``, the taps of a blo
 
 What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`, but the depth are tiles:
 lane ``4 * m + x`` has inputs ``2 * m`` and ``2 * m + 1`` of tiles ``x``, ``x + 4`` and so on, and
-the gradients of column ``m`` of the same tiles, or of 16 columns ``2 * m`` and ``2 * m + 1``.
+the gradients of column ``m`` of these, or of 16 columns ``2 * m`` and ``2 * m + 1``.
 """
 
 from itertools import product

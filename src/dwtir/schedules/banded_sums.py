@@ -15,8 +15,7 @@ their rows of inputs by their rows of gradients, the tiles being the depth::
 In the second, these are summed: see `part_sums`. What lies where: `dwtir.diagonals`.
 
 A product takes one instruction where others take 64, halves need no conversion, and of what it computes KW diagonals of
-23 are of use. Inputs are loaded in pairs. Of an odd width every other row's begin a column earlier, as do the
-diagonals of its sums. With 16 columns gradients are too, in half as many loads, which take longest with few taps.
+23 are of use. Inputs are loaded in pairs, and with 16 columns gradients too.
 
 Registers: 4 * KH sums for each product of a row, of which those of kernels above 13x13 leave no room for the loads.
 

@@ -19,7 +19,7 @@ their rows; what a warp multiplies has units of 8 gradients as its depth::
 
 In the second, these are summed: see `part_sums`. What lies where: `dwtir.units`.
 
-Inputs and gradients are copied once, through no register, and no half is converted. What lies
+Inputs and gradients are copied once, through no register, and not converted. What lies
 between images is never copied to and stays 0, and a copy of what is not there brings zeros.
 Registers hold 4 * KH sums for each unit, and the gradients of KH rows.
 
@@ -56,9 +56,9 @@ _REGISTERS, _PER_GROUP = 34, 6
 
 # Time: cycles of an SM for 32 bytes of DRAM; for a run of channels, a wavefront of shared memory, a product; until a
 # copy is there; of a step besides; of a block's end, and of a thread's sum there for each column of a tap. Fitted to
-# 825 kernels of 20 layers on an H200: the choice is 2.6 % behind the best, for layers left out as well.
+# 825 kernels of 20 layers on an H200, the end to 54: the choice is 2.6 % behind the best, of layers left out too.
 _SECTOR, _RUN, _WAVEFRONT, _PRODUCT = 1.374, 0.437, 0.267, 1.86
-_LATENCY, _STEP, _END, _TAP = 793, 37, 2480, 64.6
+_LATENCY, _STEP, _END, _TAP = 793, 37, 1500, 10
 _BANDWIDTH = 4.25e12 / 132  # of an SM there
 # Of each 64 KB of an SM under way beyond the first: blocks of the same pixels drift apart, and L2 fetches twice
 # what it fetched for both (ncu: 171 MB for 154 of 128x96x56x56).
