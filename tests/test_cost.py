@@ -213,7 +213,7 @@ ELSEWHERE = [
 
 @parametrize(("text", "target", "name"), [*OF_LAYER, *ELSEWHERE])
 def test_who_gets_a_layer(text, target, name):
-    """Where there is much arithmetic rows are streamed, and where a type has them tensor cores are used."""
+    """Much arithmetic is for streamed rows, or tensor cores."""
     shape, epilogue = layer(text)
     assert choose(shape, resolve(target), epilogue).name == name
 
@@ -265,7 +265,7 @@ def test_warps_share_a_schedulers_registers():
 
 @parametrize(("images", "tile"), [("float16_nhwc", (7, 1, 32, 4, 1, 3, 2)), ("nchw", (8, 4, 7, 18, 1, 3, 2))])
 def test_no_row_has_code_of_its_own(images, tile):
-    """The instruction cache keeps a loop over rows, and not all of them in straight line."""
+    """The instruction cache keeps a loop over rows, not all rows."""
     short, long = (on_h200(f"8x96x56x56_k7_p3_{images}", RowStream(rows, *tile)) for rows in (14, 56))
     assert len(long.source()) == pytest.approx(len(short.source()), rel=0.05)
     assert long.resources().stack_bytes == 0

@@ -28,7 +28,7 @@ def on_threads(func, threads=64, lanes=1):
 
 
 def over(count, source, target, value):
-    """Compute `value` of each index and element of an array, by a block that is not yet scheduled."""
+    """Compute `value` of each element, by a block not yet scheduled."""
 
     @T.prim_func(s_tir=True)
     def main(a: T.Buffer((count,), source), out: T.Buffer((count,), target)) -> None:

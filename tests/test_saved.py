@@ -141,7 +141,7 @@ FOREIGN_DESCRIPTIONS += [(place, value, "description is damaged") for place in D
 
 @parametrize(("place", "value", "message"), FOREIGN_DESCRIPTIONS)
 def test_foreign_descriptions_are_refused(place, value, message, saved_bytes, path):
-    """The value, or nothing for `...`, is in that place; the code and its digest stay right."""
+    """The value, or nothing for `...`, is there; the code and its digest stay right."""
     path.write_bytes(saved_bytes)
     with zipfile.ZipFile(path) as archive:
         record = json.loads(archive.read("dwtir.json"))

@@ -369,7 +369,7 @@ def test_halves_of_odd_widths_move_in_pairs(tile):
 
 @parametrize("text", ["4x90x15x15_k3_p1_float16", "4x90x14x14_k3_p1", "4x90x15x15_k3_p1_nhwc"])
 def test_no_copy_waits_under_a_test(text):
-    """Where channels are not whole blocks, the last are loaded again; a test is left at the end of the pixels."""
+    """The last channels are loaded again; a test is left at the pixels' end."""
     source = on_h200(text, SplitImage(16, 1, 5)).source()
     assert len(re.findall(r"planes_ptr[^;=]*= [^;]*data_ptr", source)) > 6
     assert len(re.findall(r"if \([^{]*\) \{\s*[^;{]*planes_ptr[^;=]*= [^;]*data_ptr", source)) <= 1
@@ -388,7 +388,7 @@ def test_all_channels_of_a_gradient_are_in_registers():
 
 
 def test_strided_gradient_multiplies_no_missing_taps():
-    """The source asks at every tap whether it is there, of the tile's own rows and columns."""
+    """Every tap is tested, of the tile's own rows and columns."""
     source = on_h200("2x8x28x28_k3_s2_p1_dgrad", "register_window").source()
     tests = [line for line in source.splitlines() if "% 2) == 0" in line]
     assert tests

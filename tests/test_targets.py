@@ -83,7 +83,7 @@ def test_hidden_instructions_are_not_used():
 
 
 def test_cpu_uses_the_cores_it_may(monkeypatch):
-    """In new processes, since TVM looks at the setting only once; the user's own setting stays."""
+    """In new processes: TVM looks at it once; the user's own stays."""
     for name in [name for name in os.environ if name.endswith("NUM_THREADS")]:
         monkeypatch.delenv(name)
     code = (

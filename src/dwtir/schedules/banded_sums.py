@@ -45,7 +45,7 @@ _MANY_TAPS = 25
 """Taps from which on it mostly pays: with fewer, loads take longer than products."""
 
 _APART = 32, 2
-"""The bank, of 32, in which a row of the kernel begins after the one before: threads read several."""
+"""Banks: how far apart rows of the kernel begin, of which threads read several."""
 
 # Registers beside sums and the inputs of a row of gradients: of every thread, and by row, for loads
 # under way, without which ptxas spills a few bytes at the most; and all that a thread needs. With 16 columns other ones
@@ -60,7 +60,7 @@ _BANDWIDTH, _LAST_ROUND = 4.98e12, 0.8
 _LOAD, _PRODUCT, _WAIT, _ALONE, _END = 1.23, 1.29, 304, 9.9, 2050
 # With 16 columns a load of tiles as wide as images, of others, and more of a block's end. Of 69 layers the choice is
 # 1.3 % behind the best.
-_LOAD_ALONE, _LOAD_BESIDE, _WIDE_END = 1.43, 1.05, 800
+_LOAD_ALONE, _LOAD_BESIDE, _WIDE_END = 1.43, 1.05, 1400
 _ODD = 45  # more cycles of a turn, of an odd width: of 27 layers the choice is 3.4 % behind the best of both strategies
 _WITH_MEMORY = 1.47  # an exponent: a large one takes the longest of two times
 
