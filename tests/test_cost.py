@@ -133,70 +133,72 @@ def test_blocks_share_no_sectors_of_odd_pixels(images):
 # What each layer gets on an H200, some of them with an epilogue.
 CHOICES = {
     "banded_channels": """
-        float16_nhwc 8x96x56x56_k7_p3 8x192x28x28_k9_p4 8x96x56x56_k6_p3
-        bfloat16_nhwc_dgrad 8x384x14x14_k7_p3
+    float16_nhwc 8x96x56x56_k7_p3 8x192x28x28_k9_p4 8x96x56x56_k6_p3
+    bfloat16_nhwc_dgrad 8x384x14x14_k7_p3
     """,
     "banded_matrix": """
-        float16 128x96x56x56_k7_p3 128x240x28x28_k5_p2 128x96x57x57_k7_p3 32x192x35x35_k5_p2 128x96x56x56_k5_p2
-        float16 128x480x14x14_k5_p2 64x256x56x56_k3_p1 128x512x14x14_k3_p1
-        float16 64x240x56x56_k5_s2_p2 128x144x57x57_k3_s2_p1 128x72x56x56_k5_s2_p2+scale_shift+silu
-        bfloat16 64x256x55x57_k3_p1
-        float16_dgrad 128x96x56x56_k7_p3
+    float16 128x96x56x56_k7_p3 128x240x28x28_k5_p2 128x96x57x57_k7_p3 32x192x35x35_k5_p2 128x96x56x56_k5_p2
+    float16 128x480x14x14_k5_p2 64x256x56x56_k3_p1 128x512x14x14_k3_p1
+    float16 64x240x56x56_k5_s2_p2 128x144x57x57_k3_s2_p1 128x72x56x56_k5_s2_p2+scale_shift+silu
+    bfloat16 64x256x55x57_k3_p1
+    float16_dgrad 128x96x56x56_k7_p3
     """,
     "banded_planes": """
-        float16 128x1024x15x15_k13_p6
-        bfloat16_nhwc 32x128x56x56_k31_p15
-        float16_nhwc 32x96x56x56_k25_p12
+    float16 128x1024x15x15_k13_p6
+    bfloat16_nhwc 32x128x56x56_k31_p15
+    float16_nhwc 32x96x56x56_k25_p12
     """,
     "banded_sums": "float16_wgrad 128x96x56x56_k7_p3 128x96x57x57_k7_p3 128x512x14x14_k3_p1 128x320x7x7_k3_p1",
     "channel_pairs": """
-        float16_nhwc 128x96x56x56_k5_p2 128x96x56x56_k7_p3 128x384x14x14_k7_p3 32x96x56x56_k5_p2 128x96x56x56_k9_p4
-        float16_nhwc 128x96x56x56_k13_p6 1x192x28x28_k13_p6 128x96x56x56_k5_p2+scale_shift+silu
-        float16_nhwc 128x96x56x56_k5_p2+bias+residual 128x384x14x14_k5_p2+bias+relu
-        float16_nhwc 128x384x14x14_k5_p2+bias+residual+relu 128x384x14x14_k5_p2+bias+silu
-        float16_nhwc 128x240x28x28_k5_p2+bias+silu 128x144x56x56_s2_k5_p2+scale_shift+silu 128x90x56x56_k5_p2
-        float16_nhwc 128x97x56x56_k7_p3 128x48x56x56_k7_p3_m2 128x32x56x56_k5_p2_m3
-        float16_nhwc_dgrad 128x96x56x56_k5_p2
-        bfloat16_nhwc 128x672x14x14_k5_p2
-        bfloat16_nhwc_dgrad 128x96x56x56_k7_p3
+    float16_nhwc 128x96x56x56_k5_p2 128x96x56x56_k7_p3 128x384x14x14_k7_p3 32x96x56x56_k5_p2 128x96x56x56_k9_p4
+    float16_nhwc 128x96x56x56_k13_p6 1x192x28x28_k13_p6 128x96x56x56_k5_p2+scale_shift+silu
+    float16_nhwc 128x96x56x56_k5_p2+bias+residual 128x384x14x14_k5_p2+bias+relu
+    float16_nhwc 128x384x14x14_k5_p2+bias+residual+relu 128x384x14x14_k5_p2+bias+silu
+    float16_nhwc 128x240x28x28_k5_p2+bias+silu 128x144x56x56_s2_k5_p2+scale_shift+silu 128x90x56x56_k5_p2
+    float16_nhwc 128x97x56x56_k7_p3 128x48x56x56_k7_p3_m2 128x32x56x56_k5_p2_m3
+    float16_nhwc_dgrad 128x96x56x56_k5_p2
+    bfloat16_nhwc 128x672x14x14_k5_p2
+    bfloat16_nhwc_dgrad 128x96x56x56_k7_p3
     """,
     "channel_vector": """
-        float16_nhwc 1x96x56x56_k5_p2 1x384x14x14_k7_p3 64x256x56x56_k3_p1 128x96x56x56_k3_p1 128x97x56x56_k5_p2
-        nhwc 64x256x56x56_k3_p1 128x96x56x56_k5_p2
+    float16_nhwc 1x96x56x56_k5_p2 1x384x14x14_k7_p3 64x256x56x56_k3_p1 128x96x56x56_k3_p1 128x97x56x56_k5_p2
+    nhwc 64x256x56x56_k3_p1 128x96x56x56_k5_p2
     """,
-    # Some halves: few products an input, neither every other row is pairs nor every other plane, in many pieces.
+    # Some halves: few products an input, odd planes in many pieces.
     "register_window": """
-        nchw 128x672x14x14_k5_s2_p2 1x96x56x56_k7_p3
-        dgrad 128x64x112x112_k3_s2_p1
-        float16_dgrad 1x240x28x28_k5_s2_p2 128x96x56x56_k13_p6_m2
-        float16 128x95x57x57_k7_p3 127x95x57x57_k7_p3 64x96x112x112_k3_s2_p1 1x192x35x35_k3_p1 1x240x56x56_k5_s2_p2
-        float16 8x97x5x10_k3_s2_p1
+    nchw 128x672x14x14_k5_s2_p2 1x96x56x56_k7_p3
+    dgrad 128x64x112x112_k3_s2_p1
+    float16_dgrad 1x240x28x28_k5_s2_p2 128x96x56x56_k13_p6_m2
+    float16 128x95x57x57_k7_p3 127x95x57x57_k7_p3 64x96x112x112_k3_s2_p1 1x192x35x35_k3_p1 1x240x56x56_k5_s2_p2
+    float16 8x97x5x10_k3_s2_p1
     """,
     "row_stream": """
-        float16_nhwc 128x96x56x56_k7_p6_d2 128x384x14x14_k5_p2+bias+gelu 128x240x28x28_k5_p2+bias+gelu
-        nchw 128x96x56x56_k7_p3
-        nhwc 128x96x56x56_k7_p3
+    float16_nhwc 128x96x56x56_k7_p6_d2 128x384x14x14_k5_p2+bias+gelu 128x240x28x28_k5_p2+bias+gelu
+    nchw 128x96x56x56_k7_p3
+    nhwc 128x96x56x56_k7_p3
     """,
     "split_image": """
-        nchw 128x96x56x56_k7_p6_d2 64x128x60x60_k3_p1 128x512x14x14_k3_p1 128x192x28x28_k7_p3 1x512x14x14_k27_p13
-        nchw 64x192x11x11_k13_s2_p6
-        float16_dgrad 64x128x56x56_k3_s3_p1 128x240x28x28_k5_s2_p2 128x144x56x56_k3_s2_p1 128x96x56x56_k13_s2_p6
-        dgrad 128x384x14x14_k7_p3 128x672x14x14_k5_s2_p2 128x256x28x28_k29_p14
-        float16 128x728x19x19_k3_p1 128x240x28x28_k5_s2_p2 32x192x35x35_k3_p1 64x300x13x13_k7_p3
-        nhwc 128x512x14x14_k27_p13 16x333x17x19_k15_p7
+    nchw 128x96x56x56_k7_p6_d2 64x128x60x60_k3_p1 128x512x14x14_k3_p1 128x192x28x28_k7_p3 1x512x14x14_k27_p13
+    nchw 64x192x11x11_k13_s2_p6
+    float16_dgrad 64x128x56x56_k3_s3_p1 128x240x28x28_k5_s2_p2 128x144x56x56_k3_s2_p1 128x96x56x56_k13_s2_p6
+    dgrad 128x384x14x14_k7_p3 128x672x14x14_k5_s2_p2 128x256x28x28_k29_p14
+    float16 128x728x19x19_k3_p1 128x240x28x28_k5_s2_p2 32x192x35x35_k3_p1 64x300x13x13_k7_p3
+    nhwc 128x512x14x14_k27_p13 16x333x17x19_k15_p7 8x1024x7x7_k13_p6
+    float16_nhwc 1x1024x7x7_k13_p6 1x512x14x14_k27_p13
+    nchw 8x1024x7x7_k7_p3 32x368x7x7_k7_p3
     """,
-    # Some for want of registers for the sums, of many outputs, or of whole vectors.
+    # Some for want of registers, of outputs, or of whole vectors.
     "tap_sums": """
-        wgrad 128x96x56x56_k7_p3
-        float16_wgrad 32x128x56x56_k31_p15 1x24x14x14_k5_p2 64x256x56x56_k3_p1 1x384x14x14_k5_p2
-        nhwc_wgrad 128x96x56x56_k7_p3
-        float16_nhwc_wgrad 32x128x56x56_k31_p15 1x24x14x14_k5_p2 128x100x56x56_k7_p3 128x96x56x56_k7_p3_m2
+    wgrad 128x96x56x56_k7_p3
+    float16_wgrad 32x128x56x56_k31_p15 1x24x14x14_k5_p2 64x256x56x56_k3_p1 1x384x14x14_k5_p2
+    nhwc_wgrad 128x96x56x56_k7_p3
+    float16_nhwc_wgrad 32x128x56x56_k31_p15 1x24x14x14_k5_p2 128x100x56x56_k7_p3 128x96x56x56_k7_p3_m2
     """,
     "unit_sums": "float16_nhwc_wgrad 128x96x56x56_k7_p3",
     "whole_image": """
-        float16_nhwc 128x816x7x7_k7_p3 128x768x7x7_k7_p3
-        nchw 128x768x7x7_k7_p3
-        bfloat16 32x768x7x7_k7_p3
+    float16_nhwc 128x816x7x7_k7_p3 128x768x7x7_k7_p3
+    nchw 128x768x7x7_k7_p3
+    bfloat16 32x768x7x7_k7_p3
     """,
 }
 OF_LAYER = [(text, H200, name) for name, lines in CHOICES.items() for text in listed(lines)]

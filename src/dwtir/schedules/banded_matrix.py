@@ -21,9 +21,8 @@ Else an input row is loaded for the lanes that multiply it, 4 bytes each, and se
 bytes are half as many loads, which pay in low tiles. Lanes with the same inputs in a row hold neighbouring tiles, so
 that a warp loads whole cache lines, and blocks that run together planes side by side.
 
-Rows of an odd width begin with an aligned pair and in the middle of one, in turn. So that all loads are pairs, those of
-every other row begin a column earlier, as does their band; what lies beside the image is taken off. So do pairs of
-results. See `dwtir.bands`.
+Of an odd width every other row begins in the middle of a pair: its loads, band and results begin a column earlier, and
+what lies beside the image is taken off. See `dwtir.bands`.
 
 Where every output sees all of a small image, a tile of the whole height goes by rows of
 the image: none of its products is with padding. See `dwtir.bands.Bands.goes_by_image`.

@@ -25,9 +25,8 @@ the two channels, and of the rest those count that the kernel has taps for: 5 of
 block keeps KH rows of sums; warps may share vectors, and from 9x9 on do, for registers to hold them and the weights. A
 block of all rows takes no steps for those of padding; others leave rows of padding out where they are many. Where all
 blocks are there at once, they may take turns: go on with other images, whose copies begin while the last rows of those
-before are multiplied and stored, so that none waits for a first stage or ends late. Results pass through shared
-memory, so that whole lines are written. With a multiplier a pair of results takes either or both of a pair of inputs.
-Channels that are no multiple of 8 move by 4, by 2 or alone.
+before are multiplied and stored. Results pass through shared memory, so that whole lines are written. With a multiplier
+a pair of results takes either or both of a pair of inputs. Channels that are no multiple of 8 move by 4, by 2 or alone.
 
 An input that is not finite may make results NaN that do not see it, up to a window away and in the channel
 beside its own.

@@ -13,10 +13,8 @@ Loop nest in NHWC, for a thread's rows x cols results of `vector` channels::
           out = epilogue(acc[KH - 1])
         the last rows of out, which see padding below the data
 
-The sums move on as `compute.streamed` has it, so that the loop's body is one row: some hundred
-instructions, which the instruction cache keeps. Each input of a
-strip is loaded once for all its rows, a row's time before it is wanted, so that loads and
-arithmetic go on together from the beginning to the end.
+The sums move on as `compute.streamed` has it: the loop's body is one row, which the instruction cache keeps. Each input
+of a strip is loaded once for all its rows, a row's time before it is wanted.
 
 Where a strip is cut into segments of `rows`, the KH - 1 rows around a cut are gone
 through twice: best is no cut. Rows of padding take no time, nor do columns where a strip is all of a row.

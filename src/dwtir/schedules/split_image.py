@@ -42,9 +42,11 @@ from ..pieces import WARP, Pieces, divisions
 from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule
+from .banded_channels import BandedChannels
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
-from .base import Strategy, by_time, paying, varied, with_guesses
+from .base import Strategy, by_time, is_beaten, paying, varied, with_guesses
+from .channel_pairs import ChannelPairs
 from .channel_vector import ChannelVector
 from .cost import registers_for
 from .loops import bind_threads
@@ -80,8 +82,8 @@ _MANY_TAPS = 100
 _OF_PRODUCTS, _OF_PAIRS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS = (1.0, 1.1, 0.93, 0.8), 1.02, 0.93, 1.18, 1.07
 _OF_LARGE = 1.03, 0.97, 0.8
 # Of rows a dilation apart; of blocks that are all there at once, and vectors of 4; and of its own time, that whole rows
-# of large images take.
-_OF_DILATED, _OF_ROUND, _OF_WIDE = 1.05, 0.95, 0.85
+# of large images take. Of halves in NHWC, where copies are of single ones.
+_OF_DILATED, _OF_ROUND, _OF_WIDE, _OF_HALVES = 1.05, 0.95, 0.85, 0.9
 _OF_STRIDED = {"forward": 0.8, "grad_data": 1.2}
 
 _FILLED = 0.7
@@ -130,12 +132,11 @@ class SplitImage(Strategy):
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether it is expected to be faster than windows and streams.
-
-        Others are left halves in NHWC, where copies are of single numbers.
-        """
-        if shape.layout == "NHWC" and (shape.itemsize == 2 or shape.stride != (1, 1)):
+        """Tell whether it is expected to be faster than windows and streams; in NHWC halves, than all, by far."""
+        if shape.layout == "NHWC" and shape.stride != (1, 1):
             return False
+        if shape.layout == "NHWC" and shape.itemsize == 2:
+            return cls._beats_all(shape, target)
         if prod(shape.kernel) > _FEW_TAPS and _is_large(shape) and shape.dilation == (1, 1):
             return False
         others = BandedPlanes, BandedMatrix, RowStream, RegisterWindow, ChannelVector
@@ -153,6 +154,12 @@ class SplitImage(Strategy):
         sizes = own.sizes(shape)
         margin = _margin(shape, other, sizes.blocks <= together, sizes.takes_pairs)
         return own.expected_seconds(shape, target) < margin * expected
+
+    @classmethod
+    def _beats_all(cls, shape: Shape, target: Target) -> bool:
+        own, others = cls.choose(shape, target), (BandedPlanes, ChannelPairs, BandedChannels, RowStream, ChannelVector)
+        seconds = own.expected_seconds(shape, target) / _OF_HALVES
+        return own._passes(shape, target) and not is_beaten(seconds, others, shape, target)
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> "tuple[SplitImage, ...]":

@@ -38,12 +38,13 @@ from ..images import Images, is_small
 from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule
-from .base import Strategy, paying, varied, with_guesses
+from .base import Strategy, expected, is_beaten, paying, varied, with_guesses
 from .channel_vector import ChannelVector
 from .cost import registers_for
 from .loops import bind, bind_threads
 from .register_window import RegisterWindow
 from .row_stream import RowStream
+from .split_image import SplitImage
 from .tiles import BLOCK_COUNTS, CLOCK, divisors, even_split, longer
 
 _MOST_PIXELS = 64
@@ -70,6 +71,8 @@ _CYCLES = {"NCHW": 1.25, "NHWC": 1.5}
 _LONGER = {"NCHW": (1.0, 0.105), "NHWC": (1.4, 0.205)}
 _WINDOW_MARGIN = 0.93
 """By which it has to be faster than windows in NHWC, which are nearly as fast."""
+_SPLIT_MARGIN = 1.15
+"""By which `split_image` has to be. Of 44 layers it then is."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,12 @@ class WholeImage(Strategy):
     def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than windows and streams: tensor cores multiply padding too."""
         others = paying((RowStream, RegisterWindow, ChannelVector), shape, target)
-        other = next(others)
-        expected = other.expected_seconds(shape, target)
+        other, own = next(others), expected(cls, shape, target)
+        if SplitImage.pays(shape, target) and is_beaten(own / _SPLIT_MARGIN, (SplitImage,), shape, target):
+            return False
+        seconds = other.expected_seconds(shape, target)
         margin = _WINDOW_MARGIN if isinstance(other, ChannelVector) else 1.0
-        return expected is None or cls.choose(shape, target).expected_seconds(shape, target) < margin * expected
+        return seconds is None or own < margin * seconds
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> "tuple[WholeImage, ...]":
