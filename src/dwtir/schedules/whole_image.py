@@ -111,7 +111,7 @@ class WholeImage(Strategy):
         """Tell whether it is expected to be faster than windows and streams: tensor cores multiply padding too."""
         others = paying((RowStream, RegisterWindow, ChannelVector), shape, target)
         other, own = next(others), expected(cls, shape, target)
-        if SplitImage.pays(shape, target) and is_beaten(own / _SPLIT_MARGIN, (SplitImage,), shape, target):
+        if is_beaten(own / _SPLIT_MARGIN, (SplitImage,), shape, target) and SplitImage.pays(shape, target):
             return False
         seconds = other.expected_seconds(shape, target)
         margin = _WINDOW_MARGIN if isinstance(other, ChannelVector) else 1.0
