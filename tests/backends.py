@@ -39,8 +39,7 @@ _OUTPUT_GUARD, _INPUT_GUARD = 0xA5, 0xFF  # 0xFF is NaN in all dtypes: reading i
 class Guarded:
     """A tensor with memory around it that nobody may write, and nobody may use.
 
-    Its address is a multiple of `ALIGNMENT` and of no larger power of two, for
-    that is all a kernel may count on.
+    Its address is a multiple of `ALIGNMENT` and of no larger power of two, for that is all a kernel may count on.
     """
 
     def __init__(self, array, guard):

@@ -267,9 +267,8 @@ class Bands:
     def across(self) -> int:
         """Tiles in a row of an image.
 
-        Of an odd width three are four, and so on, the last one empty: then 8 tiles lie in
-        fewer rows, which costs less than pieces of more of them. Of planes that are staged
-        there are two side by side.
+        Of an odd width three are four, and so on, the last one empty: then 8 tiles lie in fewer rows, which costs less
+        than pieces of more of them. Of planes that are staged there are two side by side.
         """
         tiles = -(-self.shape.result_width // (COLUMNS * self.parts[1]))
         if self.is_staged:

@@ -38,16 +38,14 @@ def build(
     shape : DepthwiseConv2dShape, str or mapping
         What is computed; see `DepthwiseConv2dShape.of`.
     schedule : str or Strategy
-        ``"manual"`` chooses strategy and tile by reasoning, ``"tuned"`` takes them
-        from the tuning database. Otherwise the name of an article's step or of a
-        strategy, or a strategy object.
+        ``"manual"`` chooses strategy and tile by reasoning, ``"tuned"`` takes them from the tuning database. Otherwise
+        the name of an article's step or of a strategy, or a strategy object.
     epilogue : Epilogue, str, sequence of str or None
         Steps fused behind the convolution; see `Epilogue`.
     target : Target, str, mapping, tvm.target.Target or None
         The device; None is the GPU that is present, else the CPU. See `target.resolve`.
     on_miss : {"warn", "error"}
-        What ``schedule="tuned"`` does without a record: build the manual schedule
-        with a `NotTunedWarning`, or raise.
+        What ``schedule="tuned"`` does without a record: build the manual schedule with a `NotTunedWarning`, or raise.
 
     Returns
     -------

@@ -20,13 +20,11 @@ class Compiled:
     """Code for a device."""
 
     library: Module
-    """The host function ``main`` and what it launches. For CUDA it runs only where `cubin` is
-    given."""
+    """The host function ``main`` and what it launches. For CUDA it runs only where `cubin` is given."""
     source: str
     """CUDA C++, or LLVM's assembly."""
     cubin: Cubin | None = None
-    """The machine code inside `library`; None on the CPU, and where no CUDA runtime could take
-    it."""
+    """The machine code inside `library`; None on the CPU, and where no CUDA runtime could take it."""
 
 
 def compile_module(
@@ -101,8 +99,7 @@ def _pipeline(simplify: bool, early: bool, by_fma: bool) -> str:
     again: half of the instructions of a small kernel, for the CUDA compiler computes nothing before
     a branch that only one side of it needs.
 
-    The first passes show the operands of tensor cores' instructions before TVM finds what each
-    thread has of a buffer.
+    The first passes show the operands of tensor cores' instructions before TVM finds what each thread has of a buffer.
     """
     from tvm.s_tir import transform as s_transform
     from tvm.tirx.transform import CommonSubexprElim, LowerIntrin, LowerWarpMemory, StmtSimplify

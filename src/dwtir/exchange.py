@@ -47,8 +47,7 @@ def import_records(folder: Path, target: Target) -> tuple[list[Record], list[str
     Returns
     -------
     (list of Record, list of str)
-        For each workload the best record, and what is wrong with the lines
-        that are not used.
+        For each workload the best record, and what is wrong with the lines that are not used.
     """
     problems: list[str] = []
     workloads: list[Workload | None] = []

@@ -141,9 +141,8 @@ class Kernel:
         Parameters
         ----------
         *inputs : NumPy array, torch.Tensor or DLPack object
-            ``data``, ``weight`` and the epilogue's tensors (for a gradient, the
-            tensors of ``shape.input_shapes``): contiguous, of the shape's layout
-            and dtype, on the kernel's device. In NCHW, torch's weight of shape
+            ``data``, ``weight`` and the epilogue's tensors (for a gradient, the tensors of ``shape.input_shapes``):
+            contiguous, of the shape's layout and dtype, on the kernel's device. In NCHW, torch's weight of shape
             (out_channels, 1, kh, kw) is taken as well.
         out : same kind, optional
             Where the result is written; must not overlap the inputs.
@@ -236,8 +235,7 @@ class Kernel:
         Parameters
         ----------
         *tensors : NumPy array, torch.Tensor or DLPack object
-            What the kernel would be called with, on its device; random data if
-            there are none.
+            What the kernel would be called with, on its device; random data if there are none.
         repeats : int
             Measurements; each runs the kernel until `min_repeat_ms` have passed.
 
@@ -251,8 +249,7 @@ class Kernel:
         ArgumentError
             If a tensor is not what the kernel was built for.
         ToolchainError
-            If the device is not here, or is an OpenCL device, whose time on a
-            CPU would say nothing about a GPU.
+            If the device is not here, or is an OpenCL device, whose time on a CPU would say nothing about a GPU.
         """
         library = self._library_that_runs("are not timed")
         import tvm
@@ -296,9 +293,8 @@ _HERE = nullcontext()
 def load(path: str | Path) -> Kernel:
     """Load a kernel that `Kernel.export` saved.
 
-    The process needs TVM's runtime only: with ``TVM_USE_RUNTIME_LIB=1`` in the
-    environment the compiler is never loaded. Loading runs the file's code, so
-    load only files that you would run.
+    The process needs TVM's runtime only: with ``TVM_USE_RUNTIME_LIB=1`` in the environment the compiler is never
+    loaded. Loading runs the file's code, so load only files that you would run.
 
     Raises
     ------

@@ -15,9 +15,8 @@ _cpu_names: list[Any] = []  # What name_cpu pointed PoCL to; it must outlive the
 def name_cpu(device: "pyopencl.Device") -> None:
     """Give PoCL 3.0 a CPU name that its own compiler accepts.
 
-    On a processor newer than its LLVM 14 (AMD Zen 5) it passes ``-target-cpu
-    generic``, which clang refuses, behind all options and without a setting for
-    it: nothing builds. So the name is replaced in the device's struct, where it
+    On a processor newer than its LLVM 14 (AMD Zen 5) it passes ``-target-cpu generic``, which clang refuses, behind all
+    options and without a setting for it: nothing builds. So the name is replaced in the device's struct, where it
     follows the target triple.
     """
     with open("/proc/cpuinfo", encoding="utf-8") as info:

@@ -81,8 +81,7 @@ class Record:
         Parameters
         ----------
         run_secs : sequence of float
-            All times of the strategy. Of many, three are kept: those that 20, 50
-            and 80 % are not above.
+            All times of the strategy. Of many, three are kept: those that 20, 50 and 80 % are not above.
         versions : mapping, optional
             What to add to the versions of TVM and dwtir.
         """

@@ -9,8 +9,7 @@ from typing import Any
 class Resources:
     """What one launch takes; None where nothing says it.
 
-    Of several kernels the first is meant; `registers`,
-    `spill_bytes` and `stack_bytes` are the most of all.
+    Of several kernels the first is meant; `registers`, `spill_bytes` and `stack_bytes` are the most of all.
     """
 
     grid: tuple[int, int, int] | None = None

@@ -51,8 +51,7 @@ def write(path: Path, library: Module | bytes, description: dict[str, Any]) -> N
     path : Path
         The file; one that is there is replaced.
     library : tvm.runtime.Module or bytes
-        The host function and its imports, or the code that `read` gave: TVM
-        cannot export again what it has loaded.
+        The host function and its imports, or the code that `read` gave: TVM cannot export again what it has loaded.
     description : dict
         JSON values that `read` gives back.
     """

@@ -34,8 +34,7 @@ class DepthwiseConv2dShape:
     kernel : int or (int, int)
         Filter height and width.
     stride, dilation : int or (int, int)
-        Vertical and horizontal step of the output over the input, and of the
-        filter taps. Default 1.
+        Vertical and horizontal step of the output over the input, and of the filter taps. Default 1.
     padding : int, (int, int), (int, int, int, int), "SAME" or "VALID"
         Zeros around the input: on all sides; above-and-below and
         left-and-right; or top, left, bottom, right. ``"SAME"`` is TensorFlow's,
@@ -49,16 +48,14 @@ class DepthwiseConv2dShape:
         NCHW takes weights as (in_channels, channel_multiplier, kh, kw), NHWC
         as (kh, kw, in_channels, channel_multiplier).
     operation : {"forward", "grad_data", "grad_weight"}
-        What is computed: the convolution, or the gradient of a loss with respect
-        to its data or its weight, given that with respect to its output. All
-        other parameters are those of the convolution in any case.
+        What is computed: the convolution, or the gradient of a loss with respect to its data or its weight, given that
+        with respect to its output. All other parameters are those of the convolution in any case.
 
     Raises
     ------
     InvalidShapeError
-        If a size is not a positive integer (padding: not negative), a name is
-        unknown, the output would be empty, or a tensor is too large for 32-bit
-        indices.
+        If a size is not a positive integer (padding: not negative), a name is unknown, the output would be empty, or a
+        tensor is too large for 32-bit indices.
 
     Examples
     --------
@@ -143,9 +140,8 @@ class DepthwiseConv2dShape:
         Parameters
         ----------
         text : str
-            ``<N>x<C>x<H>x<W>_k<KH>[x<KW>][_s..][_p..][_d..][_m<M>][_<dtype>][_<layout>]``
-            and, for a gradient, ``_dgrad`` or ``_wgrad``; padding is 1, 2 or 4
-            numbers, ``same`` or ``valid``.
+            ``<N>x<C>x<H>x<W>_k<KH>[x<KW>][_s..][_p..][_d..][_m<M>][_<dtype>][_<layout>]`` and, for a gradient,
+            ``_dgrad`` or ``_wgrad``; padding is 1, 2 or 4 numbers, ``same`` or ``valid``.
         """
         return cls(**parameters_of(text))
 

@@ -20,9 +20,8 @@ def error_ratio(shape: Shape, epilogue: Epilogue, inputs: Sequence[Array], out: 
     Images and channels do not depend on each other, but for the weight's gradient, which sums over images: a part is
     computed exactly as in the whole. The first and the last are in it.
 
-    The inputs are the tensors of ``shape.input_shapes`` and the epilogue's operands. The largest
-    error is returned, in units of what a kernel that sums in float32 may have there; infinite
-    where an output is not finite.
+    The inputs are the tensors of ``shape.input_shapes`` and the epilogue's operands. The largest error is returned, in
+    units of what a kernel that sums in float32 may have there; infinite where an output is not finite.
     """
     images, channels = _sample(shape)
     part = replace(shape, batch=len(images), in_channels=len(channels))

@@ -125,10 +125,9 @@ def resolve(target: TargetLike = None) -> Target:
     Parameters
     ----------
     target : Target, str, mapping, tvm.target.Target or None
-        None takes the GPU that is present, else the CPU. Names are ``"cuda"``
-        and ``"cuda:1"`` (a GPU that must be present), ``"cpu"``, ``"opencl"``,
-        one of `KNOWN_GPUS`, or an architecture such as ``"sm_80"``. A mapping or
-        a TVM target gives at least ``kind`` and, for CUDA, ``arch``.
+        None takes the GPU that is present, else the CPU. Names are ``"cuda"`` and ``"cuda:1"`` (a GPU that must be
+        present), ``"cpu"``, ``"opencl"``, one of `KNOWN_GPUS`, or an architecture such as ``"sm_80"``. A mapping or a
+        TVM target gives at least ``kind`` and, for CUDA, ``arch``.
 
     Raises
     ------

@@ -22,8 +22,7 @@ _GRAPH_SECONDS = 1e-3
 def rotation(set_bytes: int) -> int:
     """Return how many sets of tensors are three times the L2 cache; at least 2.
 
-    Small tensors stop at 768 sets, which is then as many bytes as a network
-    puts between two runs of such a layer.
+    Small tensors stop at 768 sets, which is then as many bytes as a network puts between two runs of such a layer.
     """
     return min(max(2, ceil(L2_SIZES * cuda.device_properties().l2_bytes / set_bytes)), _MAX_SETS)
 
@@ -31,8 +30,7 @@ def rotation(set_bytes: int) -> int:
 class GraphTimer:
     """Measures calls on the first GPU.
 
-    TVM's kernels and everything else that follows TVM's current stream are
-    captured into the graph.
+    TVM's kernels and everything else that follows TVM's current stream are captured into the graph.
     """
 
     def __init__(self) -> None:
@@ -60,10 +58,9 @@ class GraphTimer:
     ) -> tuple[float, ...]:
         """Measure the seconds of one call, on so many sets of tensors in turn.
 
-        The call launches the kernel on the tensors of the set that it is given, on TVM's current
-        stream. Each of the repeats is of a graph of about a millisecond. A call that at first
-        takes more than three times the limit is not measured again: the one time is returned.
-        After a `DeviceError` the process cannot use the GPU any more.
+        The call launches the kernel on the tensors of the set that it is given, on TVM's current stream. Each of the
+        repeats is of a graph of about a millisecond. A call that at first takes more than three times the limit is not
+        measured again: the one time is returned. After a `DeviceError` the process cannot use the GPU any more.
         """
         import tvm_ffi
 

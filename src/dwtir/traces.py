@@ -28,9 +28,8 @@ def space_trace(
 ) -> tuple[Schedule, TraceJson]:
     """Schedule the convolution with the tile as random variables, decided as in `strategy`.
 
-    Fields outside the strategy's space, or with a value that the space does
-    not list, are constants of the schedule; the others are drawn as by
-    `Strategy.draw`. The trace is returned with it, as plain JSON values.
+    Fields outside the strategy's space, or with a value that the space does not list, are constants of the schedule;
+    the others are drawn as by `Strategy.draw`. The trace is returned with it, as plain JSON values.
     """
     chosen = strategy.parameters
     listed = {field: values for field, values in strategy.space(shape, target).items() if chosen[field] in values}

@@ -70,16 +70,14 @@ def as_tuning_record(record: Record, workload: ms.database.Workload | None = Non
 class TuneDB(ms.database.PyDatabase):
     """Our tuning records of one device, as MetaSchedule's `Database`.
 
-    It knows the functions of `compute.depthwise_conv2d` and no others, and
-    gives out schedules that our strategies make of the recorded parameters. A
-    function with an epilogue takes the record of its shape without one, where
-    it has none of its own. A query for another kind of device is a miss.
+    It knows the functions of `compute.depthwise_conv2d` and no others, and gives out schedules that our strategies make
+    of the recorded parameters. A function with an epilogue takes the record of its shape without one, where it has none
+    of its own. A query for another kind of device is a miss.
 
     Parameters
     ----------
     folders : path or iterable of paths, optional
-        The databases to look in, in order; by default `database.folders`.
-        What is committed goes into the first.
+        The databases to look in, in order; by default `database.folders`. What is committed goes into the first.
     target : Target, str, mapping, tvm.target.Target or None
         The device; see `target.resolve`.
 

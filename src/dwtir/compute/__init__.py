@@ -5,8 +5,7 @@ All operations, in both layouts, have the same three blocks:
 ``pad``
     the input with its zeros, in the input's dtype;
 ``depthwise_conv2d``
-    the sum over the kernel's taps (or, for the gradient of the weight, over the
-    outputs), in float32 for every dtype;
+    the sum over the kernel's taps (or, for the gradient of the weight, over the outputs), in float32 for every dtype;
 ``epilogue``
     the fused pointwise steps and the one rounding to the result's dtype.
 
@@ -92,9 +91,8 @@ def depthwise_conv2d(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     Returns
     -------
     tvm.tirx.PrimFunc
-        ``main(*shape.input_shapes, *epilogue.operands, out)`` on buffers of the
-        shape's layout and dtype. Its attributes `SHAPE_ATTR` and
-        `EPILOGUE_ATTR` say what it is; no compiler looks at them.
+        ``main(*shape.input_shapes, *epilogue.operands, out)`` on buffers of the shape's layout and dtype. Its
+        attributes `SHAPE_ATTR` and `EPILOGUE_ATTR` say what it is; no compiler looks at them.
 
     Raises
     ------

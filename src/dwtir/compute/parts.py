@@ -251,11 +251,10 @@ def share(
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Deal what lies side by side out to threads, and go through a thread's share in vectors.
 
-    Where channels lie apart in shared memory, and have threads enough, a thread has a share of one.
-    `channels` are those of the block, and those that there are; `sizes` the elements of a channel,
-    from one to the next in shared memory, and of a vector; `threads` all that share, and the number
-    of this one. Yields the place of an element side by side, in shared memory, and among the
-    thread's own.
+    Where channels lie apart in shared memory, and have threads enough, a thread has a share of one. `channels` are
+    those of the block, and those that there are; `sizes` the elements of a channel, from one to the next in shared
+    memory, and of a vector; `threads` all that share, and the number of this one. Yields the place of an element side
+    by side, in shared memory, and among the thread's own.
 
     In place of channels that are not there the last is loaded: ptxas moves no load ahead of a store under another
     test, so that each would wait for the one before.

@@ -61,11 +61,10 @@ def convert(
 ) -> Report:
     """Let the depthwise layers of a network run dwtir's kernels, for inference.
 
-    The model is run once, in evaluation mode, to see what its layers are called with. A
-    layer is replaced for the shapes, types, memory formats and kind of device that it is
-    seen with, whatever the batch size, if its kernel is faster. Anything else, as calls that
-    want a gradient, runs the original modules, with one warning a layer. Training is as it
-    was: for that there is `replace`.
+    The model is run once, in evaluation mode, to see what its layers are called with. A layer is replaced for the
+    shapes, types, memory formats and kind of device that it is seen with, whatever the batch size, if its kernel is
+    faster. Anything else, as calls that want a gradient, runs the original modules, with one warning a layer. Training
+    is as it was: for that there is `replace`.
 
     Modules keep their places and parameters. A replaced convolution gets a ``forward`` of its
     own, and so do the modules that became part of its kernel, which then pass on what they
@@ -79,10 +78,9 @@ def convert(
         What the model is called with; a tuple is its positional arguments. Under autocast
         the layers are seen with its type.
     fuse : bool
-        Whether a batch normalisation and an activation become part of the kernel before
-        them, if nobody else uses what is in between. Their values are computed when the
-        model's change, as tensors' versions show: not after a write through ``.data``, nor
-        in the replay of a CUDA graph captured before.
+        Whether a batch normalisation and an activation become part of the kernel before them, if nobody else uses what
+        is in between. Their values are computed when the model's change, as tensors' versions show: not after a write
+        through ``.data``, nor in the replay of a CUDA graph captured before.
     when : {"faster", "always"}
         Which kernels are used: those that, measured alone on random images in turns, are
         faster than the original modules, or all. In a network on the CPU, threads of TVM and

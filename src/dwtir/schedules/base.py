@@ -25,11 +25,10 @@ _Tile = TypeVar("_Tile", bound="Strategy")
 class Strategy(ABC):
     """One way to schedule the convolution; a subclass is a frozen dataclass of its tile.
 
-    `choose` picks the tile by hand, `space` lists what a search may try, and
-    `apply` is the schedule itself. `apply` uses every field only as a factor
-    of a split, so that a field may be an int or a random variable of the
-    schedule: the same text serves both. A field that changes the structure of
-    the loops is a string and is never drawn, or is used by `define`.
+    `choose` picks the tile by hand, `space` lists what a search may try, and `apply` is the schedule itself. `apply`
+    uses every field only as a factor of a split, so that a field may be an int or a random variable of the schedule:
+    the same text serves both. A field that changes the structure of the loops is a string and is never drawn, or is
+    used by `define`.
     """
 
     name: ClassVar[str]
@@ -115,9 +114,8 @@ class Strategy(ABC):
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         """List the values of each numeric field that are worth trying.
 
-        The values that `choose` gives are among them, so that a search can start
-        there. Combinations may still fail `check`. The fields left out keep the
-        values of `choose`.
+        The values that `choose` gives are among them, so that a search can start there. Combinations may still fail
+        `check`. The fields left out keep the values of `choose`.
         """
 
     @abstractmethod
@@ -190,8 +188,7 @@ class Strategy(ABC):
         Returns
         -------
         (Strategy, Strategy)
-            The strategy of random variables, for `apply`, and the one of the
-            values drawn, for `check`.
+            The strategy of random variables, for `apply`, and the one of the values drawn, for `check`.
         """
         chosen = cls.choose(shape, target).parameters
         variables, values = dict(chosen), dict(chosen)

@@ -95,8 +95,7 @@ class Work(NamedTuple):
     lines: float = 1.0
     store_lines: float = 1.0
     weight_lines: float = 1.0
-    """Lines of the L1 cache that a load of inputs, a store, or a load of weights touches, by
-    warp."""
+    """Lines of the L1 cache that a load of inputs, a store, or a load of weights touches, by warp."""
     scattered: float = 0.0
     """Sectors that the stores of a warp touch beyond those that its results fill, by the latter."""
     shared: float = 0.0

@@ -52,9 +52,8 @@ class Cpu(Strategy):
     def choose(cls, shape: Shape, target: Target) -> Self:
         """Fill the registers with sums, in vectors no wider than what they run over.
 
-        A tall tile of one vector shares the input rows of its taps. In NHWC neighbours share as
-        well where kernels are large or maps small; and cores share the rows, so that a tile leaves
-        some for each.
+        A tall tile of one vector shares the input rows of its taps. In NHWC neighbours share as well where kernels are
+        large or maps small; and cores share the rows, so that a tile leaves some for each.
         """
         lanes = max(_lanes(shape, target))
         if shape.layout == "NCHW":

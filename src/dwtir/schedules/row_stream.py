@@ -99,8 +99,7 @@ class RowStream(Strategy):
     channels of all images and segments."""
     min_blocks: int = 1
     depth: int = 1
-    """Rows of inputs in registers as they were loaded: those on the way, and with float32 the one
-    in use."""
+    """Rows of inputs in registers as they were loaded: those on the way, and with float32 the one in use."""
 
     @classmethod
     def _is_for(cls, shape: Shape, target: Target) -> bool:

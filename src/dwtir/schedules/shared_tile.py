@@ -39,8 +39,7 @@ class SharedTile(Strategy):
 
     block_h: int = 32
     block_w: int = 32
-    """Outputs of one thread block. The size of the output makes it the article's first version, one
-    channel a block."""
+    """Outputs of one thread block. The size of the output makes it the article's first version, one channel a block."""
     thread_y: int = 8
     thread_x: int = 8
     vthread_y: int = 1
@@ -65,9 +64,8 @@ class SharedTile(Strategy):
     def choose(cls, shape: Shape, target: Target) -> Self:
         """Take the article's best, shrunk until it is no larger than the output and fits.
 
-        Threads cover 32 columns, one bank each; 8 rows of them make 4 outputs a
-        thread from a 32x32 tile. A tile with its halo that outgrows shared memory
-        (a large stride or kernel) is halved along its longer side.
+        Threads cover 32 columns, one bank each; 8 rows of them make 4 outputs a thread from a 32x32 tile. A tile with
+        its halo that outgrows shared memory (a large stride or kernel) is halved along its longer side.
         """
         block_h, block_w = min(32, shape.out_height), min(32, shape.out_width)
         while True:

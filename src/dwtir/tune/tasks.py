@@ -158,8 +158,7 @@ def from_model(model: Any, example_input: Any, forms: Forms = ONE_FORM, epilogue
         Is run once in evaluation mode, without gradients. A layer counts as often as it is
         run; one whose padding is not zeros is left out.
     example_input : torch.Tensor or tuple
-        What the model is called with; a tuple is its positional arguments. Its batch and
-        dtype do not matter.
+        What the model is called with; a tuple is its positional arguments. Its batch and dtype do not matter.
     """
     steps = Epilogue.of(epilogue)
     torch = sys.modules.get("torch")
