@@ -1,8 +1,7 @@
 """What tests are made of: Hypothesis strategies for shapes, epilogues and tiles, and tensors.
 
-A drawn shape is small enough that compiling and running it takes well under a
-second, and yet reaches what kernels get wrong: odd and prime sizes, kernels as
-large as the padded input, strides that skip inputs, padding on one side only.
+A drawn shape compiles and runs in well under a second, and yet reaches what kernels get wrong: odd and prime sizes,
+kernels as large as the padded input, strides that skip inputs, padding on one side.
 """
 
 from dataclasses import replace

@@ -117,7 +117,7 @@ def test_other_layout_and_padding_change_nothing(backend, strategy, shape, seed)
 def near(shape, bad, strategy):
     """Tell which results see a bad input, or one beside it that tensor cores multiply along.
 
-    They multiply what lies beside an output's inputs by zero, of `ChannelPairs` also the other channel of a pair.
+    They multiply what lies beside an output's inputs by zero, `ChannelPairs` the other channel too.
     """
     sizes = (shape.out_height, shape.out_width)
     first = [

@@ -217,8 +217,8 @@ class Signature:
     def _kept_workspace(self, device: Any) -> list[Any]:
         """Give a thread its workspace on a device, the same at every call.
 
-        What is freed while a stream or a graph still uses it would be somebody
-        else's; TVM's allocator does not know of either, as torch's does.
+        What is freed while a stream or a graph still uses it would be somebody else's; torch's allocator knows of
+        these, TVM's does not.
         """
         import tvm
 

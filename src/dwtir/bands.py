@@ -95,8 +95,8 @@ class Bands:
     def alternates(self) -> bool:
         """Whether rows of an odd width begin with a pair and in the middle of one, in turn.
 
-        The pairs of half of the rows then begin a column earlier, and meet a band that does so
-        too. All tiles have to begin with a row of the same kind, and so do steps.
+        The pairs of half of the rows then begin a column earlier, and so does their band. All tiles, and steps, have to
+        begin with a row of the same kind.
         """
         shape, (height, _) = self.shape, self.shape.source
         return (
@@ -267,8 +267,8 @@ class Bands:
     def across(self) -> int:
         """Tiles in a row of an image.
 
-        Of an odd width three are four, and so on, the last one empty: then 8 tiles lie in fewer rows, which costs less
-        than pieces of more of them. Of planes that are staged there are two side by side.
+        Of an odd width three are four, and so on, the last one empty: 8 tiles then lie in fewer rows, which costs less.
+        Of staged planes two are side by side.
         """
         tiles = -(-self.shape.result_width // (COLUMNS * self.parts[1]))
         if self.is_staged:

@@ -53,8 +53,7 @@ def discard(name: str, reason: RecordError) -> None:
 def store(name: str, library: Module, description: dict[str, Any]) -> None:
     """Keep a kernel for later processes.
 
-    Without a C compiler, or where the folder cannot be written or belongs to
-    somebody else, it is not kept, and the reason is logged.
+    Without a C compiler, or where the folder cannot be written or is somebody else's, it is not kept; the log says why.
     """
     folder = cache_dir()
     if saved.linker() is None:

@@ -95,9 +95,8 @@ _compile_source: ContextVar[Callable[[str], bytes] | None] = ContextVar("source"
 def _pipeline(simplify: bool, early: bool, by_fma: bool) -> str:
     """Name TVM's passes for a schedule, with common subexpressions kept to the end.
 
-    TVM finds the address that all loads of a thread have in common, and later writes it into each
-    again: half of the instructions of a small kernel, for the CUDA compiler computes nothing before
-    a branch that only one side of it needs.
+    TVM finds the address that a thread's loads have in common, and later writes it into each again: half of a small
+    kernel's instructions, for the CUDA compiler computes nothing before a branch that one side alone needs.
 
     The first passes show the operands of tensor cores' instructions before TVM finds what each thread has of a buffer.
     """
@@ -176,10 +175,7 @@ def _show_alignment() -> Any:
 
 
 def _launch_early() -> Any:
-    """Launch each kernel but the first while the one before still runs, and let it wait: it begins sooner.
-
-    The first one, behind others' work, would begin later.
-    """
+    """Launch each kernel but the first, which would begin later, while the one before runs, and let it wait."""
     from tvm import tirx
 
     parameters, dynamic, early = (
@@ -200,9 +196,9 @@ def _launch_early() -> Any:
 def _name_silu(by_fma: bool) -> Any:
     """Call the SiLU of `cuda_functions`: TVM's has an exponential and a division, rounded.
 
-    It wants x times a factor, with which x above 2.3e38 is infinite. If tensors are of halves, what is
-    multiplied and added before takes it along, and a result an instruction less; and if wanted, each
-    second of their results divides without the units that exponentials are waiting for.
+    It wants x times a factor, with which x above 2.3e38 is infinite. Of halves, what is multiplied and added before
+    takes it along, an instruction less; and if wanted, each second result divides without the units that exponentials
+    wait for.
     """
     import tvm_ffi
     from tvm import ir, tirx
@@ -236,8 +232,8 @@ def _name_silu(by_fma: bool) -> Any:
 def _install_callback() -> None:
     """Stand between TVM's CUDA code generator and its compiler, for our own calls only.
 
-    TVM asks a global function for machine code. Ours compiles what `compile_module` is waiting
-    for, and passes everybody else's source to TVM's.
+    TVM asks a global function for machine code. Ours compiles what `compile_module` waits for, and passes others'
+    sources to TVM's.
     """
     import tvm.support.nvcc  # registers TVM's own  # noqa: F401
     import tvm_ffi

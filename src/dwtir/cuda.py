@@ -44,9 +44,9 @@ class Toolkit:
 def find_toolkit() -> Toolkit:
     """Look for CUDA in pip packages first, then in an installed toolkit.
 
-    Each piece is from the first root that has it. Roots are ``nvidia/cu13`` and the older
-    one-folder-a-library layout of the pip packages, then ``CUDA_PATH`` and ``CUDA_HOME``, or when
-    neither is set the toolkit of the ``nvcc`` on ``PATH`` and ``/usr/local/cuda``.
+    Each piece is from the first root that has it. Roots are ``nvidia/cu13`` and the pip packages' older layout of a
+    folder a library, then ``CUDA_PATH`` and ``CUDA_HOME``, or if neither is set the toolkit of the ``nvcc`` on ``PATH``
+    and ``/usr/local/cuda``.
     """
     roots = tuple(_roots())
     header = _first(roots, ("include",), "cuda_fp16.h")
@@ -156,9 +156,8 @@ def driver_status() -> Status:
 def device_count() -> int:
     """Count the CUDA devices that the driver shows; 0 without a driver.
 
-    Whether TVM can use them is `load_runtime`'s answer. This initialises the
-    driver, after which a forked child must not use CUDA: start workers with
-    ``spawn``.
+    Whether TVM can use them is `load_runtime`'s answer. This initialises the driver, after which forked children must
+    not use CUDA: ``spawn`` workers.
     """
     try:
         return _query(_driver(), "cuDeviceGetCount")

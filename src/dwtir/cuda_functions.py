@@ -25,10 +25,10 @@ __device__ inline ulonglong4 make_ulonglong4({", ".join(f"unsigned {name}" for n
 SILU, SILU_BY_FMA, SILU_FACTOR = "dwtir_silu", "dwtir_silu_by_fma", -1.44269504
 """Functions that sources may call: of x times the factor, x by its sigmoid, in float32.
 
-They err by a few ulp, as exponentials of the device do. An exponential too small for a normal number is 0, and
-added to 1. The first takes 4 instructions where a rounded division alone is a call. The second divides by products
-and sums, of which an SM has eight times as many at a time as reciprocals: half of the results each way take less
-time than all in one. It begins with the exponent turned round, which is right to 5 %."""
+They err by a few ulp, as the device's exponentials do; one too small for a normal number is 0, and added to 1. The
+first takes 4 instructions, a rounded division alone a call. The second divides by products and sums, of which an SM has
+eight times as many at a time as reciprocals: half of the results each way take the least time. It begins with the
+exponent turned round, right to 5 %."""
 
 _SILU = f"""
 __device__ inline float {SILU}(float scaled) {{
@@ -58,8 +58,8 @@ __device__ inline float {SILU_BY_FMA}(float scaled) {{
 WORD, HALF_OF = "dwtir_word", "dwtir_half_of"
 """Functions of a pair of halves, as a word, that sources may call: the pair, and the first or the second alone.
 
-ptxas gathers the operands of each product anew, four registers that loads have left elsewhere, if it knows
-that they are the same. What it takes for computed it gathers once: a third fewer instructions."""
+ptxas gathers a product's operands, four registers, anew each time if it knows that they are loaded ones; what it takes
+for computed, once: a third fewer instructions."""
 
 _WORD = f"""
 __device__ inline unsigned int {WORD}(unsigned int pair) {{

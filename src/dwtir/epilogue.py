@@ -20,10 +20,9 @@ STEPS: dict[str, tuple[str, ...]] = {
 }
 """The steps, and the tensors each of them takes.
 
-``bias``, ``scale`` and ``shift`` hold one value an output channel,
-``residual`` has the shape of the output. All of them have the dtype of the
-convolution and are widened to float32, in which the whole epilogue is
-computed; the result is rounded once. ``gelu`` is the exact one, by erf.
+``bias``, ``scale`` and ``shift`` hold one value an output channel, ``residual`` has the shape of the output. All have
+the dtype of the convolution and are widened to float32, in which the epilogue is computed; the result is rounded once.
+``gelu`` is the exact one, by erf.
 """
 
 

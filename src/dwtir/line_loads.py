@@ -7,8 +7,8 @@ import re
 from collections import Counter
 
 LOAD, PLAIN = "dwtir_load", "DWTIR_PLAIN"
-"""A function that sources may call: loads from some bytes beyond a place, or is 0 if nothing is there. If the macro
-is defined loads are TVM's, of which addresses may take fewer registers."""
+"""A function that sources may call: loads from some bytes beyond a place, or is 0 if nothing is there. If the macro is
+defined loads are TVM's, whose addresses may take fewer registers."""
 
 DEFINITION = f"""
 #define DWTIR_LD(type, to, at, skip, test, ...) \\

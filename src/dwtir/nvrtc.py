@@ -90,8 +90,8 @@ def compile_cubin(source: str, arch: str, min_blocks: int | None = None) -> Cubi
     Floating point is strict but for SiLU; multiply-adds are contracted. Threads run in parallel, for NVRTC works
     without the GIL.
 
-    A kernel that spills is compiled with plain loads, then for fewer and fewer blocks of an SM too, until nothing is
-    spilled. The one with the most blocks is taken, less what spills cost.
+    A kernel that spills is compiled with plain loads, then for fewer and fewer blocks of an SM, until nothing is
+    spilled. That with the most blocks is taken, less what spills cost.
 
     Parameters
     ----------

@@ -7,11 +7,10 @@ as its rows. The other matrix is banded, and has zeros between the two channels:
     out[4 * strip + x, c] = sum over i, d of input[4 * strip * SW + i, d] * band[(i, d), (x, c)]
     band[(i, d), (x, c)] = weight[(i - x * SW) / DW, c] if c // M == d, else 0 (of multiplier M)
 
-A strip is 4 columns of results. A block of threads has strips side by side, of some images and channels,
-and goes down their rows: a step takes the next stage of inputs, adds what they are part of to the sums of
-all results that see them, and leaves the results that see no later ones. Stages are a ring in shared memory.
-A pixel's vectors of channels are in such an order there that the lanes of a warp, which read the same
-vector of neighbouring pixels, read from all banks.
+A strip is 4 columns of results. A block has strips side by side, of some images and channels, and goes down their
+rows: a step takes the next stage of inputs, and leaves the results that see no later ones. A pixel's vectors of
+channels lie in such an order that the lanes of a warp, which read the same vector of neighbouring pixels, read from
+all banks.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,9 @@
 """The convolution of NHWC halves as products of matrices through shared memory: sizes and places.
 
-The products are those of `dwtir.bands`. A block of threads has some channels of a panel of
-tiles, each of `rows` x 8 results; its warps have some channels each, of all the tiles. So that
-the lanes of a warp read from all banks, a channel's inputs do not lie in shared memory in their
-order: of a row of inputs there are first those that tiles begin with, four of each tile, then the
-four that follow each of these, and so on. What is called a slot is an input of a warp's channels.
+The products are those of `dwtir.bands`. A block of threads has some channels of a panel of tiles, each of `rows` x 8
+results; its warps have some channels each, of all the tiles. For a warp's lanes to read from all banks, a row of a
+channel's inputs has in shared memory first those that tiles begin with, four of each tile, then the four that follow
+each of these, and so on. What is called a slot is an input of a warp's channels.
 """
 
 from dataclasses import dataclass

@@ -52,8 +52,8 @@ class Planes:
     def split(self) -> tuple[tuple[int, int], int, int]:
         """Threads over channels and channels of one, threads over positions and positions of one.
 
-        A thread turns 8 channels of 8 pixels round in registers; threads of neighbouring
-        channels read a pixel together, and four of neighbouring positions write 64 bytes.
+        A thread turns 8 channels of 8 pixels round in registers; threads of neighbouring channels read a pixel
+        together, four of positions write 64 bytes.
         """
         count = self.bands.source_channels
         threads = _THREADS if count * (self.images + self.weights) > _MANY else _FEW_THREADS

@@ -16,8 +16,7 @@ def name_cpu(device: "pyopencl.Device") -> None:
     """Give PoCL 3.0 a CPU name that its own compiler accepts.
 
     On a processor newer than its LLVM 14 (AMD Zen 5) it passes ``-target-cpu generic``, which clang refuses, behind all
-    options and without a setting for it: nothing builds. So the name is replaced in the device's struct, where it
-    follows the target triple.
+    options: nothing builds. So the name is replaced in the device's struct, behind the target triple.
     """
     with open("/proc/cpuinfo", encoding="utf-8") as info:
         # As PoCL chooses its built-in library: the two must agree on how vectors are passed.

@@ -30,8 +30,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {cuda_functions.WORD: lambda pair: pair,
 def replay_on_cpu(sch: Schedule, func: PrimFunc) -> IRModule:
     """Apply the trace of a GPU schedule without its thread bindings, and without unrolling, which takes LLVM long.
 
-    Thread axes become loops, shared and local stages plain buffers. What this
-    cannot show are missing barriers; OpenCL on PoCL does.
+    Thread axes become loops, stages plain buffers. Missing barriers it cannot show; OpenCL on PoCL does.
     """
     from tvm.s_tir import Schedule
     from tvm.s_tir.schedule import Trace

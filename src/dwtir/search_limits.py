@@ -47,8 +47,8 @@ current: ContextVar[Limit | None] = ContextVar("current", default=None)
 def for_search(limit: Limit) -> Iterator[None]:
     """Let `nvrtc.compile_cubin` refuse in this context what is not worth a search's time.
 
-    A kernel that spills much is refused where `min_blocks` says how many registers it has: the other
-    ways to compile it are other candidates. What is not refused is what the same call makes outside.
+    A kernel that spills much is refused where `min_blocks` says how many registers it has: other ways to compile it are
+    other candidates.
 
     Raises
     ------
@@ -70,8 +70,8 @@ def for_search(limit: Limit) -> Iterator[None]:
 def stopped(nvrtc: Any, program: object, limit: Limit | None) -> Iterator[None]:
     """Let NVRTC ask now and then, in this context, whether the search still waits.
 
-    It asks a function of the C library, for a function of ours would have to wait for the
-    GIL, eight hundred times a kernel: the length of a text, which is 0 while it shall go on.
+    It asks a function of the C library, for ours would wait for the GIL, eight hundred times a kernel: the length of a
+    text, 0 while it shall go on.
     """
     if limit is None:
         yield

@@ -17,8 +17,8 @@ _MAX_PRODUCTS = 30_000_000
 def error_ratio(shape: Shape, epilogue: Epilogue, inputs: Sequence[Array], out: Array) -> float:
     """Compare a result with the reference, on as much of it as takes about a second.
 
-    Images and channels do not depend on each other, but for the weight's gradient, which sums over images: a part is
-    computed exactly as in the whole. The first and the last are in it.
+    Images and channels do not depend on each other, but for the weight's gradient, which sums over images: a part, with
+    the first and the last, is computed exactly as in the whole.
 
     The inputs are the tensors of ``shape.input_shapes`` and the epilogue's operands. The largest error is returned, in
     units of what a kernel that sums in float32 may have there; infinite where an output is not finite.

@@ -13,8 +13,8 @@ _RESIDUAL = 8
 def apart(shape: Shape) -> tuple[int, int]:
     """Count the rows and columns from a result of a thread to its next.
 
-    A dilation parts the image into as many, each a convolution without. Columns of NCHW stay
-    together, for vectors are made of them. A single tap has no dilation.
+    A dilation parts the image into as many, each a convolution without. Columns of NCHW stay together, for vectors. A
+    single tap has no dilation.
     """
     down, right = (distance if taps > 1 else 1 for distance, taps in zip(shape.dilation, shape.kernel, strict=True))
     return down, 1 if shape.layout == "NCHW" else right

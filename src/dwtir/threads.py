@@ -11,9 +11,8 @@ SETTINGS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
 def use_all_cores() -> None:
     """Let TVM use each physical core that this process may run on.
 
-    By itself TVM takes half of the logical CPUs, which is one of two on a machine
-    whose CPUs are cores, and looks at no affinity. What the user has set stays.
-    It takes effect if nothing has run on TVM's pool yet, for that is when TVM looks.
+    By itself TVM takes half of the logical CPUs, which may be cores, and looks at no affinity. What the user has set
+    stays. It takes effect if nothing has run on TVM's pool yet.
     """
     if not any(name in os.environ for name in SETTINGS):
         os.environ["TVM_NUM_THREADS"] = str(physical_cores())

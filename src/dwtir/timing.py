@@ -60,7 +60,7 @@ class GraphTimer:
 
         The call launches the kernel on the tensors of the set that it is given, on TVM's current stream. Each of the
         repeats is of a graph of about a millisecond. A call that at first takes more than three times the limit is not
-        measured again: the one time is returned. After a `DeviceError` the process cannot use the GPU any more.
+        measured again. After a `DeviceError` the process cannot use the GPU any more.
         """
         import tvm_ffi
 

@@ -40,8 +40,7 @@ def space_trace(
 def decided(strategy: Strategy, shape: Shape, epilogue: Epilogue) -> Schedule:
     """Schedule the convolution with each number of the tile drawn from itself alone.
 
-    Its trace is what a record keeps: it says the parameters, and depends on
-    nothing but them, whatever a search finds worth trying.
+    Its trace is what a record keeps: it says the parameters, and depends on nothing but them.
     """
     return _drawn(strategy, shape, epilogue, {field: (n,) for field, n in _numbers(strategy).items()})
 

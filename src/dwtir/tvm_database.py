@@ -71,8 +71,8 @@ class TuneDB(ms.database.PyDatabase):
     """Our tuning records of one device, as MetaSchedule's `Database`.
 
     It knows the functions of `compute.depthwise_conv2d` and no others, and gives out schedules that our strategies make
-    of the recorded parameters. A function with an epilogue takes the record of its shape without one, where it has none
-    of its own. A query for another kind of device is a miss.
+    of the recorded parameters. A function with an epilogue takes its shape's record without one, where it has none of
+    its own. A query for another kind of device is a miss.
 
     Parameters
     ----------

@@ -1,9 +1,8 @@
 """What the two articles published, every table and each time once; and the same measured here.
 
-"2017" is "Optimize Deep Learning GPU Operators with TVM: A Depthwise Convolution
-Example" on a GTX 1080, whose library is TensorFlow 1.2. "2025" is "TVM: 2D Depth
-Conv GPU Optimization" on a T4, whose library is PyTorch. All is float32 and NCHW, on
-the same data again and again.
+"2017" is "Optimize Deep Learning GPU Operators with TVM: A Depthwise Convolution Example" on a GTX 1080, whose library
+is TensorFlow 1.2. "2025" is "TVM: 2D Depth Conv GPU Optimization" on a T4, whose library is PyTorch. All is float32,
+NCHW and warm.
 
 Here the library is PyTorch, and AutoTVM's result is the tuning database's. The
 article of 2025 gives v1 as 2.3 times as fast as naive; its times make that 4.3.

@@ -122,8 +122,8 @@ def _range(values: Iterable[str]) -> str:
 def with_rates(target: Target) -> Target:
     """Return the target with its bandwidth and its float32 rate.
 
-    Those of a CPU are measured: copies of 64 MiB on every core at once, and NumPy's product
-    of matrices. A GPU of unknown bandwidth, which must be the first here, copies 1 GiB.
+    Those of a CPU are measured: copies of 64 MiB on all cores, and NumPy's product of matrices. A GPU of unknown
+    bandwidth, the first here, copies 1 GiB.
     """
     if target.kind == "cuda" and target.bandwidth is None:
         return replace(target, bandwidth=_gpu_copy_rate())
@@ -200,8 +200,8 @@ def _busy() -> float:
 def keep_memory() -> str:
     """Let malloc keep what is freed, and say whether it does.
 
-    PyTorch allocates its output on every call. glibc gives memory of that size back to the
-    system and takes it anew, which under a hypervisor takes ten times the convolution.
+    PyTorch allocates its output on every call; glibc takes memory of that size anew from the system, which under a
+    hypervisor takes ten times the convolution.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

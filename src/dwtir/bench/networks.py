@@ -32,8 +32,8 @@ class Network:
     def of(cls, name: str, model: Any, image: tuple[int, int, int]) -> "Network":
         """Take a module as it was initialised, and make it fit to be compared.
 
-        It is put in evaluation mode, its batch normalisations with the statistics of some
-        random images: with those that they begin with, values grow or vanish by layers.
+        It is put in evaluation mode, with batch normalisations' statistics of some random images: with initial ones,
+        values grow or vanish by layers.
         """
         require_module(model)
         if not any(map(is_depthwise, model.modules())):

@@ -138,8 +138,8 @@ def _layout(row: Row) -> str:
 def _bars(rows: list[Row]) -> dict[str, dict[str, tuple[float, float]]]:
     """Return ratios, in the same and in any layout, by network or layer, and by form.
 
-    A network's is the geometric mean of its layers'; where they have one in all, or none,
-    there are bars for each layer. The slowest are first. Many forms become two, the layouts.
+    A network's is the geometric mean of its layers'; with one in all, or none, each layer has bars. The slowest are
+    first. Many forms become two, the layouts.
     """
     few = len(set(map(_form, rows))) <= _FORMS
     grouped: dict[str, dict[str, list[Row]]] = {}

@@ -110,8 +110,7 @@ def in_short(error: Exception) -> str:
 def _peer_error(shape: Shape) -> float:
     """Return what a peer may be off, as a part of the largest output.
 
-    Errors of a sum of n random terms grow with the root of n, as a part of it; the weight's
-    gradient sums over all outputs of a channel.
+    Errors of a sum of n random terms grow with the root of n; the weight's gradient sums over all outputs of a channel.
     """
     terms = shape.flop / (2 * prod(shape.result_shape))
     return _PEER_ERROR[shape.dtype] + _SUM_ERROR * sqrt(terms)

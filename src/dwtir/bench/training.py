@@ -20,9 +20,8 @@ from .networks import Network, seeded
 from .rounds import in_short
 
 PRECISIONS = {"float32": 5e-3, "bfloat16 autocast": 5e-2}
-"""What is trained in, and what the first two losses may differ, as a part of them.
-
-The first sees the forward, the second the gradients. Later ones drift apart by themselves.
+"""What is trained in, and what the first two losses may differ, as a part of them. The first sees the forward, the
+second the gradients; later ones drift apart.
 """
 
 _ROUNDING = 2.0**-23

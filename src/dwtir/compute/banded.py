@@ -1,11 +1,10 @@
 """The convolution of halves as products with banded matrices; see `dwtir.bands`.
 
 Blocks beside those of `compute`: ``gather`` and ``planes``, the images and in NHWC the weights, as `dwtir.planes` has
-them, if they are copied; ``sheet`` and ``beside``, planes in shared memory of inputs and of what results are added to,
-if they are staged; ``pad``, the inputs of 16 tiles as lanes hold them, and ``band``, the banded matrices likewise;
-``sums``, in NHWC, the sums in the order of the tiles, for threads that go along channels; ``residual``, what the
-epilogue adds, for those who hold the sums; ``spread``, results from planes in shared memory, where ``store`` brought
-them.
+them, if they are copied; ``sheet`` and ``beside``, staged planes of inputs and of what results are added to; ``pad``,
+the inputs of 16 tiles as lanes hold them, and ``band``, the banded matrices likewise; ``sums``, in NHWC, the sums in
+the order of the tiles, for threads that go along channels; ``residual``, what the epilogue adds, for those who hold the
+sums; ``spread``, results from planes in shared memory, where ``store`` brought them.
 
 What a lane holds follows ``mma.sync.m16n8k16`` in the PTX ISA. Lane ``4 * m + x`` has inputs
 ``2 * x``, ``2 * x + 1`` and eight further, or, as their order is free, four from ``4 * x``, of tiles

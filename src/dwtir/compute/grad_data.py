@@ -7,7 +7,7 @@ the last, that is::
     grad_data[h] = sum over kh of padded[(h + PHASE + kh * dilation) / stride] * weight[KH-1-kh]
 
 where ``padded`` is ``grad_out`` from row `FIRST` on. With stride 1 this is a forward convolution. With a larger one a
-tap meets only every stride-th row; the others add -0, which a compiler drops where it knows the row.
+tap meets every stride-th row; others add -0, which a compiler drops where it knows the row.
 
 The channels of a multiplier are summed as if they were more columns of the kernel:
 ``tap = kw * M + m``.

@@ -91,9 +91,8 @@ def _word(buffer: tirx.Buffer, lane: Any, number: int) -> Any:
 def intrinsic(dtype: str, depth: int = 16) -> str:
     """Register ``mma.sync.m16n8k16``, or k8, with float32 sums for halves; return its name for `Schedule.tensorize`.
 
-    Its operands are what the 32 lanes of a warp hold, as `compute.banded` has them. They are
-    buffers of scope "local" although one lane reads another's: TVM keeps of such a buffer what a
-    lane itself addresses, and the instruction addresses no more than that.
+    Its operands are what the 32 lanes of a warp hold, as `compute.banded` has them. They have the scope "local"
+    although one lane reads another's: TVM keeps what a lane itself addresses, and the instruction addresses no more.
     """
     kind, parts = _PTX[dtype], depth // 8
 

@@ -287,7 +287,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     def go_down(has_stage, at, image, operands, out, shared, bands, acc, block, barrier):
         """Take a step, or leave what is left if there is no stage for it, and store what a step before has left.
 
-        Warps wait for others to be where they were themselves before their last products, and never to be done.
+        Warps wait for others to be where they were before their own last products, never to be done.
         """
         wait(barrier, pairs.number(*at) + 1)
         if has_stage or RESIDUAL:

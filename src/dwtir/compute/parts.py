@@ -220,8 +220,7 @@ def copy_pixels(
     """Copy a thread's pixels of an NHWC image to a plane in shared memory, or back.
 
     `channel` is the thread's, with those of the block that there are and those of a pixel; `sizes` are a plane's
-    pixels, and the elements to the next one; `threads` those of a channel, and the number of this one. Loads are
-    those of `share`.
+    pixels, and from one to the next; the rest is as for `share`.
     """
     (own, count, apart), (size, stride), (each, thread) = channel, sizes, threads
     there = tirx.min(own, count - 1) if is_load else own
@@ -251,10 +250,10 @@ def share(
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Deal what lies side by side out to threads, and go through a thread's share in vectors.
 
-    Where channels lie apart in shared memory, and have threads enough, a thread has a share of one. `channels` are
-    those of the block, and those that there are; `sizes` the elements of a channel, from one to the next in shared
-    memory, and of a vector; `threads` all that share, and the number of this one. Yields the place of an element side
-    by side, in shared memory, and among the thread's own.
+    Where channels lie apart in shared memory, and have threads enough, a thread has a share of one. `channels` are the
+    block's, and those that there are; `sizes` the elements of a channel, from one to the next in shared memory, and of
+    a vector; `threads` all, and the number of this one. Yields an element's place side by side, in shared memory, and
+    among the thread's own.
 
     In place of channels that are not there the last is loaded: ptxas moves no load ahead of a store under another
     test, so that each would wait for the one before.

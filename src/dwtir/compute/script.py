@@ -22,9 +22,9 @@ from tvm.tirx.script.parser.entry import TIRInline
 def prim_func(*, s_tir: bool) -> Callable[[Callable[..., None]], tirx.PrimFunc]:
     """Do what `T.prim_func` does, in a fifth of the time, for functions inside of functions.
 
-    That one looks at every frame of the stack and the source of the whole module, makes the syntax tree three times,
-    and notes where every part stands. Here an error names no file, and what an annotation alone uses is looked for in
-    the function around. The parser reads `s_tir` in the source: the function has blocks to schedule.
+    That one looks at all frames of the stack and the module's whole source, makes the syntax tree three times, and
+    notes where parts stand. Here errors name no file, and what an annotation alone uses is looked for in the function
+    around. The parser reads `s_tir` in the source: the function has blocks to schedule.
     """
 
     def decorate(function: Callable[..., None]) -> tirx.PrimFunc:

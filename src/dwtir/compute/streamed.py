@@ -1,9 +1,8 @@
 """The forward convolution, row after row of the input.
 
-A thread goes down the input rows of a strip of `cols` columns and adds each to the sums of
-all outputs that it is part of: ``acc[kh]`` is the output row of which the kernel's rows up to
-``kh`` have been added. The next row's sums take the place of the last one's, by one row
-of the kernel further, so that no index depends on the row.
+A thread goes down the input rows of a strip of `cols` columns and adds each to the sums of all outputs that it is part
+of: ``acc[kh]`` is the output row of which the kernel's rows up to ``kh`` have been added. The next row's sums take
+their place, one row of the kernel further, so that no index depends on the row.
 
 The blocks are ``stream``, one thread's whole work, and what it holds.
 """

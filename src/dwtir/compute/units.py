@@ -1,8 +1,8 @@
 """The gradient of the weight of NHWC images as products of matrices; see `dwtir.units`.
 
-Blocks beside those of `compute`: ``pad``, inputs and gradients of a step on their way to shared memory, each ``copy``
-an instruction, of a vector of channels; ``multiply``, what a warp does with them: ``left`` and ``right`` are operands
-of ``products``, whose pairs are of two images; ``leave``, its sums for a row of the kernel; ``taps``, each a diagonal.
+Blocks beside those of `compute`: ``pad``, inputs and gradients of a step on their way to shared memory, by ``copy``,
+each a vector's; ``multiply``, what a warp does with them: ``left`` and ``right`` are operands of ``products``, whose
+pairs are of two images; ``leave``, its sums for a row of the kernel; ``taps``, each a diagonal.
 
 What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`, but the depth are units.
 """

@@ -1,14 +1,11 @@
 """The forward convolution of small images, each by one thread.
 
-A thread has all of an image in registers. Where that lies under a tap is known when this is
-written down, so that taps in the padding are not there: of a 7x7 kernel on 7x7 inputs 28
-of 49 are left.
+A thread has all of an image in registers. What lies under a tap is known when this is written down, so that taps in the
+padding are not there: of 7x7 on 7x7 inputs 28 of 49 are left.
 
-The blocks are those of `dwtir.compute`. In NCHW, where a thread's image lies apart from its
-neighbour's, those of a block come and go through shared memory, by ``gather`` and ``store``;
-so do the weights, by ``filters``. Where a thread has several images, one after the other,
-``gather`` loads the first one into registers, and ``planes`` writes what is there to shared
-memory and loads the next.
+The blocks are those of `dwtir.compute`. In NCHW, where images lie apart, a block's come and go through shared memory,
+by ``gather`` and ``store``; so do weights, by ``filters``. Where a thread has several images, one after the other,
+``gather`` loads the first one into registers, and ``planes`` writes that to shared memory and loads the next.
 """
 
 from collections.abc import Callable

@@ -126,9 +126,8 @@ class ConvertedForward:
 class _Derived:
     """Keeps what is computed from tensors, and computes it anew when one of them changed.
 
-    Changes are seen by a tensor's version, which counts writes, and its address. New values
-    are written where the old ones were, so that a CUDA graph captured with them never reads
-    freed memory. Copies and pickles of this object are empty.
+    Changes are seen by a tensor's version, which counts writes, and its address. New values are written over the old
+    ones, so that a CUDA graph captured with them never reads freed memory. Copies and pickles are empty.
     """
 
     def __init__(self) -> None:

@@ -117,9 +117,9 @@ def prepared(
 ) -> Callable[..., Tensor]:
     """Return what computes an operation of tensors of `like`'s type and device.
 
-    It takes an image, or the gradient of the output, in the memory format, a weight and
-    operands, all `arranged`, but any weight if channels are last. ``"grad_weight"`` takes an
-    image and the gradient of the output, and gives the weight's as it lies in the format.
+    It takes an image, or the output's gradient, in the memory format, a weight and operands, all `arranged`, but any
+    weight if channels are last. ``"grad_weight"`` takes an image and the gradient of the output, and gives the weight's
+    as it lies in the format.
     """
     found = (image_size, weight_size, like.dtype, form, *map(tuple, geometry))
     return _prepared(like.device, epilogue, operation, *found)

@@ -23,8 +23,8 @@ def medians(calls: Sequence[_Call], device: torch.device, *, graphs: bool = Fals
     """Return the median seconds of a call for each of several functions.
 
     On a GPU calls follow each other without waiting, so a call takes what the slower of the device and Python takes;
-    with `graphs` they are in a CUDA graph, without Python. On the CPU a function is called for a while before it is
-    measured, until the threads of the other sleep: TVM's spin for 100 ms.
+    with `graphs` they are in a CUDA graph, without Python. On the CPU a function is called until the threads of the
+    other sleep, which spin for 100 ms, and then measured.
     """
     calls_at_once = 1
     with torch.no_grad():

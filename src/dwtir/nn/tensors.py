@@ -60,9 +60,8 @@ def pack(weight: Tensor) -> Tensor:
 def packed_weight(weight: Tensor) -> Tensor:
     """Return a weight that is aligned and lies as (kh, kw, C * M), with the sizes that it has.
 
-    One that does is taken as it is. Of others there is a copy for each stream until the
-    weight's version changes. Nothing is kept of a weight without a version, nor while a CUDA
-    graph is captured: replays have to see what the weight is then.
+    One that does is taken as it is. Of others there is a copy for each stream until the weight's version changes. None
+    is kept of a weight without a version, nor while a CUDA graph is captured: replays have to see what it is then.
     """
     stream = 0
     if weight.is_cuda:

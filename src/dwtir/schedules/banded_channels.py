@@ -12,9 +12,8 @@ Loop nest, for a panel of 16 tiles of rows x 8 results, of some channels::
         threadIdx.x = lane:  staged = epilogue(acc)
       threads:  out = staged
 
-The products are those of `banded_matrix`. All loads and stores of global memory are vectors of 8
-channels; how inputs lie in shared memory, `dwtir.panels` says. Where results have left the registers, no input is
-wanted any more, and they take the place of their channels' inputs.
+The products are those of `banded_matrix`. Global memory is loaded and stored by vectors of 8 channels; how inputs lie
+in shared memory, `dwtir.panels` says. Results take the place of their channels' inputs there.
 
 Below 7x7 the float32 units are as fast.
 

@@ -19,13 +19,13 @@ lies between. Planes lie apart as banks want it.
 
 Else an input row is loaded for the lanes that multiply it, 4 bytes each, and serves all `rows` outputs above it; 8
 bytes are half as many loads, which pay in low tiles. Lanes with the same inputs in a row hold neighbouring tiles, so
-that a warp loads whole cache lines, and blocks that run together planes side by side.
+that a warp loads whole cache lines.
 
 Of an odd width every other row begins in the middle of a pair: its loads, band and results begin a column earlier, and
 what lies beside the image is taken off. See `dwtir.bands`.
 
-Where every output sees all of a small image, a tile of the whole height goes by rows of
-the image: none of its products is with padding. See `dwtir.bands.Bands.goes_by_image`.
+Where every output sees all of a small image, a tile of the whole height goes by rows of the image: none of its products
+is with padding.
 
 Registers: the window and the band of a step, or two bands, and 4 * rows sums; if one step takes the whole kernel, the
 window goes by row after row. Rows of an odd width wait for many warps: `min_blocks` holds the registers down, and tiles
@@ -120,7 +120,7 @@ class BandedMatrix(Strategy):
     def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is faster than a window in registers.
 
-        Where rows are even it is. That memory is slower where they are odd, the window's model does not know.
+        It is where rows are even; of odd ones the window's model does not know that memory is slower.
         """
         own = cls.choose(shape, target).expected_seconds(shape, target)
         if own is None:

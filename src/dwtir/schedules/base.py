@@ -114,8 +114,8 @@ class Strategy(ABC):
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         """List the values of each numeric field that are worth trying.
 
-        The values that `choose` gives are among them, so that a search can start there. Combinations may still fail
-        `check`. The fields left out keep the values of `choose`.
+        Those that `choose` gives are among them, for a search to start there. Combinations may still fail `check`.
+        Fields left out keep the values of `choose`.
         """
 
     @abstractmethod

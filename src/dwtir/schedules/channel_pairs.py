@@ -19,14 +19,14 @@ Loop nest, for strips of 4 columns of results, of some images and channels::
 No warp waits for others that are in the same step: while some multiply, others fuse and store. That takes two more
 stages, and room for the results of three steps.
 
-What lies in memory side by side, two channels of a pixel, is one register of an operand: nothing is turned
-round, each input is copied once and read twice. Half of a product's multiplications are with the zeros between
-the two channels, and of the rest those count that the kernel has taps for: 5 of 8 in 5x5. With several steps a
-block keeps KH rows of sums; warps may share vectors, and from 9x9 on do, for registers to hold them and the weights. A
-block of all rows takes no steps for those of padding; others leave rows of padding out where they are many. Where all
-blocks are there at once, they may take turns: go on with other images, whose copies begin while the last rows of those
-before are multiplied and stored. Results pass through shared memory, so that whole lines are written. With a multiplier
-a pair of results takes either or both of a pair of inputs. Channels that are no multiple of 8 move by 4, by 2 or alone.
+What lies in memory side by side, two channels of a pixel, is one register of an operand: nothing is turned round, each
+input is copied once and read twice. Half of a product's multiplications are with the zeros between the two channels,
+and of the rest some beside the kernel: 3 of 8 in 5x5. With several steps a block keeps KH rows of sums; warps may share
+vectors, and from 9x9 on do, for registers to hold them and the weights. A block of all rows takes no steps for padding;
+others leave it out where it is much. Where all blocks are there at once, they may take turns: go on with other images,
+whose copies begin while the last rows of those before are multiplied and stored. Results pass through shared memory, so
+that whole lines are written. With a multiplier a pair of results takes either or both of a pair of inputs. Channels
+that are no multiple of 8 move by 4, by 2 or alone.
 
 An input that is not finite may make results NaN that do not see it, up to a window away and in the channel
 beside its own.

@@ -14,8 +14,7 @@ Loop nest, for a thread's rows x cols outputs of `vector` channels::
         out_local = epilogue(acc)
         out = out_local
 
-Data, weights and outputs move as vectors of `vector` channels, 16 bytes where
-the channels allow it; a warp's accesses are contiguous.
+All tensors move as vectors of `vector` channels, of 16 bytes if channels allow it; a warp's accesses are contiguous.
 
 Registers: vector * (KH rows of the window + sums + weights). No shared memory:
 threads share their halo through L1.
@@ -62,7 +61,7 @@ class ChannelVector(Window):
     def tiles(cls, shape: Shape, window: str) -> Iterator[Self]:
         """List tiles whose blocks take channels first, for a warp's access is as long as these are contiguous.
 
-        No more than divide them, where that is possible, for otherwise every access has a test of its own.
+        No more than divide them, where possible, or every access has a test of its own.
         """
         heights = even_tiles(shape, 0, (1, 2, 4, 7, 8, 14), window)
         widths = even_tiles(shape, 1, (1, 2, 3, 4, 5, 7, 8, 14), window)
@@ -206,8 +205,8 @@ def _thread_counts(count: int) -> list[int]:
 def _vectors(shape: Shape) -> tuple[int, ...]:
     """List the vectors that a thread may compute.
 
-    It has all outputs of its input channels, or outputs of one alone, so that its inputs are a vector too. The
-    data's gradient reads all outputs of a channel: that is the vector, where there are several.
+    It has all outputs of its input channels, or of one alone, for its inputs to be a vector too. The data's gradient
+    reads all outputs of a channel: that is the vector, if there are several.
     """
     multiplier = shape.channel_multiplier
     if shape.operation == "grad_data" and multiplier > 1:

@@ -127,8 +127,8 @@ class Cpu(Strategy):
 def copy_input(sch: Schedule, pad: SBlockRV, conv: SBlockRV, at: LoopRV, stride: int) -> None:
     """Copy the padded input below a loop.
 
-    With a stride, columns that neighbouring outputs read at a tap are put side by side, for a
-    vector to load. LLVM makes shuffles of the copy where its columns are unrolled, else it copies one by one.
+    With a stride, columns that neighbouring outputs read at a tap come side by side, for a vector to load. LLVM makes
+    shuffles of unrolled columns, else it copies one by one.
     """
     if stride > 1:
         columns = sch.cache_read(conv, 0, "global")

@@ -38,9 +38,8 @@ def get_blocks(sch: Schedule) -> tuple[SBlockRV, SBlockRV, SBlockRV]:
 def stage_operands(sch: Schedule, epilogue: SBlockRV, at: LoopRV, row: LoopRV, lanes: Any = None) -> None:
     """Load the tensors of the epilogue into registers, a vector of the innermost axis each.
 
-    `at` is the thread's loop, and `row` that, or one in it where the epilogue has its place already:
-    there images are loaded, what there is of each channel before. `lanes` are the elements of an image's
-    vector: by default the whole axis.
+    `at` is the thread's loop, and `row` that, or one in it where the epilogue is already: images are loaded there, what
+    a channel has before. `lanes` are an image's vector: by default the whole axis.
     """
     for index in range(1, len(sch.get(epilogue).reads)):
         load = sch.cache_read(epilogue, index, "local")
@@ -82,7 +81,7 @@ def unroll_all(sch: Schedule, loops: Iterable[LoopRV]) -> None:
 def unroll_in_source(sch: Schedule, loop: LoopRV) -> None:
     """Unroll a loop and all below it by ``#pragma unroll``, for the compiler of the source.
 
-    The source stays short, and TVM's passes fast, where unrolling proves nothing new about conditions.
+    The source stays short, and TVM's passes fast.
     """
     sch.annotate(loop, "pragma_auto_unroll_max_step", 1 << 20)
     sch.annotate(loop, "pragma_unroll_explicit", 0)

@@ -111,8 +111,7 @@ def _at_a_time(bands: Bands, turns: int) -> int:
 def _of_turns(bands: Bands, turns: int, units: int) -> float:
     """Estimate the time of an SM's planes, to compare turns.
 
-    The last blocks take as long as those that keep an SM busy. The first planes of those that begin together are waited
-    for, half of a turn.
+    The last blocks take as long as those that keep an SM busy. First planes are waited for, half of a turn.
     """
     together = _at_a_time(bands, turns)
     few = min(together, _BUSY_ROWS / bands.rows / bands.sides)

@@ -13,12 +13,11 @@ Loop nest, for a thread's rows x cols outputs of one channel::
         out = epilogue(acc)
 
 With ``window="tile"`` all taps are unrolled and each input of the window is loaded once. Of larger kernels each row
-loads its own inputs: ``"row"``. With hundreds of columns, or a dilation that leaves most of a window unused, each tap
-does: ``"tap"``.
+loads its own inputs: ``"row"``. With hundreds of columns, or a dilation that leaves most of it unused, each tap does:
+``"tap"``.
 
-Registers: KH rows of the window (in "row": `rows` of them) + rows*cols sums, and
-as many weights as are left room for: they are the same for a whole warp, or nearly.
-No shared memory: neighbouring threads share their halo through L1.
+Registers: KH rows of the window (in "row": `rows` of them) + rows*cols sums, and weights as there is room. No shared
+memory: neighbouring threads share their halo through L1.
 
 A row of the window is loaded as vectors of `lanes` inputs, from the aligned one that holds its first input to the one
 that holds its last: each costs no more than one of its elements.

@@ -12,7 +12,7 @@ Loop nest, for a block of block_h x block_w outputs of one channel::
           out = epilogue(acc_local)
 
 Shared bytes: (tile with its halo + KH*KW) * itemsize; registers: the sums. A thread's outputs lie side by side within a
-virtual thread and a sub-tile apart between them: with vthread_x = outputs per thread neighbours read other banks.
+virtual thread, these a sub-tile apart: with vthread_x = outputs per thread neighbours read other banks.
 
 The kernel is bound by shared memory: an output costs 2*KH*KW reads of it.
 The article binds n*c to blockIdx.y; here it is blockIdx.x, which alone has

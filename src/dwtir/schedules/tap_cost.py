@@ -2,8 +2,8 @@
 
 It is that of `cost` for each turn, one tile of outputs for each thread, but shared memory limits the blocks at a time
 too, and what a turn takes overlaps in part. A block takes as long as its turns and the sums over its threads; that many
-times over as there are rounds of blocks, or as long as memory takes, with rows that two tiles share. Then the second
-kernel runs over the parts, if there are several.
+times over as there are rounds of blocks, or as long as memory takes, with rows that two tiles share. Of several parts,
+the second kernel comes then.
 
 The constants are fitted to 2200 kernels of 130 layers on an H200: what is preferred is 4 % slower
 than the best of its layer, 5.6 % of layers left out of a fit.
@@ -118,9 +118,8 @@ def allocated_bytes(tiles: Any, shape: Shape) -> Any:
 def is_held(tiles: Any, shape: Shape, exact: Any = None) -> Any:
     """Tell whether registers hold a tile: its sums, inputs and gradients. One sum always fits.
 
-    Where nothing is beyond the last, which `exact` says where it is known, the loads of a tile are
-    under no common test, and ptxas spreads them over its products: it holds a part of the tile at a
-    time, at least a row of the window, and halves as they are loaded.
+    Where nothing is beyond the last, as `exact` may say, loads are under no common test, and ptxas spreads them over
+    the products: it holds a part of the tile at a time, at least a row of the window, and halves as they are loaded.
     """
     height, width = window(tiles, shape)
     sums = sums_of(tiles)

@@ -9,8 +9,8 @@ CLOCK = 1.755e9
 """Hz, by which models count cycles."""
 
 MAX_UNROLLED = 4096
-"""Multiply-adds of one thread in straight line: a second of compilation, and what the
-instruction cache of an SM holds (128 KiB at 16 bytes each, with the rest of the code)."""
+"""Multiply-adds of one thread in straight line: a second of compilation, and what an SM's instruction cache holds (128
+KiB, with the rest of the code, at 16 bytes each)."""
 
 MAX_LOADS = 1024
 """Loads of a window, unrolled with their tests for padding: about a second of compilation."""
@@ -67,7 +67,7 @@ def windows_of(shape: Shape) -> tuple[str, ...]:
 def whole_phases(shape: Shape, axis: int, results: int, window: str = "tile") -> int:
     """Fit the rows (axis 0) or columns (axis 1) of a tile to the phases, for all tiles to have the same taps.
 
-    Where each tap has its own window, neighbours would differ in what they load, and it is one.
+    Where each tap has its own window, it is one.
     """
     count = phases(shape, axis)
     if window == "tap" and count > 1:

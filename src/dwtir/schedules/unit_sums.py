@@ -19,9 +19,8 @@ their rows; what a warp multiplies has units of 8 gradients as its depth::
 
 In the second, these are summed: see `part_sums`. What lies where: `dwtir.units`.
 
-Inputs and gradients are copied once, through no register, and not converted. What lies
-between images is never copied to and stays 0, and a copy of what is not there brings zeros.
-Registers hold 4 * KH sums for each unit, and the gradients of KH rows.
+Inputs and gradients are copied once, through no register, and not converted. What lies between images stays 0, and a
+copy of what is not there brings zeros. Registers hold 4 * KH sums for each unit, and the gradients of KH rows.
 
 Beside an image gradients are zero, and times an input that is not finite NaN. Infinite inputs
 near the edges thus may make taps NaN that do not see them.

@@ -90,8 +90,8 @@ class WholeImage(Strategy):
     thread_y: int
     """Threads of a block over channels and images."""
     rows: int
-    """Rows of the result that are summed together. With all of them a weight is loaded once and
-    used at once; with fewer the first results are ready sooner."""
+    """Rows of the result that are summed together. With all a weight is loaded once and used at once; with fewer the
+    first results are ready sooner."""
     min_blocks: int = 1
     turns: int = 1
     """Images of a thread, one after the other. The next one is loaded while one is computed."""

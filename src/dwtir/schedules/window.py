@@ -144,7 +144,7 @@ class Window(Strategy):
     def held(self, shape: Shape, target: Target) -> Self:
         """Hold ptxas, which takes what it may, to the registers that the model counts on.
 
-        A thread that multiplies each float32 many times needs no more than for that; others have loads under way.
+        One that multiplies each float32 many times needs no more; others have loads under way.
         """
         work = self.counts(shape)
         if not work.conversions and work.multiply_adds > _MANY_PRODUCTS * work.values:
@@ -320,7 +320,7 @@ class Window(Strategy):
     def _place(self, sch: Schedule, epilogue: SBlockRV, row: LoopRV, thread: LoopRV) -> LoopRV:
         """Compute results below the thread's loop, or if all inputs are there, a row's.
 
-        Of all the sums together, ptxas would store none until the last is there, and hold up to 64 registers more.
+        Of all together ptxas stores none until the last is there, and holds up to 64 registers more.
         """
         at = row if self.window == "tile" else thread
         compute_at(sch, epilogue, at)

@@ -42,9 +42,9 @@ _MAX_TRIALS = 2**30  # the session counts
 
 @contextlib.contextmanager
 def _without_intrinsics() -> Iterator[None]:
-    """Keep `TuneContext` from parsing all of TVM's tensor intrinsics, which takes 10 s.
+    """Keep `TuneContext` from parsing all of TVM's tensor intrinsics, 10 s for schedule rules, of which we use none.
 
-    They are for schedule rules, of which we use none. Whoever imports them afterwards gets them.
+    Whoever imports them afterwards gets them.
     """
     name = "tvm.s_tir.tensor_intrin"
     if name in sys.modules:
