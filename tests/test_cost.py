@@ -166,7 +166,7 @@ CHOICES = {
     """,
     # Some halves: few products an input, odd planes in many pieces.
     "register_window": """
-    nchw 128x672x14x14_k5_s2_p2 1x96x56x56_k7_p3
+    nchw 1x96x56x56_k7_p3
     dgrad 128x64x112x112_k3_s2_p1
     float16_dgrad 1x240x28x28_k5_s2_p2 128x96x56x56_k13_p6_m2
     float16 128x95x57x57_k7_p3 127x95x57x57_k7_p3 64x96x112x112_k3_s2_p1 1x192x35x35_k3_p1 1x240x56x56_k5_s2_p2
@@ -179,7 +179,7 @@ CHOICES = {
     """,
     "split_image": """
     nchw 128x96x56x56_k7_p6_d2 64x128x60x60_k3_p1 128x512x14x14_k3_p1 128x192x28x28_k7_p3 1x512x14x14_k27_p13
-    nchw 64x192x11x11_k13_s2_p6
+    nchw 64x192x11x11_k13_s2_p6 128x672x14x14_k5_s2_p2
     float16_dgrad 64x128x56x56_k3_s3_p1 128x240x28x28_k5_s2_p2 128x144x56x56_k3_s2_p1 128x96x56x56_k13_s2_p6
     dgrad 128x384x14x14_k7_p3 128x672x14x14_k5_s2_p2 128x256x28x28_k29_p14
     float16 128x728x19x19_k3_p1 128x240x28x28_k5_s2_p2 32x192x35x35_k3_p1 64x300x13x13_k7_p3
@@ -229,7 +229,7 @@ def test_small_images_take_turns_where_blocks_do(layout):
 
 
 FASTEST = {
-    "128x96x56x56_k5_p4_d2": SplitImage(2, 1, 56, 4),
+    "128x96x56x56_k5_p4_d2": SplitImage(2, 1, 56, 5),
     "128x96x59x61_k7_p3": RowStream(59, 4, 1, 16, 2, 1, 12, 4),
     "128x48x56x56_k7_p3_m2": RegisterWindow(14, 4, 14, 4, 2, 4, 4, 4),
     "64x3x224x224_k3_s2_p1_m16": RegisterWindow(8, 2, 8, 1, 16, 4, 2, 5),
@@ -249,6 +249,7 @@ FASTEST = {
     "128x1536x10x10_k3_p1_float16": SplitImage(32, 1, 2, 14),
     "16x333x17x17_k13_p6": SplitImage(8, 2, 17, 3),
     "32x192x28x28_k7_p3": SplitImage(8, 1, 28, 4),
+    "128x384x14x14_k7_p3": SplitImage(16, 1, 14, 6, lanes=2),
     "128x1920x7x7_k3_p1": WholeImage(16, 2, 7, 16),
     "64x256x56x56_k3_p2_d2_float16_nhwc": ChannelVector(7, 7, 2, 32, 1, 4, 4, split="both"),
 }

@@ -305,6 +305,7 @@ def test_bands_of_an_image_have_one_code(text):
         ("2x4x26x22_k3_p1_float16", SplitImage(2, 1, 4, 1, 4, 2)),
         ("1x5x35x35_k3_p1_float16", SplitImage(4, 1, 3, 1, 3, 4)),  # bands of 2 and 3 rows
         *((f"3x5x9x9_k3_p1_{dtype}", SplitImage(x, 2, 3)) for x, dtype in ((3, "float16"), (4, "bfloat16"))),
+        *((f"2x5x10x10_k5_p2{rest}", SplitImage(4, 1, 5, lanes=2)) for rest in ("", "_s2_dgrad")),
         ("1x5x69x36_k3_s2_p1_d2_bfloat16_dgrad", SplitImage(4, 1, 8, 1, 4, 4)),
         ("1x3x65x65_k3_s2_p1_dgrad", None),
     ],
@@ -373,6 +374,12 @@ def test_no_copy_waits_under_a_test(text):
     source = on_h200(text, SplitImage(16, 1, 5)).source()
     assert len(re.findall(r"planes_ptr[^;=]*= [^;]*data_ptr", source)) > 6
     assert len(re.findall(r"if \([^{]*\) \{\s*[^;{]*planes_ptr[^;=]*= [^;]*data_ptr", source)) <= 1
+
+
+@parametrize(("layout", "lanes"), [("nchw", 2), ("nhwc", 8)])
+def test_threads_share_no_banks(layout, lanes):
+    stride = SplitImage(16, 1, 14, lanes=lanes).sizes(Shape.parse(f"2x16x14x14_k7_p3_{layout}")).stride(14 * 14)
+    assert len({(channel * stride + column) % 32 for channel in range(16) for column in range(2)}) == 32
 
 
 def test_small_results_have_a_place_of_their_own():

@@ -126,6 +126,7 @@ REFUSED = {
     layout=NHWC: parts and pieces must be 1 but in NCHW
     parts=56: must be as many as have columns, got 56
     bands=20: must be at most 57, got 60
+    lanes=4: must be one of (8,), got 4
     bands=1 parts=1 pieces=57: threads or results of an image must be a vector's elements or more, got 1
     """,
     ("1x8x6x1_k2x1_d2_nhwc", WholeImage(2, 1, 1, 16)): """

@@ -7,6 +7,9 @@ from typing import Any
 from .shape import Shape
 from .target import Target
 
+WIDEST = 8
+"""Elements that are ever copied together."""
+
 _ALIKE = 16
 """How many times as large one of two buffers may be that TVM puts in one place."""
 
@@ -15,6 +18,18 @@ def is_small(shape: Shape, most: int) -> bool:
     """Tell whether it is one that `Images` is for, with 2 to so many pixels an image."""
     sizes = shape.height * shape.width, shape.out_height * shape.out_width
     return shape.channel_multiplier == 1 and min(sizes) > 1 and max(sizes) <= most
+
+
+def lane_counts(shape: Shape) -> tuple[int, ...]:
+    """List the most elements of a vector: all, and of float32 in NCHW those of a row's, if fewer."""
+    planes, rows = (shape.source, (shape.result_height, shape.result_width)), row_lanes(shape)
+    is_less = any(gcd(shape.lanes, prod(size)) > rows for size in planes)
+    return (WIDEST, rows) if is_less and shape.layout == "NCHW" and shape.itemsize == 4 else (WIDEST,)
+
+
+def row_lanes(shape: Shape) -> int:
+    """Count the elements of the widest vectors of rows, read or computed."""
+    return max(gcd(shape.lanes, width) for width in (shape.source[1], shape.result_width))
 
 
 @dataclass(frozen=True)
@@ -29,6 +44,8 @@ class Images:
     """Rows of the result that a thread sums together."""
     turns: int = 1
     """Images of a thread, one after the other."""
+    most_lanes: int = WIDEST
+    """Elements that are copied together at most; planes lie an odd number of such vectors apart."""
 
     @property
     def source(self) -> tuple[int, int]:
@@ -115,7 +132,7 @@ class Images:
 
     def vector(self, pixels: int) -> int:
         """Elements of a plane that a thread reads or writes together in shared memory."""
-        return gcd(self.shape.lanes, pixels)
+        return gcd(self.shape.lanes, self.most_lanes, pixels)
 
     def stride(self, pixels: int) -> int:
         """Elements from one plane to the next in shared memory.
@@ -127,7 +144,7 @@ class Images:
 
     def lanes(self, pixels: int) -> int:
         """Elements of a vector that is copied between global and shared memory: in NHWC one."""
-        most, shape = self.shape.lanes, self.shape
+        shape, most = self.shape, gcd(self.shape.lanes, self.most_lanes)
         if shape.layout == "NHWC":
             return 1
         if self.stride(pixels) > pixels:

@@ -6,7 +6,7 @@ from itertools import product
 from math import gcd, prod
 from typing import Any
 
-from .images import Images
+from .images import WIDEST, Images
 from .shape import Shape
 from .target import Target
 
@@ -17,8 +17,8 @@ _ROWS, _BANDS, _COLUMNS = (1, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8, 12, 16), ran
 """Rows and columns of a thread, and bands of a block, that are worth comparing."""
 
 _IDLE, _AGAIN, _SUMS = 1.06, 0.36, range(14, 81)
-"""Results that threads have room for, of those in whole phases; what is read by two blocks, of all that is read or
-written, whichever is more; sums of a thread."""
+"""Results that threads have room for, of those in whole phases; what two blocks read, of all that is read or written,
+whichever is more; sums of a thread."""
 
 _FEW_TAPS, _UNROLLED = 25, 2048
 """Weights that registers are left for, and multiply-adds of a thread in straight line."""
@@ -113,6 +113,11 @@ class Pieces:
         return gcd(self.shape.lanes, self.images.result[1], self.cols)
 
     @property
+    def is_narrow(self) -> bool:
+        """Tell whether narrower vectors are copied than could be."""
+        return self.shape.layout == "NCHW" and self.images.most_lanes < WIDEST
+
+    @property
     def takes_pairs(self) -> bool:
         """Tell whether a thread loads aligned pairs of halves, wherever its rows begin."""
         return self._by_two(self.lanes_in, self.read)
@@ -156,7 +161,7 @@ class Pieces:
     def is_unrolled(self) -> bool:
         """Tell whether each row that a thread sees has a code of its own, inside an image.
 
-        Loads of halves take longest, of weights too: 3 to 10 % less than in a loop. Of float32 memory does.
+        Loads of halves, and weights, take longest: 3 to 10 % less than in a loop. Of float32 memory does.
         """
         taps, is_half = prod(self.shape.kernel), self.shape.itemsize == 2
         few = taps <= _FEW_TAPS and self.rows * self.cols * taps <= _UNROLLED

@@ -20,6 +20,9 @@ _BANDWIDTH, _LAUNCH = 4.25e12, 2.0e-6
 _ISSUE, _PASS = 1.195 / 4, 0.923
 _COPY, _PIXEL = 12.5, 1.55
 _LONGER, _TWICE, _FEW = 1.28, 0.74, 2.04
+# Instructions of a narrow copy, and the exponent by which arithmetic and banks then both count (123 kernels of 24
+# layers, choice 1.1 % behind the best).
+_NARROW, _BOTH = 5.0, 6.0
 # What a byte that several blocks read costs, in bytes of memory.
 _AGAIN = 0.35
 # What pieces take of that, more the narrower their strips, and with a stride: of 160 kernels of 25 layers. Of halves
@@ -45,7 +48,8 @@ def expected_seconds(pieces: Pieces, at_a_time: int, units: int) -> float:
     of_each = ceil(blocks / units)
     together, warps = min(of_each, at_a_time), -(-images.images * images.channels * pieces.each // WARP)
     issued, passes = _work(pieces)
-    busy = max(max(4, of_each * warps) * issued * _ISSUE, of_each * warps * passes * _PASS) / CLOCK
+    issue, through = max(4, of_each * warps) * issued * _ISSUE / CLOCK, of_each * warps * passes * _PASS / CLOCK
+    busy = longer(issue, through, _BOTH) if pieces.is_narrow else max(issue, through)
     again = shape.batch * shape.result_channels * (pieces.pieces * pieces.read - prod(images.source)) * shape.itemsize
     memory = (shape.least_bytes + _AGAIN * again) / _BANDWIDTH / min(1.0, 2 * blocks / units)
     rounds = blocks / units / together
@@ -84,7 +88,7 @@ def _work(pieces: Pieces) -> tuple[float, float]:
     weights = prod(shape.kernel) if pieces.is_unrolled else met * kernel_w
     issued = met * beside + weights + loads + stores + rows * width + converted + selected
     by_pairs = pieces.takes_pairs and pieces.is_plain
-    issued += copies if by_pairs else _COPY * copies
+    issued += copies if by_pairs else (_NARROW if pieces.is_narrow else _COPY) * copies
 
     def crowd(starts: list[int], elements: int, sizes: tuple[int, int], lanes: int) -> float:
         """Count the passes of a load by the first warp, of vectors that begin there in each plane.

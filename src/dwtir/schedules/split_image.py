@@ -14,8 +14,9 @@ Loop nest, for blocks of `thread_y` images x `thread_x` channels, where images a
         results = epilogue(acc)
       out = results                                                (all threads)
 
-The loop over rows is short, for bands have the same code, and warps may have several. Planes and weights lie in
-shared memory as those of `whole_image`.
+The loop over rows is short, for bands have the same code, and warps may have several. Planes
+lie in shared memory an odd number of vectors apart: of the widest, which takes the fewest copies, or of a row's, whose
+loads then share no banks. Weights lie as those of `whole_image`.
 
 With a stride, a band of the data's gradient has whole groups of rows, each of which meets other
 rows of the kernel, so that all bands still have one code.
@@ -37,7 +38,7 @@ from itertools import product
 from math import prod
 
 from ..bands import COLUMNS
-from ..images import Images, is_small
+from ..images import WIDEST, Images, is_small, lane_counts, row_lanes
 from ..pieces import WARP, Pieces, divisions
 from ..shape import Shape
 from ..target import Target
@@ -56,8 +57,8 @@ from .split_cost import expected_seconds
 from .tiles import BLOCK_COUNTS, MAX_BLOCKS, MAX_SIDE, MAX_SUMS, MAX_THREADS, MAX_UNROLLED, SHARED, phases
 
 _MOST_PIXELS, _WHOLE, _MOST_TAPS = 1 << 22, 2304, 1024
-"""Pixels of an image and of a result, where pieces are worth while, and taps of a kernel. With a stride, the results
-of a gradient are as many times more."""
+"""Pixels of an image and of a result, where pieces are worth while, and taps of a kernel. With a stride, a gradient's
+results are as many times more."""
 
 _MOST_BANDS = 64
 """Threads of a block in `threadIdx.z`."""
@@ -65,13 +66,16 @@ _MOST_BANDS = 64
 _OTHERS, _OTHERS_STRIDED = 9, 6
 """Registers for addresses, tests and loads on the way; and of a gradient with a stride."""
 
+_HELD = 14
+"""Columns of a row of float32, under many taps, that a thread of one row has at a time, at most."""
+
 _ONE_WARP, _MANY, _MUCH = 23, 8, 2600
 """Threads too few for a block of one warp; such blocks of an SM, and bytes of each, of which gradients with a stride
 take 5 % less time (16 layers)."""
 
 _FEW_BANDS, _BEST_SUMS, _PAIRED_SUMS = 4, 64, range(32, 97)
-"""Bands; sums of a thread: with more fewer warps wait for shared memory in turns. Blocks of one warp and few bands,
-whose halves move in pairs, take 0 to 14 % less time from 11x11 to 19x19, 3x3."""
+"""Bands; sums of a thread: with more, too few warps wait for shared memory in turns. Blocks of one warp and few bands,
+of pairs of halves, take up to 14 % less time from 11x11 to 19x19, 3x3."""
 
 _MANY_TAPS = 100
 """Of a kernel whose weights take so long to load that two images share them."""
@@ -93,8 +97,8 @@ _FEW = (2, 4, 8)
 """Channels of a block of pieces."""
 
 _NARROW, _FEW_TAPS, _VERY_FEW_TAPS = 16, 25, 9
-"""Columns of an image, and taps, that are too few for tensor cores to be ahead. Of large images with more taps,
-arithmetic takes longest, of which windows and streams have less."""
+"""Columns of an image, and taps, too few for tensor cores to be ahead. Of large images with more taps windows and
+streams have less arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,8 @@ class SplitImage(Strategy):
     """Threads of a row, if not one."""
     pieces: int = 1
     """Blocks of an image, if not one. Parts and pieces are of single images, in NCHW."""
+    lanes: int = WIDEST
+    """Elements that are copied together at most, in NCHW: all that can be, or those of a row's vectors."""
 
     @classmethod
     def _is_for(cls, shape: Shape, target: Target) -> bool:
@@ -168,7 +174,8 @@ class SplitImage(Strategy):
     @classmethod
     def tiles(cls, shape: Shape, target: Target) -> "Iterator[SplitImage]":
         """List the tiles worth comparing, each with as many blocks as an SM has room for."""
-        whole = (cls(x, y, bands) for x, y, bands in product(_channels(shape, target), _batches(shape), _bands(shape)))
+        sizes = _channels(shape, target), _batches(shape), _bands(shape), lane_counts(shape)
+        whole = (cls(x, y, bands, lanes=lanes) for x, y, bands, lanes in product(*sizes))
         found = [*cls._passing(whole, shape, target)]
         yield from found
         if shape.layout == "NCHW" and (not found or _is_large(shape)):
@@ -193,6 +200,7 @@ class SplitImage(Strategy):
             "min_blocks": BLOCK_COUNTS,
             "parts": (1,),
             "pieces": (1,),
+            "lanes": lane_counts(shape),
         }
         return with_guesses(values, cls.guesses(shape, target))
 
@@ -208,6 +216,7 @@ class SplitImage(Strategy):
             (self.parts, self.pieces),
             "1 but in NCHW, of single images",
         )
+        self._require_in("lanes", lane_counts(shape) if pieces.is_plain else (WIDEST,))
         self._require(pieces.fewest > 0, "parts", self.parts, "as many as have columns")
         self._require_most("bands of a block", self.bands, _MOST_BANDS)
         vector = shape.lanes
@@ -240,7 +249,9 @@ class SplitImage(Strategy):
         taps, others = pieces.held, _OTHERS
         if _is_strided(shape):
             taps, others = -(-taps // shape.stride[1]), _OTHERS_STRIDED
-        return self._sums(shape) + pieces.window + taps + others
+        is_one = pieces.is_plain and pieces.rows == 1 and shape.stride == (1, 1) and shape.itemsize == 4
+        held = _HELD if is_one and prod(shape.kernel) >= _FEW_TAPS else pieces.window
+        return self._sums(shape) + min(pieces.window, held) + taps + others
 
     def _at_a_time(self, shape: Shape) -> int:
         """Count the blocks that an SM has room for."""
@@ -274,7 +285,8 @@ class SplitImage(Strategy):
         return self.sizes(shape).shared_bytes_on(target) <= target.shared_bytes_per_block
 
     def sizes(self, shape: Shape) -> Pieces:
-        images = Images(shape, self.thread_x, self.thread_y, shape.result_height)
+        lanes = self.lanes if shape.layout == "NCHW" else row_lanes(shape)
+        images = Images(shape, self.thread_x, self.thread_y, shape.result_height, most_lanes=lanes)
         return Pieces(images, self.bands, self.parts, self.pieces)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
@@ -313,21 +325,21 @@ def _margin(shape: Shape, other: Strategy, is_round: bool, by_pairs: bool) -> fl
         if is_large:
             return _OF_PAIRS if by_pairs else large
         return few if prod(shape.kernel) <= _VERY_FEW_TAPS else plain
-    is_single = isinstance(other, RegisterWindow) and other.lanes == 1
-    if max(shape.dilation) > 1 and shape.layout == "NCHW" and not is_single:
+    lanes = other.lanes if isinstance(other, RegisterWindow) else 0
+    if max(shape.dilation) > 1 and shape.layout == "NCHW" and lanes != 1:
         return _OF_DILATED
-    if not isinstance(other, RegisterWindow):
+    if not lanes:
         return _OF_CHANNELS if shape.layout == "NHWC" else 1.0
-    if is_large and not is_single:
+    if is_large and lanes > 1:
         sure, of_four_halves, unsure = _OF_LARGE
-        if other.lanes == 8 or prod(shape.kernel) > _VERY_FEW_TAPS or _is_strided(shape):
+        if lanes == 8 or prod(shape.kernel) > _VERY_FEW_TAPS or _is_strided(shape):
             return unsure
-        return of_four_halves if shape.itemsize == 2 and other.lanes == 4 else sure
+        return of_four_halves if shape.itemsize == 2 and lanes == 4 else sure
     if shape.stride != (1, 1) and (shape.operation == "grad_data" or shape.itemsize == 4):
         return _OF_STRIDED[shape.operation]
-    if is_single:
+    if lanes == 1:
         return _OF_SINGLES
-    return _OF_ROUND if is_round and other.lanes >= 4 else _OF_VECTORS
+    return _OF_ROUND if is_round and lanes >= 4 else _OF_VECTORS
 
 
 def _is_large(shape: Shape) -> bool:
