@@ -250,6 +250,7 @@ FASTEST = {
     "16x333x17x17_k13_p6": SplitImage(8, 2, 17, 3),
     "32x192x28x28_k7_p3": SplitImage(8, 1, 28, 4),
     "128x384x14x14_k7_p3": SplitImage(16, 1, 14, 6, lanes=2),
+    "16x232x40x40_k7_p3": RegisterWindow(7, 4, 10, 6, 2, 4, 4, 5),
     "128x1920x7x7_k3_p1": WholeImage(16, 2, 7, 16),
     "64x256x56x56_k3_p2_d2_float16_nhwc": ChannelVector(7, 7, 2, 32, 1, 4, 4, split="both"),
 }

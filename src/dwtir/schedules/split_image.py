@@ -88,6 +88,7 @@ _OF_LARGE = 1.03, 0.97, 0.8
 # Of rows a dilation apart; of blocks that are all there at once, and vectors of 4; and of its own time, that whole rows
 # of large images take. Of halves in NHWC, where copies are of single ones.
 _OF_DILATED, _OF_ROUND, _OF_WIDE, _OF_HALVES = 1.05, 0.95, 0.85, 0.9
+_OF_MUCH = 0.88  # of many taps, whose windows of vectors take less than expected
 _OF_STRIDED = {"forward": 0.8, "grad_data": 1.2}
 
 _FILLED = 0.7
@@ -326,6 +327,8 @@ def _margin(shape: Shape, other: Strategy, is_round: bool, by_pairs: bool) -> fl
             return _OF_PAIRS if by_pairs else large
         return few if prod(shape.kernel) <= _VERY_FEW_TAPS else plain
     lanes = other.lanes if isinstance(other, RegisterWindow) else 0
+    if lanes == shape.itemsize == 4 and shape.stride == (1, 1) and prod(shape.kernel) > _FEW_TAPS:
+        return _OF_MUCH
     if max(shape.dilation) > 1 and shape.layout == "NCHW" and lanes != 1:
         return _OF_DILATED
     if not lanes:
