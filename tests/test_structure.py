@@ -17,7 +17,6 @@ from backends import H200, OPENCL, REPLAY, kernel_names, on_h200, replay_and_cud
 from dwtir import ARTICLE_STEPS, STRATEGIES, Epilogue, Shape, reference
 from dwtir.build import schedule_for
 from dwtir.images import Images
-from dwtir.pieces import Pieces
 from dwtir.schedules import (
     ChannelVector,
     Ladder,
@@ -326,9 +325,8 @@ PIECES = [
 
 
 def pieces_of(text, tile):
-    shape = Shape.parse(text)
-    images = Images(shape, tile.thread_x, 1, shape.result_height)
-    return shape, images, Pieces(images, tile.bands, tile.parts, tile.pieces)
+    pieces = tile.sizes(Shape.parse(text))
+    return pieces.shape, pieces.images, pieces
 
 
 @parametrize(("text", "tile"), PIECES)

@@ -22,14 +22,14 @@ def is_small(shape: Shape, most: int) -> bool:
 
 def lane_counts(shape: Shape) -> tuple[int, ...]:
     """List the most elements of a vector: all, and of float32 in NCHW those of a row's, if fewer."""
-    planes, rows = (shape.source, (shape.result_height, shape.result_width)), row_lanes(shape)
+    planes, rows = (shape.source, (shape.result_height, shape.result_width)), lanes_of_rows(shape)
     is_less = any(gcd(shape.lanes, prod(size)) > rows for size in planes)
     return (WIDEST, rows) if is_less and shape.layout == "NCHW" and shape.itemsize == 4 else (WIDEST,)
 
 
-def row_lanes(shape: Shape) -> int:
+def lanes_of_rows(shape: Shape) -> int:
     """Count the elements of the widest vectors of rows, read or computed."""
-    return max(gcd(shape.lanes, width) for width in (shape.source[1], shape.result_width))
+    return max(shape.row_lanes, gcd(shape.lanes, shape.result_width))
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Images:
     turns: int = 1
     """Images of a thread, one after the other."""
     most_lanes: int = WIDEST
-    """Elements that are copied together at most; planes lie an odd number of such vectors apart."""
+    """Elements of NCHW that are copied together at most."""
 
     @property
     def source(self) -> tuple[int, int]:
@@ -131,8 +131,9 @@ class Images:
         )
 
     def vector(self, pixels: int) -> int:
-        """Elements of a plane that a thread reads or writes together in shared memory."""
-        return gcd(self.shape.lanes, self.most_lanes, pixels)
+        """Elements of a plane that a thread reads or writes together in shared memory: in NHWC of a row at most."""
+        most = self.most_lanes if self.shape.layout == "NCHW" else lanes_of_rows(self.shape)
+        return gcd(self.shape.lanes, most, pixels)
 
     def stride(self, pixels: int) -> int:
         """Elements from one plane to the next in shared memory.

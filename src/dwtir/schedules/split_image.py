@@ -38,7 +38,7 @@ from itertools import product
 from math import prod
 
 from ..bands import COLUMNS
-from ..images import WIDEST, Images, is_small, lane_counts, row_lanes
+from ..images import WIDEST, Images, is_small, lane_counts
 from ..pieces import WARP, Pieces, divisions
 from ..shape import Shape
 from ..target import Target
@@ -140,10 +140,8 @@ class SplitImage(Strategy):
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
         """Tell whether it is expected to be faster than windows and streams; in NHWC halves, than all, by far."""
-        if shape.layout == "NHWC" and shape.stride != (1, 1):
-            return False
-        if shape.layout == "NHWC" and shape.itemsize == 2:
-            return cls._beats_all(shape, target)
+        if shape.layout == "NHWC" and (shape.itemsize == 2 or shape.stride != (1, 1)):
+            return shape.stride == (1, 1) and cls._beats_all(shape, target)
         if prod(shape.kernel) > _FEW_TAPS and _is_large(shape) and shape.dilation == (1, 1):
             return False
         others = BandedPlanes, BandedMatrix, RowStream, RegisterWindow, ChannelVector
@@ -286,8 +284,7 @@ class SplitImage(Strategy):
         return self.sizes(shape).shared_bytes_on(target) <= target.shared_bytes_per_block
 
     def sizes(self, shape: Shape) -> Pieces:
-        lanes = self.lanes if shape.layout == "NCHW" else row_lanes(shape)
-        images = Images(shape, self.thread_x, self.thread_y, shape.result_height, most_lanes=lanes)
+        images = Images(shape, self.thread_x, self.thread_y, shape.result_height, most_lanes=self.lanes)
         return Pieces(images, self.bands, self.parts, self.pieces)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
@@ -327,7 +324,7 @@ def _margin(shape: Shape, other: Strategy, is_round: bool, by_pairs: bool) -> fl
             return _OF_PAIRS if by_pairs else large
         return few if prod(shape.kernel) <= _VERY_FEW_TAPS else plain
     lanes = other.lanes if isinstance(other, RegisterWindow) else 0
-    if lanes == shape.itemsize == 4 and shape.stride == (1, 1) and prod(shape.kernel) > _FEW_TAPS:
+    if lanes == 4 and shape.itemsize == 4 and shape.stride == (1, 1) and prod(shape.kernel) > _FEW_TAPS:
         return _OF_MUCH
     if max(shape.dilation) > 1 and shape.layout == "NCHW" and lanes != 1:
         return _OF_DILATED
