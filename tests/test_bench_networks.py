@@ -1,4 +1,4 @@
-"""The benchmark of whole networks, on small ones: what is run, checked, counted and written."""
+"""The benchmark of whole networks, on small ones."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Results as files: JSON and back, pages, pictures, the articles' tables, and what the committed ones generate."""
+"""Results as files: JSON, pages, pictures, the articles' tables, and what the committed ones generate."""
 
 import csv
 import shutil

@@ -1,4 +1,4 @@
-"""NHWC halves on tensor cores, by pairs of channels and by banded matrices: what they take, and results."""
+"""NHWC halves on tensor cores: what the strategies take, and results."""
 
 from dataclasses import replace
 from itertools import product

@@ -1,4 +1,4 @@
-"""The gradients: adjoints of the convolution, kernels like any other, and the tiles of the weight's."""
+"""The gradients: adjoints, kernels like any other, and tiles of the weight's."""
 
 import re
 from dataclasses import replace

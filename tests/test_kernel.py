@@ -1,4 +1,4 @@
-"""A kernel: what it says of itself, what is made of a schedule's name, and calls with right and wrong tensors."""
+"""A kernel: what it says of itself, schedules' names, and calls."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""`dwtir.nn.convert`: what is replaced and fused, what is left, and that nothing else changes."""
+"""`dwtir.nn.convert`: what is replaced, fused and left."""
 
 import copy
 import re

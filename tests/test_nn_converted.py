@@ -1,4 +1,4 @@
-"""What `dwtir.nn.convert` made, in use: other images, training, new values, copies, graphs."""
+"""What `dwtir.nn.convert` made, in use."""
 
 import copy
 import pickle

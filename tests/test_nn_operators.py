@@ -1,4 +1,4 @@
-"""The operators inside torch: compiled, exported, batched and traced; and what imports what."""
+"""The operators inside torch, and what imports what."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""The package as others get it: what the wheel holds, how it is found, what it imports, and its README."""
+"""The package as others get it: the wheel, how it is found, its imports, its README."""
 
 import ast
 import email

@@ -1,4 +1,4 @@
-"""What is true of every convolution, whoever computes it: no oracle is needed for most of it."""
+"""What is true of every convolution: no oracle is needed for most of it."""
 
 from dataclasses import replace
 from itertools import product

@@ -282,7 +282,7 @@ def test_whole_images_multiply_no_padding(text, tile):
     assert images.multiply_adds * 6 * 40 == reference.depthwise_conv2d(shape, *ones).sum()
 
 
-@parametrize("text", ["6x40x14x14_k7_p3", "6x40x14x13_k4x3_p2_d2_float16_dgrad", "6x40x28x14_k5_s2_p2_float16_dgrad"])
+@parametrize("text", ["6x40x14x14_k7_p3_nhwc", "6x40x14x9_k4x3_p2_d2_float16_dgrad", "6x40x28x14_k5_s2_p2_dgrad"])
 def test_bands_of_an_image_have_one_code(text):
     two_rows, one_row = (on_h200(text, SplitImage(16, 1, bands, 4)) for bands in (7, 14))
     images = Images(two_rows.shape, 16, 1, two_rows.shape.result_height)
@@ -290,6 +290,7 @@ def test_bands_of_an_image_have_one_code(text):
         assert abs(resources.shared_bytes - images.shared_bytes) <= 16
         assert resources.stack_bytes == 0
     assert len(one_row.source()) < len(two_rows.source())
+    assert two_rows.source().count("= filters_ptr[") <= np.prod(two_rows.shape.kernel)
 
 
 @replay_and_cuda

@@ -209,40 +209,29 @@ def copy(
 
 
 def copy_pixels(
-    channel: tuple[Any, Any, int],
-    whole: Part,
-    shared: Part,
-    sizes: tuple[int, int],
-    threads: tuple[int, Any],
-    *,
-    is_load: bool = True,
+    channel: tuple[Any, Any, int], whole: Part, shared: Part, sizes: tuple[int, int], threads: tuple[int, Any]
 ) -> None:
-    """Copy a thread's pixels of an NHWC image to a plane in shared memory, or back.
+    """Copy a thread's pixels of an NHWC image to a plane in shared memory.
 
     `channel` is the thread's, with those of the block that there are and those of a pixel; `sizes` are a plane's
     pixels, and from one to the next; the rest is as for `share`.
     """
     (own, count, apart), (size, stride), (each, thread) = channel, sizes, threads
-    there = tirx.min(own, count - 1) if is_load else own
 
     def one(turn: Any) -> None:
         pixel = thread + turn * each
-        if is_load:
-            shared.take(own * stride + pixel, whole, pixel * apart + there)
-        else:
-            whole.take(pixel * apart + there, shared, own * stride + pixel)
+        shared.take(own * stride + pixel, whole, pixel * apart + tirx.min(own, count - 1))
 
     turns, over = divmod(size, each)
-    with T.If(tirx.const(True, "bool") if is_load else own < count), T.Then():
-        if turns > _MOST_TURNS:
-            with T.serial(turns) as turn:
-                one(turn)
-        else:
-            for turn in range(turns):
-                one(turn)
-        if over:
-            with T.If(thread < over), T.Then():
-                one(turns)
+    if turns > _MOST_TURNS:
+        with T.serial(turns) as turn:
+            one(turn)
+    else:
+        for turn in range(turns):
+            one(turn)
+    if over:
+        with T.If(thread < over), T.Then():
+            one(turns)
 
 
 def share(

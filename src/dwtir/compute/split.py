@@ -1,8 +1,9 @@
 """The convolution of planes, or the data's gradient, each image by several threads.
 
 Each thread has a band of the result's rows, or a part of these across, and goes down the rows of the image that
-they see. This is one loop with one code for all bands: which rows of the kernel a row meets, it asks as it goes.
-Rows in the padding are passed over. Taps in the padding beside a whole row are not there; parts see zeros.
+they see, by one code for all bands: a loop that asks which rows of the kernel a row meets, or, of few products, a
+straight line. Rows in the padding are passed over. Taps in the padding beside a whole row are not there; parts see
+zeros.
 
 The blocks are those of `whole`.
 """
@@ -16,10 +17,10 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ..epilogue import Epilogue
-from ..pieces import WARP, Pieces
+from ..pieces import Pieces
 from . import script
 from .forward import both_ends
-from .parts import Part, Row, by_places, clear, copy, copy_pixels, local, move, unrolled
+from .parts import Part, Row, all_hold, by_places, clear, copy, copy_pixels, local, move, unrolled
 from .stretch import Stretch
 from .unaligned import put_pairs, take_pairs
 
@@ -92,7 +93,7 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
             copy((X, there(chunk)), whole, shared, sizes, (X * each, thread * X + x), is_load=is_load)
         else:
             whole = Part(tensor, image, 0, 0, chunk * X)
-            copy_pixels((x, there(chunk), C), whole, shared, (size, stride), share, is_load=is_load)
+            copy_pixels((x, there(chunk), C), whole, shared, (size, stride), share)
 
     def there(chunk) -> Any:
         """Count the channels of a block that there are."""
@@ -108,13 +109,6 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         """Find the row of the image after those that a block has of a piece."""
         height = images.source[0]
         return height if P == 1 else tirx.min(height, pieces.top(piece) + images.seen(pieces.most))
-
-    def is_inside(piece, z, part, x) -> Any:
-        """Tell whether the image has all rows that the bands of a thread's warp may see."""
-        lane = tirx.floordiv((z * Q + part) * X + x, WARP) * WARP
-        bands = (tirx.min(tirx.floordiv(at, X * Q), Z - 1) for at in (lane, lane + WARP - 1))
-        top, last = (images.top(images.first(piece * Z + band, pieces.all_bands)) for band in bands)
-        return tirx.all(0 <= top, last + images.seen(ROWS) <= images.source[0])
 
     def stretch(tensor, side, place, share) -> Stretch:
         (image, piece, chunk, x), (height, width) = place, side.size
@@ -185,13 +179,12 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         T.reads(planes[image, :], filters[:])
         T.writes(acc[z, y, x, :])
         window = local("float32", pieces.window + 2 * pieces.takes_pairs)
-        taps = local("float32", pieces.held)
+        taps = local("float32", TAPS if pieces.is_unrolled else shape.kernel[1])
         first = T.meta_var(begin(data, SOURCE, _Place(b * Y + image, p, c, x)) - first_row(SOURCE, p) * SW)
         load = T.meta_var(loading(planes, window, image, first, part))
         band = T.meta_var(_band(pieces, p * Z + z))
-        rows = T.meta_var((bottom(p), partial(is_inside, p, z, part, x)))
-        _sum(pieces, band, rows, Part(acc, z, y, x, 0), window, taps, Part(filters, x * APART), load)
-        if adds:
+        _sum(pieces, band, bottom(p), Part(acc, z, y, x, 0), window, taps, Part(filters, x * APART), load)
+        if adds and is_planar:
             share_out(bring, operands["residual"], RESULT, results, b, c, p, z, y, x)
 
     def inside(place) -> Any:  # of columns that the last part has not
@@ -220,6 +213,19 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
                 if row < rows:
                     put(Part(result, row * COLS), Part(results, image, start + (down + row) * RW), part)
 
+    @script.inline
+    def end_pixels(acc, out, operands, b, c, p, z, y, x):
+        T.reads(acc[z, y, x, :])
+        T.writes(out[b * Y : b * Y + Y, :, :, c * X : c * X + X])
+        n, channel = T.meta_var((b * Y + y, c * X + x))
+        first, _, most, rows = T.meta_var(_band(pieces, z))
+        if all_hold(n < N, channel < C):
+            for row in T.unroll(most):
+                if row < rows:
+                    for w in unrolled(COLS):
+                        place = T.meta_var((n, first + row, w, channel))
+                        out[n, first + row, w, channel] = finish(acc[z, y, x, row * COLS + w], operands, channel, place)
+
     @script.prim_func(s_tir=True)
     def split_images() -> None:
         data, weight, operands, out = T.meta_var(declare())
@@ -239,8 +245,11 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
                 by_places("gather", THREADS, share_out, bring, data, SOURCE, planes, *block)
                 by_places("filters", THREADS, weigh, weight, filters, vc, vp)
                 by_places("depthwise_conv2d", THREADS, multiply, data, planes, filters, acc, operands, results, *block)
-                by_places("epilogue", THREADS, end, acc, out, operands, results, *block)
-                by_places("store", THREADS, share_out, bring_back, out, RESULT, results, *block)
+                if not is_planar:
+                    by_places("epilogue", THREADS, end_pixels, acc, out, operands, *block)
+                else:
+                    by_places("epilogue", THREADS, end, acc, out, operands, results, *block)
+                    by_places("store", THREADS, share_out, bring_back, out, RESULT, results, *block)
 
     return split_images
 
@@ -261,22 +270,18 @@ def _band(pieces: Pieces, band: Any) -> tuple[Any, int, int, Any]:
 def _sum(
     pieces: Pieces,
     band: tuple[Any, int, int, Any],
-    ends: tuple[Any, Callable[[], Any]],
+    bottom: Any,
     acc: Part,
     window: tirx.Buffer,
     taps: tirx.Buffer,
     weight: Part,
     load: Callable[[Any], None],
 ) -> None:
-    """Sum the products of a band, row after row of the image that it sees, of those before the bottom.
-
-    Where all that it sees is there, and products are few, each row has a code of its own, and weights stay. All bands
-    of a warp have this code or none.
-    """
+    """Sum the products of a band, row after row of the image that it sees, of those before the bottom."""
     images, shape, width = pieces.images, pieces.shape, pieces.cols
     (kernel_h, kernel_w), below, (first, least, most, rows) = shape.kernel, shape.dilation[0], band
     right = shape.stride[1] if shape.operation == "forward" else 1
-    top, (bottom, is_inside) = images.top(first), ends
+    top = images.top(first)
     clear(acc, 0, most * width)
 
     def add(h: int, tap: Any, held: int) -> None:
@@ -315,23 +320,24 @@ def _sum(
                     load(row)
                     add(h, kh * kernel_w, 0)
 
-    def go_down_inside() -> None:
-        for tap in range(kernel_h * kernel_w):
-            T.buffer_store(taps, weight[images.turned(tap)], [tap])
+    def go_down_in_line() -> None:
+        loaded: set[int] = set()
         for seen in range(images.seen(most)):
+            above = [divmod(images.above(seen, h), below) for h in range(most)]
+            meets = {h: tap * kernel_w for h, (tap, over) in enumerate(above) if 0 <= tap < kernel_h and not over}
+            for first in {*meets.values()} - loaded:  # outside of tests, to stay
+                for tap in range(first, first + kernel_w):
+                    T.buffer_store(taps, weight[images.turned(tap)], [tap])
+            loaded.update(meets.values())
             row = top + seen
-            load(row if seen < images.seen(least) else tirx.min(row, bottom - 1))
-            for h in range(most):
-                above, over = divmod(images.above(seen, h), below)
-                if 0 <= above < kernel_h and not over:
-                    add(h, None, above * kernel_w)
+            with T.If(tirx.all(bool(meets), 0 <= row, row < bottom)), T.Then():
+                load(row)
+                for h, first in meets.items():
+                    add(h, None, first)
 
-    beyond = go_down_apart if images.are_apart(most) else go_down
-    if not pieces.is_unrolled:
-        beyond()
-        return
-    with T.If(is_inside()):
-        with T.Then():
-            go_down_inside()
-        with T.Else():
-            beyond()
+    if pieces.is_unrolled:
+        go_down_in_line()
+    elif images.are_apart(most):
+        go_down_apart()
+    else:
+        go_down()

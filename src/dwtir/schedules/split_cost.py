@@ -20,6 +20,8 @@ _BANDWIDTH, _LAUNCH = 4.25e12, 2.0e-6
 _ISSUE, _PASS = 1.195 / 4, 0.923
 _COPY, _PIXEL = 12.5, 1.55
 _LONGER, _TWICE, _FEW = 1.28, 0.74, 2.04
+# Instructions of a pixel's copy in NHWC, and of a row in a loop (371 kernels of 149 layers: half within 6 %).
+_SINGLE, _LOOP = 2.5, 8.0
 # Instructions of a narrow copy, and the exponent by which arithmetic and banks then both count (123 kernels of 24
 # layers, choice 1.1 % behind the best).
 _NARROW, _BOTH = 5.0, 6.0
@@ -77,18 +79,20 @@ def _work(pieces: Pieces) -> tuple[float, float]:
     seen, met = _met(pieces, tops)
     beside = sum(len(pieces.columns(kw)[0]) for kw in range(kernel_w))
     lanes_in, lanes_out = pieces.lanes_in, pieces.lanes_out
-    loads, stores = seen * columns / lanes_in, rows * width / lanes_out
+    loads, stores = seen * columns / lanes_in, rows * width / (lanes_out if is_planar else 1)
     if pieces.takes_pairs:
         loads, lanes_in = seen * (columns // 2 + 1), 2
     if pieces.puts_pairs:
         stores, lanes_out = rows * ((width - 1) // 2 + 2 - width % 2), 2
-    copies = sum(pieces.vectors_of(pixels) / each for pixels in (read, written))
+    copies = sum(pieces.vectors_of(pixels) / each for pixels in (read, written)[: 1 + is_planar])
     converted = is_half * (seen * columns + (0.5 if pieces.puts_pairs else 2) * rows * width)
     selected = pieces.takes_pairs * seen * columns + pieces.puts_pairs * rows * width
     weights = prod(shape.kernel) if pieces.is_unrolled else met * kernel_w
     issued = met * beside + weights + loads + stores + rows * width + converted + selected
     by_pairs = pieces.takes_pairs and pieces.is_plain
-    issued += copies if by_pairs else (_NARROW if pieces.is_narrow else _COPY) * copies
+    copied = (_NARROW if pieces.is_narrow else _COPY) if is_planar else _SINGLE
+    issued += copies if by_pairs else copied * copies
+    issued += 0 if pieces.is_unrolled or images.phases > 1 else _LOOP * seen
 
     def crowd(starts: list[int], elements: int, sizes: tuple[int, int], lanes: int) -> float:
         """Count the passes of a load by the first warp, of vectors that begin there in each plane.
@@ -114,10 +118,11 @@ def _work(pieces: Pieces) -> tuple[float, float]:
     inputs = [top * images.source[1] + part * pieces.step for top in tops for part in range(pieces.parts)]
     outputs = [first * images.result[1] + part * width for first in firsts for part in range(pieces.parts)]
     passes = loads * crowd(inputs, read, images.source, lanes_in)
-    passes += stores * crowd(outputs, written, images.result, lanes_out)
-    passes += weights + (read + written) * shape.itemsize / 4 / each
-    passes += prod(shape.kernel) / (images.images * each)
-    return issued, passes + (0 if is_planar else _PIXEL * copies * WARP / images.channels)
+    passes += weights + prod(shape.kernel) / (images.images * each)
+    if is_planar:
+        passes += stores * crowd(outputs, written, images.result, lanes_out)
+        return issued, passes + (read + written) * shape.itemsize / 4 / each
+    return issued, passes + stores + _PIXEL * (copies + stores) * WARP / images.channels
 
 
 def _met(pieces: Pieces, tops: list[int]) -> tuple[float, float]:

@@ -14,14 +14,16 @@ Loop nest, for blocks of `thread_y` images x `thread_x` channels, where images a
         results = epilogue(acc)
       out = results                                                (all threads)
 
-The loop over rows is short, for bands have the same code, and warps may have several. Planes
+Bands have the same code, for warps may have several: a short loop over rows or, where products are few, a straight
+line, in which weights stay in registers from the first row of the band that meets them to the last. Planes
 lie in shared memory an odd number of vectors apart: of the widest, which takes the fewest copies, or of a row's, whose
 loads then share no banks. Weights lie as those of `whole_image`.
 
 With a stride, a band of the data's gradient has whole groups of rows, each of which meets other
 rows of the kernel, so that all bands still have one code.
 
-In NHWC each thread copies pixels of its own channel, neighbouring threads those of neighbouring channels.
+In NHWC each thread copies pixels of its own channel, neighbouring threads those of neighbouring channels, and writes
+its results itself.
 
 A large image of NCHW is in `pieces` of whole rows, each of a block, which reads a few of its neighbours' rows too.
 They begin anywhere in a vector, and are copied in vectors all the same. A row may be in `parts`, each of a thread,
@@ -73,7 +75,7 @@ _ONE_WARP, _MANY, _MUCH = 23, 8, 2600
 """Threads too few for a block of one warp; such blocks of an SM, and bytes of each, of which gradients with a stride
 take 5 % less time (16 layers)."""
 
-_FEW_BANDS, _BEST_SUMS, _PAIRED_SUMS = 4, 64, range(32, 97)
+_FEW_BANDS, _BEST_SUMS, _PAIRED_SUMS = 4, 63, range(32, 97)
 """Bands; sums of a thread: with more, too few warps wait for shared memory in turns. Blocks of one warp and few bands,
 of pairs of halves, take up to 14 % less time from 11x11 to 19x19, 3x3."""
 
@@ -86,8 +88,8 @@ _MANY_TAPS = 100
 _OF_PRODUCTS, _OF_PAIRS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS = (1.0, 1.1, 0.93, 0.8), 1.02, 0.93, 1.18, 1.07
 _OF_LARGE = 1.03, 0.97, 0.8
 # Of rows a dilation apart; of blocks that are all there at once, and vectors of 4; and of its own time, that whole rows
-# of large images take. Of halves in NHWC, where copies are of single ones.
-_OF_DILATED, _OF_ROUND, _OF_WIDE, _OF_HALVES = 1.05, 0.95, 0.85, 0.9
+# of large images take.
+_OF_DILATED, _OF_ROUND, _OF_WIDE = 1.05, 0.95, 0.85
 _OF_MUCH = 0.88  # of many taps, whose windows of vectors take less than expected
 _OF_STRIDED = {"forward": 0.8, "grad_data": 1.2}
 
@@ -139,16 +141,20 @@ class SplitImage(Strategy):
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether it is expected to be faster than windows and streams; in NHWC halves, than all, by far."""
-        if shape.layout == "NHWC" and (shape.itemsize == 2 or shape.stride != (1, 1)):
-            return shape.stride == (1, 1) and cls._beats_all(shape, target)
-        if prod(shape.kernel) > _FEW_TAPS and _is_large(shape) and shape.dilation == (1, 1):
+        """Tell whether it is expected to be faster than windows and streams; in NHWC halves, than all."""
+        if shape.layout == "NHWC" and shape.stride != (1, 1):
             return False
+        own, is_slow = cls.choose(shape, target), prod(shape.kernel) > _FEW_TAPS and _is_large(shape)
+        seconds, sizes = own.expected_seconds(shape, target), own.sizes(shape)
+        is_looping = is_slow and shape.dilation == (1, 1) and not sizes.is_unrolled
+        if is_looping or not own._passes(shape, target):
+            return False
+        if shape.layout == "NHWC" and shape.itemsize == 2:
+            rivals = BandedPlanes, ChannelPairs, BandedChannels, RowStream, ChannelVector
+            return not is_beaten(seconds, rivals, shape, target)
         others = BandedPlanes, BandedMatrix, RowStream, RegisterWindow, ChannelVector
-        own, other = cls.choose(shape, target), next(paying(others, shape, target))
+        other = next(paying(others, shape, target))
         expected = other.expected_seconds(shape, target)
-        if not own._passes(shape, target):
-            return False
         if expected is None:  # of tensor cores
             is_slow = shape.batch > 1 and shape.result_width < _NARROW and prod(shape.kernel) <= _FEW_TAPS
             if isinstance(other, BandedMatrix) and other.loads == "planes":
@@ -156,15 +162,8 @@ class SplitImage(Strategy):
                 return is_slow and is_few and COLUMNS < width < _FILLED * (-(-width // COLUMNS) * COLUMNS)
             return is_slow
         together = target.units * max(1, own._at_a_time(shape))
-        sizes = own.sizes(shape)
         margin = _margin(shape, other, sizes.blocks <= together, sizes.takes_pairs)
-        return own.expected_seconds(shape, target) < margin * expected
-
-    @classmethod
-    def _beats_all(cls, shape: Shape, target: Target) -> bool:
-        own, others = cls.choose(shape, target), (BandedPlanes, ChannelPairs, BandedChannels, RowStream, ChannelVector)
-        seconds = own.expected_seconds(shape, target) / _OF_HALVES
-        return own._passes(shape, target) and not is_beaten(seconds, others, shape, target)
+        return seconds < margin * expected
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> "tuple[SplitImage, ...]":
@@ -289,7 +288,7 @@ class SplitImage(Strategy):
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("images"))), "blockIdx.x")
-        for name in ("gather", "filters", "depthwise_conv2d", "epilogue", "store"):
+        for name in ("gather", "filters", "depthwise_conv2d", "epilogue", *["store"] * (shape.layout == "NCHW")):
             *_, z, y, x = sch.get_loops(sch.get_sblock(name))
             bind_threads(sch, z, y, x)
 
