@@ -19,7 +19,7 @@ REQUIRE_GPU = os.environ.get("DWTIR_REQUIRE_GPU") == "1"
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory):
-    """Keep the user's cached kernels and tuning records apart from those of the tests."""
+    """Keep the user's kernels and records apart from the tests'."""
     folder = tmp_path_factory.mktemp("user")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DWTIR_CACHE_DIR", str(folder / "cache"))

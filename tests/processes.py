@@ -12,7 +12,7 @@ SITE = Path(sysconfig.get_path("purelib"))
 
 
 def run(*arguments, status=0, cwd=None, **environment):
-    """Run Python with arguments in a new process, which must end with a status."""
+    """Run Python in a new process, which must end with a status."""
     child = subprocess.run(
         [sys.executable, *map(str, arguments)],
         env=os.environ | environment,

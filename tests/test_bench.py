@@ -1,4 +1,4 @@
-"""The benchmark: its command on the CPU, its arithmetic, and PyTorch beside it where that is."""
+"""The benchmark: its command on the CPU, its arithmetic, and PyTorch."""
 
 import csv
 import re

@@ -1,4 +1,4 @@
-"""The doctor, mostly from outside: what it prints and what it returns."""
+"""The doctor, mostly from outside."""
 
 import json
 import os

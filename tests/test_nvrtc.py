@@ -20,7 +20,7 @@ from processes import SITE, run_python, site_with
 
 
 def generate(dtype, vector=4):
-    """CUDA source by TVM: vector loads and stores around scalar float32 arithmetic."""
+    """CUDA source by TVM."""
     shape = Shape.parse(f"1x64x16x16_k3_p1_{dtype}_nhwc")
     tile = ChannelVector(1, 2, vector, 64 // vector, 4, 1)
     return compile_kernel(shape, Epilogue(("silu", "gelu")), H200, tile).source()
