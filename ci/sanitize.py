@@ -19,9 +19,8 @@ from dwtir import reference
 from dwtir.space_to_batch import splits_of
 from dwtir.target import resolve
 
-# Odd sizes, so that tiles hang over every edge; 8 channels make a vector of 16 bytes. The
-# large kernel takes the strategies' second way, row by row; the next are ones that tensor cores
-# multiply, forward and backward, and with a stride, then whole images in registers, a dilation, a multiplier.
+# Odd sizes, so that tiles hang over every edge; 8 channels make a vector of 16 bytes. A large kernel, ones for tensor
+# cores, whole images in registers, a dilation, a multiplier.
 SIZES = (
     *("2x8x13x17_k3_psame", "1x8x19x20_k13_s2_psame", "2x4x11x14_k5_p2", "2x4x13x17_k5_s2_p2"),
     *("5x20x7x7_k5_p2", "1x4x11x14_k3_p2_d2", "1x4x11x14_k3_p1_m2"),

@@ -1,4 +1,4 @@
-"""The ways a schedule runs, behind one interface: the same test serves all of them.
+"""The ways a schedule runs, behind one interface.
 
 ``replay``
     a GPU schedule without its thread bindings, compiled by LLVM;
@@ -189,9 +189,8 @@ def kernel_names(source):
 def cells(turn):
     """List backend, strategy, operation, layout and dtype for the cases of a test.
 
-    Every strategy has each operation, layout and dtype on a GPU, and on a machine without where both can run it replay
-    and OpenCL take turns; `turn` says which begins. So two tests with turns 0 and 1 have every case on both, and each
-    has every strategy on both.
+    Every strategy has each of them on a GPU; else, where both can run it, replay and OpenCL take turns; `turn` says
+    which begins. So two tests with turns 0 and 1 have every case on both.
     """
     found = []
     for strategy in STRATEGIES.values():

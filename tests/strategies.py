@@ -1,7 +1,7 @@
 """What tests are made of: Hypothesis strategies for shapes, epilogues and tiles, and tensors.
 
-A drawn shape compiles and runs in well under a second, and yet reaches what kernels get wrong: odd and prime sizes,
-kernels as large as the padded input, strides that skip inputs, padding on one side.
+A drawn shape compiles and runs in well under a second, and yet has what kernels get wrong: odd and prime sizes, kernels
+as large as the padded input, strides that skip inputs, padding on one side.
 """
 
 from dataclasses import replace
@@ -263,10 +263,7 @@ _LARGEST_INTEGER = {"float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
 
 
 def integer_tensors(shape, epilogue, seed):
-    """Make small integers, of which every sum and result is exact in the shape's dtype.
-
-    So the result does not depend on the order of the sum, and is compared with ``==``.
-    """
+    """Make small integers, of which every sum and result is exact in the shape's dtype."""
     assert set(epilogue.steps) <= set(EXACT_STEPS)
     rng = np.random.default_rng(seed)
     # The epilogue at most doubles the sum, and bias, residual and shift add 2 each.

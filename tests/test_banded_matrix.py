@@ -34,16 +34,16 @@ def test_each_product_is_one_instruction(about, dtype, ending):
 @parametrize(
     ("tile", "about"),
     [
-        (BandedMatrix(7, 5, 2, 1, "planes", 2), "5x6x28x28_k5_p2_float16+bias+residual+relu"),  # two warps of a plane
-        (BandedMatrix(14, 7, 2, 1, "planes"), "17x3x14x14_k7_p3_bfloat16_dgrad"),  # 8 planes of each, vectors of 4
+        (BandedMatrix(7, 5, 2, 1, "planes", 2), "5x6x28x28_k5_p2_float16+bias+residual+relu"),
+        (BandedMatrix(14, 7, 2, 1, "planes"), "17x3x14x14_k7_p3_bfloat16_dgrad"),
         (
             BandedMatrix(7, 3, 2, 1, "planes", 3),
             "26x3x14x14_k3_p1_float16+scale_shift+residual+relu6",
         ),  # a turn too many
         (BandedMatrix(14, 3, 2, 1, "planes", 2), "9x3x28x28_k3_s2x1_p1_bfloat16+scale_shift+relu6"),
-        (BandedMatrix(5, 5, 2, 1, "planes", 2), "5x3x20x20_k5_p2_float16"),  # three tiles across are four
+        (BandedMatrix(5, 5, 2, 1, "planes", 2), "5x3x20x20_k5_p2_float16"),
         (BandedMatrix(9, 5, 2, 1, "planes", 2), "17x2x18x22_k5x3_p2x0_float16"),
-        (BandedMatrix(13, 7, 3, 1, "planes", 4), "9x2x48x48_k7_p3_float16"),  # a last tile of fewer rows
+        (BandedMatrix(13, 7, 3, 1, "planes", 4), "9x2x48x48_k7_p3_float16"),
     ],
 )
 @replay_and_cuda
@@ -134,7 +134,7 @@ ODD = {
     "2x4x13x15_k5_p1x0x2x2_float16_dgrad": (4, 5),
     "2x2x13x15_k7_p3_d2_m2_float16": (13, 4),
     "2x3x14x23_k5_s2_p2_float16": (3, 4),
-    "2x2x15x17_k3_s2_p1_m3_bfloat16": (8, 3),  # results of an odd width
+    "2x2x15x17_k3_s2_p1_m3_bfloat16": (8, 3),
     "2x3x14x13_k3_d2_p2_float16": (2, 3),
     "2x1x12x11_k5x3_s2x1_p2x1_m2_float16": (2, 5),
     "1x2x9x11_k5_p1x0x2x2_float16_dgrad": (9, 5),

@@ -107,13 +107,13 @@ def test_fused_steps_without_room_are_refused():
 @parametrize(
     "tile",
     [
-        ChannelPairs(16, 1, 3, 1, 7, 1),  # the least of a step, one stage ahead
-        ChannelPairs(32, 2, 2, 3, 3, 2),  # steps past the image's end, strips past its side
-        ChannelPairs(16, 2, 2, 4, 2, 3),  # more ahead than there is
-        ChannelPairs(8, 3, 3, 7, 1, 1),  # one step, strips of two images in a warp
-        ChannelPairs(16, 2, 2, 2, 4, 2, words=2),  # two warps for a vector
+        ChannelPairs(16, 1, 3, 1, 7, 1),
+        ChannelPairs(32, 2, 2, 3, 3, 2),
+        ChannelPairs(16, 2, 2, 4, 2, 3),
+        ChannelPairs(8, 3, 3, 7, 1, 1),
+        ChannelPairs(16, 2, 2, 2, 4, 2, words=2),
         ChannelPairs(8, 3, 3, 7, 1, 1, words=1),  # four
-        ChannelPairs(16, 1, 3, 2, 4, 3, words=2, turns=3),  # stages of three images in one ring, and of two
+        ChannelPairs(16, 1, 3, 2, 4, 3, words=2, turns=3),  # rings of three images, and of two
     ],
 )
 @replay_and_cuda
@@ -136,16 +136,16 @@ def test_tiles_that_hang_over_every_edge(tile, backend, kernel, epilogue):
     [
         (ChannelPairs(32, 2, 2, 2, 4, 2), "float16_4x24x7x11_k3x5_p1x2_m2+bias+residual+relu"),
         (ChannelPairs(16, 2, 2, 2, 4, 2, words=1), "float16_3x16x7x11_k7_p3_m2+scale_shift+relu"),
-        (ChannelPairs(24, 2, 2, 3, 3, 2), "bfloat16_4x24x7x11_k3_p1_m3+bias+relu6"),  # pairs of two channels
+        (ChannelPairs(24, 2, 2, 3, 3, 2), "bfloat16_4x24x7x11_k3_p1_m3+bias+relu6"),
         (ChannelPairs(40, 2, 1, 2, 3, 2), "float16_2x8x7x11_k5_s2_p4_m5+bias+relu"),
         (ChannelPairs(16, 1, 3, 1, 7, 1), "float16_3x20x7x11_k3x5_p1x2+bias+residual+relu"),  # 4 move together
         (ChannelPairs(24, 2, 3, 2, 3, 1, words=2), "float16_3x22x7x11_k3_p1+scale_shift+residual+relu"),  # 2
         (ChannelPairs(8, 1, 3, 1, 7, 1), "bfloat16_3x3x7x11_k5_p2+scale_shift+residual+relu"),  # alone
-        (ChannelPairs(8, 3, 1, 1, 3, 1, words=4), "float16_3x1x1x1_k5_s2_p6_d2"),  # the image's first step alone copies
+        (ChannelPairs(8, 3, 1, 1, 3, 1, words=4), "float16_3x1x1x1_k5_s2_p6_d2"),
         (ChannelPairs(16, 2, 3, 1, 1, 1), "bfloat16_dgrad_3x13x7x11_k5_p2"),
         (ChannelPairs(48, 2, 3, 2, 3, 1), "float16_3x10x7x11_k3_p1_m3+bias+relu"),
-        (ChannelPairs(8, 2, 2, 2, 4, 1, turns=3), "float16_7x20x7x11_k5_p2+scale_shift+residual"),  # a turn of no image
-        (ChannelPairs(16, 1, 1, 1, 6, 2, words=2, turns=2), "bfloat16_5x16x19x7_k5_s2_p2+bias+relu"),  # rows in blocks
+        (ChannelPairs(8, 2, 2, 2, 4, 1, turns=3), "float16_7x20x7x11_k5_p2+scale_shift+residual"),
+        (ChannelPairs(16, 1, 1, 1, 6, 2, words=2, turns=2), "bfloat16_5x16x19x7_k5_s2_p2+bias+relu"),
     ],
 )
 @replay_and_cuda

@@ -17,7 +17,7 @@ from dwtir.strips import Strip
 from kernels import listed
 from marks import parametrize
 
-# Layers of the measured networks, of all kinds; and three with 9x9 and 11x11 kernels, which they do not have.
+# Layers of the measured networks, and three with 9x9 and 11x11 kernels.
 LAYERS = """
     float32 1x256x16x16_k7_s2_p3_m2 8x240x28x28_k3_s2_p0x0x1x1 8x256x37x37_k3_p1 32x512x14x14_k1 32x960x7x7_k5_p2
     float32 128x144x56x56_k5_s2_p1x1x2x2 128x96x56x56_k5_p2 128x96x56x56_k7_p3 8x64x56x56_k11_p5 128x384x14x14_k7_p3
@@ -33,7 +33,7 @@ LAYERS = """
     nhwc 128x96x56x56_k1_s2
 """
 
-# All are compiled as they are, and each as one of its gradients; nightly runs have them all.
+# All as they are, and each as one of its gradients; nightly runs have them all.
 CASES = list(map(Shape.parse, listed(LAYERS)))
 CASES += [replace(shape, operation="grad_weight" if shape.batch in (1, 32) else "grad_data") for shape in CASES]
 

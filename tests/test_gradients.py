@@ -175,7 +175,7 @@ ANY_TILE = {
     "13x4x9x13_k5_p1x3x2x0_bfloat16": BandedSums(4, 2, 2, 2),
     "21x3x8x7_k5_p2_m2_float16": BandedSums(8, 2, 1, 1),
     "1x6x3x5_k1_float16": BandedSums(4, 1, 1, 1),
-    # Columns by 16: of one tile, of several, with a stride, and with padding that is not the same on both sides.
+    # Columns by 16: of one tile, of several, with a stride, with uneven padding.
     "9x2x14x14_k3_p1_float16": BandedSums(7, 2, 1, 1, 1, 16),
     "3x2x9x56_k3_p1_bfloat16": BandedSums(4, 2, 2, 2, 1, 16),
     "2x3x28x28_k5_s2_p2_float16": BandedSums(7, 1, 1, 1, 1, 16),
@@ -245,7 +245,6 @@ def test_windows_see_all_inputs(shape, channels, together, pairs, parts):
     assert len(columns) == shape.padding[1] + shape.width
     assert max(columns) + sizes.vectors <= sizes.pitch
     assert sizes.grad_column(shape.out_width - 1) + sizes.vectors <= sizes.across * sizes.apart[1]
-    # A gradient's last inputs come before the next image, and its part sees them all.
     seen = shape.padding[0] + shape.height - 1
     assert sizes.steps > seen // shape.stride[0]
     assert sizes.parts * sizes.part_steps >= sizes.all_steps
@@ -362,7 +361,6 @@ def test_large_layers_keep_the_device_busy(layer, dtype, layout):
     turns = float(tiles_of_channel(tile, shape)) / (tile.threads * tile.parts)
     assert turns > 0.8 * ceil(turns), "threads idle in the last turn"
     rounds = tile.parts * float(other_blocks(tile, shape)) / (H200.units * tile.min_blocks)
-    # One part saves the second kernel, more than idle multiprocessors may cost.
     assert tile.parts == 1 or rounds > 0.7 * ceil(rounds), "the last round of blocks is nearly empty"
     best = ranked(shape, H200)
     estimates = estimate(Tiles(*np.array(best, dtype=np.float64).T), shape, H200)

@@ -12,7 +12,7 @@ from dwtir import Epilogue, Shape, cuda_functions, nvrtc
 from dwtir.build import compile_kernel
 from dwtir.errors import CompileError, InvalidTargetError
 from dwtir.nvrtc import KernelResources, compile_cubin
-from dwtir.schedules import ChannelVector, RegisterWindow
+from dwtir.schedules import ChannelVector, RegisterWindow, SplitImage
 from dwtir.search_limits import Limit, SlowCompileError, SpillError, for_search
 from dwtir.shape import DTYPES
 from marks import dtypes, halves, needs_gpu, parametrize
@@ -24,6 +24,13 @@ def generate(dtype, vector=4):
     shape = Shape.parse(f"1x64x16x16_k3_p1_{dtype}_nhwc")
     tile = ChannelVector(1, 2, vector, 64 // vector, 4, 1)
     return compile_kernel(shape, Epilogue(("silu", "gelu")), H200, tile).source()
+
+
+@parametrize(("dtype", "times"), [("bfloat16", 1), ("float32", 0)])
+def test_places_of_floats_are_hidden_beside_halves(dtype, times):
+    shape = Shape.parse(f"1x3x10x13_k4_p0x0x3x4_d4_{dtype}")
+    source = compile_kernel(shape, Epilogue(), H200, SplitImage(2, 1, 1)).source()
+    assert cuda_functions.with_functions(source).count("apart(threadIdx.x) * 17") == times
 
 
 def on_sm_90(source):
@@ -136,7 +143,7 @@ def test_search_compiles_no_kernel_anew(spilling, monkeypatch):
     [
         ("128x144x28x28_k5_p2_float16_nhwc", "scale_shift+silu", 3),  # with some bytes spilled, else 2
         ("128x144x56x56_k3_s2_p1_float16_nhwc", "bias+residual+relu", 3),  # 4 spill, and ptxas alone leaves 2
-        ("8x64x128x128_k21x1_p10x0_float16_nhwc", None, 16),  # 1 of 13 rows and 4 channels, whose halves spill
+        ("8x64x128x128_k21x1_p10x0_float16_nhwc", None, 16),
     ],
 )
 def test_what_spills_loses_few_blocks(about, epilogue, blocks):
@@ -245,6 +252,6 @@ def test_missing_nvrtc_has_a_remedy(tmp_path):
 
 
 def test_missing_headers_have_a_remedy(tmp_path):
-    # The bindings look for pip packages where -S hides them, and then on the loader's path.
+    # The bindings look for pip packages, which -S hides, then on the loader's path.
     lib = SITE / "nvidia/cu13/lib"
     check_remedy(with_bindings(tmp_path), 1, "the CUDA headers are missing", LD_LIBRARY_PATH=str(lib))

@@ -163,9 +163,6 @@ def test_nothing_names_a_package_registry():
 # README: its examples run as they stand there, and its commands are CI's
 
 
-ROOT = Path(__file__).parents[1]
-
-
 @parametrize("gpu", [False, needs_gpu(True)])
 def test_examples(gpu, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -303,6 +303,7 @@ def test_bands_of_an_image_have_one_code(text):
         ("2x6x20x6_k5_p2_nhwc", SplitImage(2, 1, 1)),  # a thread copies more pixels than the source lists
         *((f"1x5x23x21_k{rest}", SplitImage(4, 1, 3, 1, 3, 3)) for rest in ("5_p2_float16", "3_p2_d2", "3_s2_p1")),
         ("2x4x26x22_k3_p1_float16", SplitImage(2, 1, 4, 1, 4, 2)),
+        ("1x3x10x13_k4_p0x0x3x4_d4_bfloat16", SplitImage(2, 1, 1)),
         ("1x5x35x35_k3_p1_float16", SplitImage(4, 1, 3, 1, 3, 4)),  # bands of 2 and 3 rows
         *((f"3x5x9x9_k3_p1_{dtype}", SplitImage(x, 2, 3)) for x, dtype in ((3, "float16"), (4, "bfloat16"))),
         *((f"2x5x10x10_k5_p2{rest}", SplitImage(4, 1, 5, lanes=2)) for rest in ("", "_s2_dgrad")),

@@ -22,7 +22,7 @@ from dwtir.schedules import (
 from dwtir.target import resolve
 from marks import parametrize
 
-# A layer, a tile that fits it, and what of either is changed: what is said then, of the first where no other is named.
+# A layer, a tile that fits it, and what of either is changed: what is said then.
 REFUSED = {
     ("2x8x12x12_k7_p3_float16", BandedMatrix(4, 7, 1)): """
     dtype=float32: float16 or bfloat16

@@ -113,6 +113,14 @@ __device__ inline void {AWAIT}(void* barrier, int parity) {{
 }}
 """
 
+APART = "dwtir_apart"
+_APART = f"""
+__device__ inline int {APART}(int thread) {{
+  asm("prmt.b32 %0, %0, 0, 0x3210;" : "+r"(thread));
+  return thread;
+}}
+"""
+
 # TVM includes it in every kernel that uses tensor cores, whose instructions it writes itself.
 _UNUSED_HEADER = "#include <mma.h>"
 
@@ -133,6 +141,7 @@ _COPIED_AS_WORDS = """
 
 def with_functions(source: str) -> str:
     """Add what a source of TVM's code generator calls, and mend what it has."""
+    source = _told_apart(source)
     for name, text in (
         ("bfloat16", _BFLOAT16),
         ("make_ulonglong4", _EIGHT_WORDS),
@@ -142,9 +151,24 @@ def with_functions(source: str) -> str:
         (HALF_OF, _HALF_OF),
         (WAIT, _WAIT),
         (AWAIT, _AWAIT),
+        (APART, _APART),
         (LOAD, DEFINITION),
     ):
         if name in source:
             source = f"{text}#line 1\n{source}"
     source = _COPY.sub(r"\1.L2::128B [", source.replace(_UNUSED_HEADER, ""))
     return source.replace(_FOUR_HALVES, _FOUR_HALVES + _COPIED_AS_WORDS)
+
+
+def _told_apart(source: str) -> str:
+    """Hide that places of floats in shared memory are multiples of a thread, where there are halves.
+
+    Before CUDA 13.1 ptxas takes the place `x * 6` of halves for one of floats where floats lie at `x * 17`.
+    """
+    floats = "|".join(re.findall(r"__shared__ \S+ float (\w+)\[", source))
+    if not floats or not re.search("half|bfloat16", source):
+        return source
+    parts = "|".join(re.findall(r"\bcse_\w+", " ".join(re.findall(rf"\b(?:{floats})\[.*\]", source))))
+    lines = rf"(?m)^ *int (?:{parts}) = .*|.*\b(?:{floats})\[.*"
+    thread = r"\(\(int\)(threadIdx\.\w)\)(?= \*)"
+    return re.sub(lines, lambda line: re.sub(thread, rf"{APART}(\1)", line[0]), source)

@@ -29,7 +29,7 @@ A large image of NCHW is in `pieces` of whole rows, each of a block, which reads
 They begin anywhere in a vector, and are copied in vectors all the same. A row may be in `parts`, each of a thread,
 which then are `threadIdx.y`.
 
-Registers: a band's sums, what it sees of a row of the image, a row of the kernel, and a few more. Shared bytes:
+Registers: a band's sums, a row of the image and one of the kernel, and a few more. Shared bytes:
 thread_x * (thread_y * H * W elements, or a piece's, + 4 * KH * KW).
 """
 
