@@ -144,9 +144,9 @@ class SplitImage(Strategy):
         """Tell whether it is expected to be faster than windows and streams; in NHWC halves, than all."""
         if shape.layout == "NHWC" and shape.stride != (1, 1):
             return False
-        own, is_slow = cls.choose(shape, target), prod(shape.kernel) > _FEW_TAPS and _is_large(shape)
+        own, is_much = cls.choose(shape, target), prod(shape.kernel) > _FEW_TAPS and _is_large(shape)
         seconds, sizes = own.expected_seconds(shape, target), own.sizes(shape)
-        is_looping = is_slow and shape.dilation == (1, 1) and not sizes.is_unrolled
+        is_looping = is_much and shape.dilation == (1, 1) and not sizes.is_unrolled
         if is_looping or not own._passes(shape, target):
             return False
         if shape.layout == "NHWC" and shape.itemsize == 2:
