@@ -169,6 +169,6 @@ def _told_apart(source: str) -> str:
     if not floats or not re.search("half|bfloat16", source):
         return source
     parts = "|".join(re.findall(r"\bcse_\w+", " ".join(re.findall(rf"\b(?:{floats})\[.*\]", source))))
-    lines = rf"(?m)^ *int (?:{parts}) = .*|.*\b(?:{floats})\[.*"
+    lines = rf"(?m)^(?: *int (?:{parts}) =|.*\b(?:{floats})\[).*"
     thread = r"\(\(int\)(threadIdx\.\w)\)(?= \*)"
     return re.sub(lines, lambda line: re.sub(thread, rf"{APART}(\1)", line[0]), source)
