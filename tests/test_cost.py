@@ -140,7 +140,6 @@ CHOICES = {
     float16 128x96x56x56_k7_p3 128x240x28x28_k5_p2 128x96x57x57_k7_p3 32x192x35x35_k5_p2 128x96x56x56_k5_p2
     float16 128x480x14x14_k5_p2 64x256x56x56_k3_p1 128x512x14x14_k3_p1
     float16 64x240x56x56_k5_s2_p2 128x144x57x57_k3_s2_p1 128x72x56x56_k5_s2_p2+scale_shift+silu
-    bfloat16 64x256x55x57_k3_p1
     float16_dgrad 128x96x56x56_k7_p3
     """,
     "banded_planes": """
@@ -180,6 +179,7 @@ CHOICES = {
     "split_image": """
     nchw 128x96x56x56_k7_p6_d2 64x128x60x60_k3_p1 128x512x14x14_k3_p1 128x192x28x28_k7_p3 1x512x14x14_k27_p13
     nchw 64x192x11x11_k13_s2_p6 128x672x14x14_k5_s2_p2
+    bfloat16 64x256x55x57_k3_p1
     float16_dgrad 64x128x56x56_k3_s3_p1 128x240x28x28_k5_s2_p2 128x144x56x56_k3_s2_p1 128x96x56x56_k13_s2_p6
     dgrad 128x384x14x14_k7_p3 128x672x14x14_k5_s2_p2 128x256x28x28_k29_p14
     float16 128x728x19x19_k3_p1 128x240x28x28_k5_s2_p2 32x192x35x35_k3_p1 64x300x13x13_k7_p3
@@ -235,7 +235,7 @@ FASTEST = {
     "64x3x224x224_k3_s2_p1_m16": RegisterWindow(8, 2, 8, 1, 16, 4, 2, 5),
     "128x48x56x56_k7_p3_m2_nhwc": RowStream(56, 7, 1, 32, 1, 1, 12, 4),
     "128x96x56x56_k7_p6_d2_float16": BandedMatrix(14, 7, 4, 1),
-    "64x256x55x55_k3_p1_float16": BandedMatrix(14, 3, 2, 9),
+    "64x256x57x57_k3_p1_float16": SplitImage(4, 1, 4, 9, 4, 3),
     "128x240x28x28_k5_p2_float16_nhwc": ChannelPairs(32, 2, 7, 4, 7, 1, 2),
     "64x251x56x56_k3_p1_float16_nhwc": ChannelVector(8, 4, 1, 251, 1, 1, 2),
     "128x90x56x56_k5_p2_nhwc": ChannelVector(7, 8, 1, 90, 1, 1, 7),

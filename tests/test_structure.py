@@ -366,6 +366,7 @@ def test_halves_of_odd_widths_move_in_pairs(tile):
     assert re.search(r"= \*\(half2\*\)\(planes_ptr", source)
     assert re.search(r"\*\(half2\*\)\(planes_ptr[^;=]* = ", source)
     assert not re.search(r"\(float\)\(?planes_ptr", source)
+    assert "dwtir_from(" in source
 
 
 @parametrize("text", ["4x90x15x15_k3_p1_float16", "4x90x14x14_k3_p1", "4x90x15x15_k3_p1_nhwc"])

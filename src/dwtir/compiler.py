@@ -111,7 +111,7 @@ def _pipeline(simplify: bool, early: bool, by_fma: bool) -> str:
     ]
     if simplify:
         begin.append(StmtSimplify())
-    finish = [s_transform.InjectPTXAsyncCopy(), LowerWarpMemory(), _name_silu(by_fma), StmtSimplify()]
+    finish = [s_transform.InjectPTXAsyncCopy(), LowerWarpMemory(), _name_silu(by_fma), _name_from(), StmtSimplify()]
     finish += [CommonSubexprElim(), _show_alignment(), LowerIntrin()]
     if early:
         finish.append(_launch_early())
@@ -224,6 +224,38 @@ def _name_silu(by_fma: bool) -> Any:
             return tirx.call_pure_extern("float32", next(names), scaled(value) if is_half else value * factor)
 
         return tvm_ffi.structural_map(func, [(tirx.Mul, name)])
+
+    return tirx.transform.prim_func_pass(show, opt_level=0)
+
+
+def _name_from() -> Any:
+    """Call a function of `cuda_functions` for a pair of halves in registers from a place on or the next.
+
+    TVM takes each half alone. The pair behind is there too.
+    """
+    import tvm_ffi
+    from tvm import ir, tirx
+    from tvm.sym import Analyzer
+
+    chosen = ir.Op.get("prim.if_then_else")
+
+    def name(call: ir.Call) -> tirx.Expr:
+        if not (call.op.same_as(chosen) and str(call.ty.dtype) in ("float16x2", "bfloat16x2")):
+            return call
+        is_odd, *pairs = call.args
+        if not all(isinstance(pair, ir.TensorLoad) and pair.source.scope() == "local" for pair in pairs):
+            return call
+        after, pair = pairs
+        (odd,), (even,) = after.indices, pair.indices
+        if not (pair.source.same_as(after.source) and Analyzer().can_prove_equal(odd.base - even.base, 1)):
+            return call
+        behind = tirx.BufferLoad(pair.source, [tirx.Ramp(even.base + 2, 1, 2)])
+        words = [tirx.reinterpret("uint32", own) for own in (pair, behind)]
+        word = tirx.call_pure_extern("uint32", cuda_functions.FROM, *words, is_odd)
+        return tirx.reinterpret(str(call.ty.dtype), word)
+
+    def show(func: PrimFunc, _mod: Any, _context: Any) -> PrimFunc:
+        return tvm_ffi.structural_map(func, [(ir.Call, name)])
 
     return tirx.transform.prim_func_pass(show, opt_level=0)
 

@@ -121,6 +121,15 @@ __device__ inline int {APART}(int thread) {{
 }}
 """
 
+FROM = "dwtir_from"
+"""A function that sources may call: of two pairs of halves, as words, the second and the third, or the first pair."""
+
+_FROM = f"""
+__device__ inline unsigned int {FROM}(unsigned int first, unsigned int second, bool odd) {{
+  return __funnelshift_r(first, second, odd ? 16 : 0);
+}}
+"""
+
 # TVM includes it in every kernel that uses tensor cores, whose instructions it writes itself.
 _UNUSED_HEADER = "#include <mma.h>"
 
@@ -152,6 +161,7 @@ def with_functions(source: str) -> str:
         (WAIT, _WAIT),
         (AWAIT, _AWAIT),
         (APART, _APART),
+        (FROM, _FROM),
         (LOAD, DEFINITION),
     ):
         if name in source:

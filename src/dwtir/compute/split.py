@@ -26,8 +26,6 @@ from .unaligned import put_pairs, take_pairs
 
 
 class _Side(NamedTuple):
-    """Planes that are read, or computed."""
-
     size: tuple[int, int]
     elements: int
     """Of a plane, that a block has at most."""
@@ -63,11 +61,11 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
     declare, finish = both_ends(shape, epilogue, dtype=FINISHED)
     adds = "residual" in epilogue.steps  # which comes by way of what the results then lie in
 
-    def loading(planes: tirx.Buffer, window: tirx.Buffer, y, place, part) -> Callable[[Any], None]:
+    def loading(planes: tirx.Buffer, window: tirx.Buffer, pairs: tirx.Buffer, y, place, part) -> Callable[[Any], None]:
         def load(row) -> None:
             at, by_pairs = place + row * SW + part * pieces.step - pieces.lead, pieces.takes_pairs
             if by_pairs:
-                take_pairs(pieces, Part(planes, y, 0), X * FROM, window, at)
+                take_pairs(pieces, Part(planes, y, 0), X * FROM, window, Part(pairs, 0), at)
             for first, count in pieces.runs:
                 tests = beyond(part, first)
                 if by_pairs and not tests:
@@ -155,9 +153,9 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         """Tell a thread's image, of the block's, and its part."""
         return (y, 0) if Q == 1 else (0, y)
 
-    def put(result, shared, part) -> None:
+    def put(result, pairs, shared, part) -> None:
         """Move a row of a thread's results to shared memory; the last part may have fewer."""
-        put_row = put_pairs if pieces.puts_pairs else partial(move, lanes=LANES_OUT)
+        put_row = partial(put_pairs, pairs=Part(pairs, 0)) if pieces.puts_pairs else partial(move, lanes=LANES_OUT)
         put_row(result, shared, pieces.fewest)
         if pieces.fewest < COLS:
             source, target = (Part(own.buffer, *own.at(pieces.fewest)) for own in (result, shared))
@@ -178,10 +176,11 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         image, part = T.meta_var(across(y))
         T.reads(planes[image, :], filters[:])
         T.writes(acc[z, y, x, :])
-        window = local("float32", pieces.window + 2 * pieces.takes_pairs)
+        window = local("float32", pieces.window + pieces.takes_pairs)
+        pairs = local(dtype, pieces.window + 2)
         taps = local("float32", TAPS if pieces.is_unrolled else shape.kernel[1])
         first = T.meta_var(begin(data, SOURCE, _Place(b * Y + image, p, c, x)) - first_row(SOURCE, p) * SW)
-        load = T.meta_var(loading(planes, window, image, first, part))
+        load = T.meta_var(loading(planes, window, pairs, image, first, part))
         band = T.meta_var(_band(pieces, p * Z + z))
         _sum(pieces, band, bottom(p), Part(acc, z, y, x, 0), window, taps, Part(filters, x * APART), load)
         if adds and is_planar:
@@ -201,17 +200,18 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         start = T.meta_var(begin(out, RESULT, _Place(b * Y + image, p, c, x)) + part * COLS)
         down = T.meta_var(between(first - first_row(RESULT, p), pieces.most - 1))
         result = local(FINISHED, ROWS * COLS)
+        pairs = local(dtype, COLS + 2)
         for row in T.unroll(most):
             if row < rows:
                 for w in unrolled(COLS):
                     element = T.meta_var((inside(start + (down + row) * RW + w),))
                     result[row * COLS + w] = finish(acc[z, y, x, row * COLS + w], held, channel, element)
                 if not adds:
-                    put(Part(result, row * COLS), Part(results, image, start + (down + row) * RW), part)
+                    put(Part(result, row * COLS), pairs, Part(results, image, start + (down + row) * RW), part)
         if adds:  # threads wait in between, which they may not do under a test
             for row in T.unroll(most):
                 if row < rows:
-                    put(Part(result, row * COLS), Part(results, image, start + (down + row) * RW), part)
+                    put(Part(result, row * COLS), pairs, Part(results, image, start + (down + row) * RW), part)
 
     @script.inline
     def end_pixels(acc, out, operands, b, c, p, z, y, x):

@@ -13,13 +13,12 @@ from ..pieces import Pieces
 from .parts import Part, unrolled
 
 
-def take_pairs(pieces: Pieces, planes: Part, size: int, window: tirx.Buffer, start: Any) -> None:
-    """Load a row of a thread's window as float32, which one element before may begin; beside all planes other pairs."""
+def take_pairs(pieces: Pieces, planes: Part, size: int, window: tirx.Buffer, pairs: Part, start: Any) -> None:
+    """Load a row of a thread's window as float32, by way of pairs; beside all planes other ones."""
     count, first, odd = pieces.window, tirx.floordiv(start, 2) * 2, tirx.floormod(start, 2)
 
-    def load(place: Any, to: Any) -> None:
-        with T.vectorized(2) as lane:
-            T.buffer_store(window, T.cast(planes[place + lane], "float32"), [to + lane])
+    def load(to: Any, place: Any) -> None:
+        _store_pair(pairs, to, _pair(planes, place))
 
     inside = []
     for to in range(0, count + 1, 2):
@@ -27,27 +26,47 @@ def take_pairs(pieces: Pieces, planes: Part, size: int, window: tirx.Buffer, sta
         if not (is_before or is_beyond or to == count):
             inside.append(to)
             continue
-        place = first + to - (2 * (1 - odd) if to == count else 0)  # of which the second half is needed, or none
+        place = first + to - (2 * (1 - odd) if to == count else 0)  # of which the first half is needed, or none
         place = tirx.max(0, place) if is_before else place
-        load(tirx.min(place, size - 2) if is_beyond else place, to)
+        load(to, tirx.min(place, size - 2) if is_beyond else place)
     if inside:
         with unrolled(len(inside)) as n:
-            load(first + (inside[0] + n * 2), inside[0] + n * 2)
-    with unrolled(count) as n:
-        T.buffer_store(window, T.Select(odd == 0, window[n], window[n + 1]), [n])
+            load(inside[0] + n * 2, first + (inside[0] + n * 2))
+    with unrolled(count // 2) as n:
+        T.buffer_store(window, T.cast(_from(pairs, 2 * n, odd), "float32x2"), [tirx.Ramp(2 * n, 1, 2)])
+    if count % 2:
+        last = T.Select(odd == 1, pairs[count], pairs[count - 1])
+        T.buffer_store(window, T.cast(last, "float32"), [count - 1])
 
 
-def put_pairs(source: Part, target: Part, count: int) -> None:
-    """Store so many elements, which move: the aligned pairs of the target, and alone what is beside them."""
-    (*_, start), pairs = target.at(0), (count - 1) // 2
+def put_pairs(source: Part, target: Part, count: int, *, pairs: Part) -> None:
+    """Store so many elements of float32: the aligned pairs of the target, and alone what is beside them."""
+    (*_, start), inside, dtype = target.at(0), (count - 1) // 2 * 2, target.buffer.dtype
     odd = tirx.floormod(start, 2)
     for first, last in [(0, count - 1)] if count % 2 else [(0, count - 2), (count - 1, count - 1)]:
         value = T.Select(odd == 1, source[first], source[last])
-        target.store((1 - odd) * (last - first) + first, T.cast(value, target.buffer.dtype))
-    with unrolled(2 * pairs) as n:
-        source.store(n, T.Select(odd == 1, source[n + 1], source[n]))
-    with unrolled(pairs) as n, T.vectorized(2) as lane:
-        target.take(odd + n * 2 + lane, source, n * 2 + lane)
+        target.store((1 - odd) * (last - first) + first, T.cast(value, dtype))
+    with unrolled(inside // 2) as n:
+        _store_pair(pairs, 2 * n, T.cast(_pair(source, 2 * n), f"{dtype}x2"))
+    _store_pair(pairs, inside, T.cast(tirx.Broadcast(source[inside], 2), f"{dtype}x2"))
+    with unrolled(inside // 2) as n:
+        _store_pair(target, odd + 2 * n, _from(pairs, 2 * n, odd))
+
+
+def _from(pairs: Part, first: Any, odd: Any) -> tirx.Expr:
+    """Take a pair from an odd place on or an even one, for which CUDA has an instruction."""
+    return T.Select(odd == 1, _pair(pairs, first + 1), _pair(pairs, first))
+
+
+def _pair(elements: Part, place: Any) -> tirx.Expr:
+    *others, first = elements.at(place)
+    index = *others, tirx.Ramp(first, 1, 2)
+    return elements.buffer[index]
+
+
+def _store_pair(elements: Part, place: Any, value: tirx.Expr) -> None:
+    *others, first = elements.at(place)
+    T.buffer_store(elements.buffer, value, [*others, tirx.Ramp(first, 1, 2)])
 
 
 def pair_of_row(

@@ -33,9 +33,9 @@ _PIECE, _STRIP, _STRIDED = 0.97, 0.3, 1.15
 _HALVES, _FEW_PIECES = 0.985, 0.1
 _BEGINS: tuple[int, ...] = (0, 3, 5)
 """Elements into a vector at which pieces may begin."""
-# What more pieces take with pairs (182 kernels of 26 layers, choice 3 % behind the best); whole images copy as fast as
-# they issue (120 of 20, 2 %).
-_PAIRS = 1.13
+# Instructions of a thread to find pairs in an image and in a piece, what more the latter take (125 kernels of 24
+# layers, choice 1.5 % behind the best); whole images copy as fast as they issue.
+_FOUND, _PAIRS = (40, 250), (0.92, 1.13)  # the last with a stride
 # How far blocks of one round, which load at the same time, use what others leave, and by how much more in another.
 _ALIKE, _ANOTHER = 0.3, 0.8
 
@@ -64,7 +64,7 @@ def expected_seconds(pieces: Pieces, at_a_time: int, units: int) -> float:
         more *= _HALVES * (1 + _FEW_PIECES / pieces.pieces) if shape.itemsize == 2 else 1
         more *= _STRIDED if shape.operation == "forward" and max(shape.stride) > 1 else 1
     if pieces.takes_pairs and not pieces.is_plain:
-        more *= _PAIRS
+        more *= _PAIRS[shape.stride != (1, 1)]
     return _LAUNCH + more * longer(busy, memory, power)
 
 
@@ -87,6 +87,8 @@ def _work(pieces: Pieces) -> tuple[float, float]:
     copies = sum(pieces.vectors_of(pixels) / each for pixels in (read, written)[: 1 + is_planar])
     converted = is_half * (seen * columns + (0.5 if pieces.puts_pairs else 2) * rows * width)
     selected = pieces.takes_pairs * seen * columns + pieces.puts_pairs * rows * width
+    if shape.stride == (1, 1):  # else counts of single ones fit
+        selected = selected / 2 + (_FOUND[pieces.pieces > 1] if pieces.takes_pairs else 0)
     weights = prod(shape.kernel) if pieces.is_unrolled else met * kernel_w
     issued = met * beside + weights + loads + stores + rows * width + converted + selected
     by_pairs = pieces.takes_pairs and pieces.is_plain
