@@ -14,26 +14,19 @@ into two across. Tiles are of one part, and an even column lies in a product wit
 beside it: what lies between a part's columns is loaded for the other part.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
-from math import gcd, prod
-from typing import Any, NamedTuple
+from math import prod
+from typing import Any
 
 from .shape import Shape
+from .sheets import LEAST_VECTOR, VECTOR, Rows, Sheet, lay_out
 
 TILES, COLUMNS, DEPTH = 16, 8, 16
 """Rows, columns and depth of the product: tiles of results, results of a row, inputs."""
 
 LANES = 8
 """Tiles, and those beside them, that lanes of a warp have, four each."""
-
-_VECTOR, _LEAST_VECTOR = 8, 4
-"""Halves that planes are staged by, at the most and at least."""
-
-BANKS = 64
-"""Halves that lie in different banks of shared memory."""
 
 
 def place_of(tile: Any, down: Any, across: Any) -> tuple[Any, Any, Any]:
@@ -44,19 +37,6 @@ def place_of(tile: Any, down: Any, across: Any) -> tuple[Any, Any, Any]:
 def window_of(shape: Shape, axis: int, results: int) -> int:
     """Count the rows (axis 0) or columns (axis 1) of inputs that neighbouring results see."""
     return (results - 1) * shape.stride[axis] + (shape.kernel[axis] - 1) * shape.dilation[axis] + 1
-
-
-class Sheet(NamedTuple):
-    """Planes in shared memory, sizes in halves."""
-
-    vector: int
-    begin: int
-    """Where the image begins, with zeros before it."""
-    vectors: int
-    pitch: int
-    """From plane to plane."""
-    alike: int
-    """Of what lanes load at once, the most that lies in one bank."""
 
 
 @dataclass(frozen=True)
@@ -148,51 +128,50 @@ class Bands:
             and self.parts == (1, 1)
             and shape.channel_multiplier == shape.stride[1] == self.depth_steps == 1
             and shape.result_width % 2 == 0
-            and all(plane % _LEAST_VECTOR == 0 for plane in planes)
-            and LANES % self.down == 0
+            and all(plane % LEAST_VECTOR == 0 for plane in planes)
+            and LANES % self.stacked == 0
             and not self.goes_by_image
         )
 
     @property
     def images(self) -> int:
         """Images of which groups have planes that are staged."""
-        return LANES // self.down
+        return LANES // self.stacked
+
+    @cached_property
+    def stacked(self) -> int:
+        """Tiles of a column that a group has of planes that are staged: all, but one of four that share banks.
+
+        Narrow vectors and 5x5, which take more registers, are not faster for it.
+        """
+        if not self.down == self.across == 2 or self.shape.batch < 2 * LANES:
+            return self.down
+        together = self._sheet(2)
+        is_held = together.vector < VECTOR and self.shape.kernel[0] == 5
+        return 2 if is_held or together.alike == 1 else 1
 
     @property
     def sides(self) -> int:
         """Groups of the same planes, if these are staged: of two tiles side by side of each row of tiles."""
-        return self.across // 2
+        return self.across // 2 * (self.down // self.stacked)
 
     @cached_property
     def sheet(self) -> Sheet:
         """Sizes of a plane of inputs that is staged, with all that tiles read of it."""
+        return self._sheet(self.stacked)
+
+    def _sheet(self, stacked: int) -> Sheet:
         shape, (height, width) = self.shape, self.shape.source
-        vector = gcd(_VECTOR, height * width)
-        together = 2 * vector if vector == _VECTOR else vector  # whole sectors
-        begin = -(-self.top * width // together) * together
         down = (self.down * self.rows - 1) * shape.stride[0]
         down += (self.kernel_steps * self.kernel_rows - 1) * shape.dilation[0]
-        end = max(height, down - self.top + 1) * width
-        return self._apart(vector, begin, end, width * shape.stride[0])
+        rows = Rows(width, self.rows * shape.stride[0], stacked, self.top, max(height, down - self.top + 1))
+        return lay_out(rows, height * width, LANES // stacked)
 
     @cached_property
     def leaving(self) -> Sheet:
         """Sizes of a plane of results that is staged."""
-        width, size = self.shape.result_width, self.shape.result_height * self.shape.result_width
-        return self._apart(gcd(_VECTOR, size), 0, size, width)
-
-    def _apart(self, vector: int, begin: int, end: int, row: int) -> Sheet:
-        """Lay planes apart for lanes, each with four pairs of a tile, to find as many as can be in other banks."""
-
-        def alike(pitch: int) -> int:
-            places = product(range(self.images), range(self.down), range(4))
-            found = Counter((n * pitch + y * self.rows * row + lane * 2) % BANKS for n, y, lane in places)
-            return max(found.values())
-
-        vectors = -(-(begin + end) // vector)
-        size = vectors * vector
-        pitch = min(range(size, size + BANKS, vector), key=alike)
-        return Sheet(vector, begin, vectors, pitch, alike(pitch))
+        height, width = self.shape.result_height, self.shape.result_width
+        return lay_out(Rows(width, self.rows, self.stacked, 0, height), height * width, self.images)
 
     def staged_bytes(self, turns: int, has_residual: bool = False) -> int:
         """Count the bytes of planes of so many groups one after another: with more than one, of the next ones too."""

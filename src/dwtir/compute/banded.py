@@ -61,8 +61,9 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def tile(group, half, lane) -> tuple[Any, Any, Any]:
         if STAGED:  # tiles side by side are halves of a product
-            eighth = lane // 4
-            return group // SIDES * IMAGES + eighth // bands.down, eighth % bands.down, group % SIDES * 2 + half
+            eighth, side, across = lane // 4, group % SIDES, bands.across // 2
+            n, y = group // SIDES * IMAGES + eighth // bands.stacked, side // across + eighth % bands.stacked
+            return n, y, side % across * 2 + half
         if ACROSS == 2:  # its halves are the parts
             return bands.place(group * (TILES // 2) + lane // 4)
         return bands.place(group * TILES + half * 8 + lane // 4)
@@ -160,7 +161,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         """
         n, y, x = tile(group, 0, lane)
         first = first_of(x, step, lane, eight)
-        at = SHEET.begin + (line(y, row, SH) - TOP) * W + first + one - LEFT
+        at = SHEET.place(y, row - TOP) + first + one - LEFT
         value = sheet[channel, group // SIDES, n % IMAGES, at // SHEET.vector, at % SHEET.vector]
         return T.if_then_else(all_hold(LEFT <= first, first < LEFT + W), value, T.cast(0, dtype))
 
@@ -224,16 +225,15 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def stage(image: tirx.Buffer, sheet, height, width, channel, planes, number, vector, lane) -> Any:
         """Load an element of a plane that shared memory has, with zeros around it."""
-        n, first = planes * IMAGES + number, vector * sheet.vector - sheet.begin
-        at = first + lane
-        is_there = tirx.all(n < N, 0 <= first, first < height * width)
+        n, (first, tests) = planes * IMAGES + number, sheet.source(vector * sheet.vector)
+        at, is_there = first + lane, tirx.all(n < N, *tests, first < height * width)
         return T.if_then_else(is_there, image[n, channel, at // width, at % width], T.cast(0, dtype))
 
     def shared_place(c, g, r, lane, m, e) -> tuple[Any, list[Any]]:
         """Tell whether a lane's result is one, and find it among planes of results in shared memory."""
         n, y, x = tile(g, m, lane)
-        row, column = line(y, r), x * COLUMNS + lane % 4 * 2
-        at = row * OW + column + e
+        row, column = y * R + r, x * COLUMNS + lane % 4 * 2
+        at = LEAVING.place(y, r) + column + e
         place = [c, g // SIDES, n % IMAGES, at // LEAVING.vector, at % LEAVING.vector]
         return tirx.all(row < OH, column < OW), place
 
@@ -256,10 +256,11 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             T.buffer_store(leaving, rounded[c, g, r, lane, m, e], place)
 
     def spread(leaving, out, c, planes, number, vector, lane) -> None:
-        n, at = planes * IMAGES + number, vector * LEAVING.vector + lane
+        n, (first, tests) = planes * IMAGES + number, LEAVING.source(vector * LEAVING.vector)
+        at = first + lane
         T.reads(leaving[c, planes, number, vector, lane])
         T.writes(out[n, c, at // OW, at % OW])
-        with T.If(tirx.all(n < N, vector * LEAVING.vector < OH * OW)), T.Then():
+        with T.If(tirx.all(n < N, *tests, first < OH * OW)), T.Then():
             T.buffer_store(out, leaving[c, planes, number, vector, lane], [n, c, at // OW, at % OW])
 
     @script.prim_func(s_tir=True)

@@ -15,7 +15,7 @@ but it takes one instruction where others take 64, and halves need no conversion
 
 Where blocks have whole planes, these come by vectors into shared memory, with rows of zeros around, while those before
 are multiplied, and results go back the same way. Halves of a product are then tiles side by side, which share what
-lies between. Planes lie apart as banks want it.
+lies between. Planes, and tiles of large images, lie apart as banks want it.
 
 Else an input row is loaded for the lanes that multiply it, 4 bytes each, and serves all `rows` outputs above it; 8
 bytes are half as many loads, which pay in low tiles. Lanes with the same inputs in a row hold neighbouring tiles, so
@@ -31,9 +31,8 @@ Registers: the window and the band of a step, or two bands, and 4 * rows sums; i
 window goes by row after row. Rows of an odd width wait for many warps: `min_blocks` holds the registers down, and tiles
 are low. With a stride a lane loads twice as much for a result: tiles are lower still, and blocks have one warp.
 
-A zero of the band times an input that is not finite is NaN. An infinite input thus may make
-outputs NaN that do not see it, if it lies no more than 7 * SW + 15 columns beside what they see,
-of those of a dilation's part.
+A zero times an input that is not finite is NaN, here as in all products on tensor cores: it may make outputs NaN that
+do not see it, here up to 7 * SW + 15 columns away, of those of a dilation's part.
 """
 
 from dataclasses import dataclass, replace
@@ -156,8 +155,6 @@ class BandedMatrix(Strategy):
 
     @classmethod
     def _by_planes(cls, shape: Shape, target: Target) -> Self | None:
-        """Return the tile whose blocks have planes, if they pay."""
-
         def bands(rows: int) -> Bands:
             return cls(rows, shape.kernel[0], 1, loads="planes").sizes(shape)
 
@@ -240,7 +237,6 @@ class BandedMatrix(Strategy):
 
     @property
     def _has(self) -> int:
-        """Registers of a thread."""
         return registers_for(32 * self.warps, self.min_blocks)
 
     def _least(self, bands: Bands, needed: int) -> int:

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from math import ceil, prod
 
-from ..bands import BANKS, COLUMNS, Bands
+from ..bands import COLUMNS, Bands
 from ..shape import Shape
+from ..sheets import BANKS
 from ..target import Target
 from ..typed import SBlockRV, Schedule
 from .loops import bind_threads, compute_at
@@ -37,7 +38,7 @@ _BUSY_ROWS = 140
 def choose(bands_of: Callable[[int], Bands], shape: Shape, target: Target) -> dict[str, int] | None:
     """Choose the fields of a tile, of bands by their rows, if there are enough planes, and tiles are nearly full."""
     taps, is_aligned = prod(shape.kernel), shape.source[1] % _SECTOR == 0
-    if shape.source[1] > _LARGE and shape.source[1] % 8 == 0:
+    if shape.source[1] > _LARGE and shape.source[1] % 8 == 0 and taps > _MANY_TAPS:
         return None
     if not (_MANY_TAPS if is_aligned else _LEAST_TAPS) <= taps <= _MOST_TAPS:
         return None
@@ -45,7 +46,8 @@ def choose(bands_of: Callable[[int], Bands], shape: Shape, target: Target) -> di
     if not candidates:
         return None
     bands = min(candidates, key=_of_rows)
-    turns = min(_TURNS[bands.sheet.vector], key=lambda turns: _of_turns(bands, turns, target.units))
+    tried = _TURNS[bands.sheet.vector][: 1 + (bands.images > 1)]  # of one image, two always take less
+    turns = min(tried, key=lambda turns: _of_turns(bands, turns, target.units))
     turns = min(turns, bands.groups // bands.sides)
     return {"rows": bands.rows, "warps": bands.sides, "min_blocks": _at_a_time(bands, turns), "turns": turns}
 
@@ -93,7 +95,6 @@ def _pays(bands: Bands, target: Target) -> bool:
 
 
 def _of_rows(bands: Bands) -> float:
-    """Estimate the cost of a result, to compare tiles' heights."""
     rows, shape = bands.rows, bands.shape
     loads, stores = (1 + _OF_WAITS * (sheet.alike - 1) for sheet in (bands.sheet, bands.leaving))
     cost = _OF_INPUTS * loads * bands.window_rows(shape.kernel[0]) / rows
@@ -102,7 +103,6 @@ def _of_rows(bands: Bands) -> float:
 
 
 def _at_a_time(bands: Bands, turns: int) -> int:
-    """Estimate the blocks of planes that an SM has room for."""
     threads, shared = 32 * bands.sides, bands.staged_bytes(turns) + 1024
     registers = ceil((_LEAST_REGISTERS + _PER_ROW * bands.rows) / 8) * 8
     return min(MAX_BLOCKS, SHARED // shared, REGISTERS // (threads * registers))
