@@ -136,7 +136,6 @@ def _print_row(row: _Row, previous: float | None) -> None:
 
 
 def _extents(extents: tuple[int, int, int] | None) -> str:
-    """Write (4, 2, 1) as 4x2, as the articles do."""
     return "-" if extents is None else re.sub("(x1)+$", "", "x".join(map(str, extents)))
 
 

@@ -275,7 +275,6 @@ def file_name(shape: Shape, epilogue: Epilogue) -> str:
 
 
 def _rounded(seconds: float) -> float:
-    """Round a time to four digits, more than repeat themselves."""
     return float(f"{seconds:.4g}")
 
 

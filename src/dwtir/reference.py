@@ -187,7 +187,6 @@ def _from_nchw(shape: Shape, image: Float64) -> Float64:
 
 
 def _broadcastable(shape: Shape, operands: Mapping[str, Array] | None) -> dict[str, Float64]:
-    """Give per-channel tensors the rank of the output."""
     per_channel = (1, -1, 1, 1) if shape.layout == "NCHW" else (1, 1, 1, -1)
     return {
         name: _wide(array) if name == "residual" else _wide(array).reshape(per_channel)

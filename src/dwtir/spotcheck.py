@@ -56,7 +56,6 @@ def complaint(strategy: object, shape: Shape, epilogue: Epilogue, inputs: Sequen
 
 
 def _sample(shape: Shape) -> tuple[Array, Array]:
-    """Choose images and channels, the first and last among them."""
     per_channel = prod(shape.out_shape[1:]) // shape.in_channels * prod(shape.kernel)
     pairs = max(1, _MAX_PRODUCTS // max(per_channel, 1))
     if shape.operation == "grad_weight":  # sums over all images

@@ -79,7 +79,6 @@ def _measure(arguments: Sequence[str]) -> int:
 
 
 def _command(options: argparse.Namespace) -> str:
-    """Write what was asked for, without the files."""
     parts = ["python -m dwtir.bench", *options.what]
     for name in ("dtype", "layout", "batch"):
         parts += [f"--{name}", *map(str, getattr(options, name))]

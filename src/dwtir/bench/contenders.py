@@ -56,7 +56,6 @@ def _read(out: Any) -> Array:
 
 
 def _memory(name: str, tensor: Any, shape: Shape) -> Any:
-    """Turn a tensor of torch's into ours; a weight may be copied."""
     if shape.layout == "NCHW":
         return tensor
     if name == "weight":
@@ -117,7 +116,6 @@ def convolutions(torch: Any, *, cudnn: bool) -> Iterator[None]:
 
 
 def _function(torch: Any, shape: Shape, epilogue: Epilogue) -> Callable[..., Any]:
-    """Write the layer as a PyTorch user would."""
     functional = torch.nn.functional
     top, left, bottom, right = shape.padding
     symmetric = (top, left) == (bottom, right)

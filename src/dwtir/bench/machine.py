@@ -190,7 +190,6 @@ class OtherLoad:
 
 
 def _busy() -> float:
-    """Return the seconds that all CPUs have been busy, as Linux counts them."""
     ticks = list(map(int, _STAT.read_text(encoding="ascii").split("\n", 1)[0].split()[1 : 1 + _SUMMED]))
     idle = sum(ticks[index] for index in _IDLE)
     return (sum(ticks) - idle) / float(os.sysconf("SC_CLK_TCK"))

@@ -155,7 +155,6 @@ def _bars(rows: list[Row]) -> dict[str, dict[str, tuple[float, float]]]:
 
 
 def _mean(rows: list[Row], *, same: bool) -> float:
-    """Return the geometric mean of ratios; without a peer in the layout, of those in any."""
     return geometric_mean((row.ratio(row.shape.layout) if same else None) or row.ratio() or 1.0 for row in rows)
 
 

@@ -70,7 +70,6 @@ def rewrite(readme: Path) -> list[str]:
 
 
 def _pictured(found: dict[Path, Results]) -> Path | None:
-    """Choose the GPU with the most rows. Other pictures are made by `report`."""
     drawn = (source for source, of in found.items() if of.target.is_gpu and _PANEL in panels(of))
     return max(drawn, key=lambda source: len(found[source].rows), default=None)
 

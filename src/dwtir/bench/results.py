@@ -86,7 +86,6 @@ def _lines(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def _row(row: Row, networks: Sequence[str], contenders: Sequence[str]) -> dict[str, Any]:
-    """Describe a row, its networks and contenders by their places."""
     values = {
         "shape": row.shape.brief,
         "epilogue": list(row.epilogue.steps),

@@ -134,6 +134,5 @@ class Row:
 
 
 def _layout(name: str) -> str:
-    """Read a peer's layout off its name, such as ``torch NHWC cudnn``."""
     (layout,) = set(LAYOUTS) & set(name.split())
     return layout

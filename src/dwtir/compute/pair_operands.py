@@ -80,7 +80,6 @@ class Operands:
         return local(self.pairs.shape.dtype, 2 * self.pairs.words)
 
     def _by_word(self, name: str, own: tirx.Buffer, word: int, *others) -> tirx.Expr:
-        """Apply a function of the CUDA source to a pair of channels."""
         both = T.reinterpret("uint32", own[tirx.Ramp(word * 2, 1, 2)])
         return T.reinterpret(f"{self.pairs.shape.dtype}x2", T.call_pure_extern("uint32", name, both, *others))
 

@@ -273,12 +273,10 @@ def _multiply(images: Images, acc: Part, window: tirx.Buffer, place: tuple[int, 
 
 
 def _fetch(channels: Any, whole: Part, held: Part, sizes: Any, threads: Any) -> None:
-    """Load a thread's share into its registers."""
     for place, _, own in share(channels, sizes, threads):
         held.store(own, whole[place])
 
 
 def _put(channels: Any, held: Part, shared: Part, sizes: Any, threads: Any) -> None:
-    """Write a thread's share to shared memory."""
     for _, apart, own in share(channels, sizes, threads):
         shared.store(apart, held[own])

@@ -146,7 +146,6 @@ def sides(
 
 
 def _is_pair(value: Any) -> TypeGuard[_Pair]:
-    """Tell what a module has, which needs no further look."""
     return type(value) is tuple and len(value) == 2 and type(value[0]) is type(value[1]) is int
 
 

@@ -74,7 +74,6 @@ def grad_weight(image: Tensor, grad_out: Tensor, weight_size: Sequence[int], *ge
 
 
 def _dense(weight: Tensor, form: torch.memory_format) -> Tensor:
-    """Return a weight as `prepared` functions take it."""
     return arranged(weight) if form is torch.contiguous_format else weight
 
 

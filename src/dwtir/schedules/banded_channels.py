@@ -16,8 +16,6 @@ The products are those of `banded_matrix`. Global memory is loaded and stored by
 in shared memory, `dwtir.panels` says. Results take the place of their channels' inputs there.
 
 Below 7x7 the float32 units are as fast.
-
-An input that is not finite may make results NaN that do not see it, as in `banded_matrix`.
 """
 
 from collections.abc import Iterator
@@ -93,7 +91,6 @@ class BandedChannels(Strategy):
 
     @classmethod
     def _tiles(cls, shape: Shape, target: Target) -> Iterator[Self]:
-        """List the tiles worth comparing, each with the blocks that an SM has room for."""
         height, width = shape.result_height, -(-shape.result_width // COLUMNS)
         heights, widths = (
             {even_split(n, most) for most in sizes} for n, sizes in ((height, (2, 4, 5, 7)), (width, (4, 8)))
@@ -125,7 +122,6 @@ class BandedChannels(Strategy):
         return self._registers(shape) <= registers_for(32 * self.warps, self.min_blocks)
 
     def _registers(self, shape: Shape) -> int:
-        """Estimate the registers of a thread: bands, sums and others."""
         band = 2 * self.sizes(shape).depth_steps * shape.kernel[0]
         return (band + 4 * self.rows + 8) * self.channels + 16
 

@@ -68,7 +68,6 @@ class BandedPlanes(BandedMatrix):
         return Bands(shape, self.rows, self.kernel_rows, is_copied=True)
 
     def _elements(self, shape: Shape) -> tuple[int, int]:
-        """Count the elements of both workspaces."""
         bands = self.sizes(shape)
         sums = 128 * shape.result_channels * bands.groups * bands.rows
         planes = bands.source_channels * Planes(bands).positions
@@ -102,7 +101,6 @@ class BandedPlanes(BandedMatrix):
         _bring_back(sch, shape)
 
     def _copy(self, sch: Schedule, shape: Shape) -> None:
-        """Give a thread some positions of some channels."""
         gather, turn = map(sch.get_sblock, ("gather", "planes"))
         planes = sch.cache_write(turn, 0, "local")
         (channel_count, channels), threads, places = Planes(self.sizes(shape)).split

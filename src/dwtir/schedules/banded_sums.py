@@ -16,11 +16,6 @@ In the second, these are summed: see `part_sums`. What lies where: `dwtir.diagon
 
 A product takes one instruction where others take 64, halves need no conversion, and of what it computes KW diagonals of
 23 are of use. Inputs are loaded in pairs, and with 16 columns gradients too.
-
-Registers: 4 * KH sums for each product of a row, of which those of kernels above 13x13 leave no room for the loads.
-
-In tiles that hang over, and in a neighbour's columns, gradients are zero, and times an input that is not finite NaN.
-Infinite inputs thus may make taps NaN that do not see them.
 """
 
 from collections.abc import Iterator
@@ -148,7 +143,6 @@ class BandedSums(MatrixSums):
         return 4 * shape.kernel[0] * sizes.kinds * sizes.spans * sizes.beside
 
     def _loads(self, shape: Shape, inputs: float, grads: float) -> float:
-        """Count the loads of a turn, of so many rows of inputs and of gradients."""
         sizes = self.sizes(shape)
         return 4 * (sizes.spans * (2 - sizes.has_pairs) * inputs + grads)
 

@@ -157,7 +157,6 @@ class Strategy(ABC):
 
     @classmethod
     def _of_dtypes(cls) -> str:
-        """Name the dtypes that a strategy is for, if it is not for all."""
         return "" if set(cls.dtypes) == set(DTYPES) else f" of {' or '.join(cls.dtypes)}"
 
     def define(self, shape: Shape, epilogue: Epilogue) -> PrimFunc:
@@ -239,7 +238,6 @@ class Strategy(ABC):
             self._require(size == fitted, name, size, f"in whole phases of the stride: {fitted}")
 
     def _require_launch(self, target: Target, *, threads: int, shared_bytes: int = 0, grid_y: int = 1) -> None:
-        """Check what every GPU kernel is limited by."""
         blocks = self.min_blocks or 1
         self._require(
             blocks == 1 or blocks <= most_blocks(threads),
@@ -255,7 +253,6 @@ class Strategy(ABC):
 
 @cache
 def _kinds(strategy: type[Strategy]) -> dict[str, object]:
-    """List the fields of a tile, each with its type."""
     return {field.name: field.type for field in fields(strategy)}  # type: ignore[arg-type]  # subclasses are dataclasses
 
 

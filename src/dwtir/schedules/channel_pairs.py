@@ -20,16 +20,12 @@ No warp waits for others that are in the same step: while some multiply, others 
 stages, and room for the results of three steps.
 
 What lies in memory side by side, two channels of a pixel, is one register of an operand: nothing is turned round, each
-input is copied once and read twice. Half of a product's multiplications are with the zeros between the two channels,
-and of the rest some beside the kernel: 3 of 8 in 5x5. With several steps a block keeps KH rows of sums; warps may share
-vectors, and from 9x9 on do, for registers to hold them and the weights. A block of all rows takes no steps for padding;
-others leave it out where it is much. Where all blocks are there at once, they may take turns: go on with other images,
-whose copies begin while the last rows of those before are multiplied and stored. Results pass through shared memory, so
-that whole lines are written. With a multiplier a pair of results takes either or both of a pair of inputs. Channels
-that are no multiple of 8 move by 4, by 2 or alone.
-
-An input that is not finite may make results NaN that do not see it, up to a window away and in the channel
-beside its own.
+input is copied once and read twice. With several steps a block keeps KH rows of sums; warps may share vectors, and from
+9x9 on do, for registers to hold them and the weights. A block of all rows takes no steps for padding; others leave it
+out where it is much. Where all blocks are there at once, they may take turns: go on with other images, whose copies
+begin while the last rows of those before are multiplied and stored. Results pass through shared memory, so that whole
+lines are written. With a multiplier a pair of results takes either or both of a pair of inputs. Channels that are no
+multiple of 8 move by 4, by 2 or alone.
 """
 
 from collections.abc import Iterator
@@ -161,12 +157,10 @@ class ChannelPairs(Strategy):
 
     @staticmethod
     def _least(shape: Shape) -> int:
-        """Return the least channels of a block: results of a vector of inputs."""
         return VECTOR * shape.channel_multiplier
 
     @classmethod
     def _tiles(cls, shape: Shape, target: Target, epilogue: Epilogue = NO_STEPS) -> Iterator[Self]:
-        """List the tiles worth comparing, each with the blocks that an SM has room for."""
         width, height = -(-shape.result_width // COLUMNS), shape.result_height
         across = even_split(width, STRIPS)
         images = min(shape.batch, max(1, STRIPS // across))
@@ -201,7 +195,6 @@ class ChannelPairs(Strategy):
             yield tile
 
     def _down(self, shape: Shape, rows: int) -> Self:
-        """Return the tile with the steps for so many rows of results."""
         if rows <= self.rows:
             return replace(self, steps=1)
         least = replace(self, steps=2).sizes(shape)
@@ -230,7 +223,6 @@ class ChannelPairs(Strategy):
         return self._room(shape, NO_STEPS) >= self.min_blocks
 
     def _room(self, shape: Shape, epilogue: Epilogue) -> int:
-        """Count the blocks that an SM's registers and shared memory have room for, if none spills."""
         pairs = self.sizes(shape)
         others, times = _REGISTERS[self.words]
         needed = int(others + times * pairs.held) + _PER_ROW * (self.rows - 2)

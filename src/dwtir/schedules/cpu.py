@@ -142,7 +142,6 @@ def copy_input(sch: Schedule, pad: SBlockRV, conv: SBlockRV, at: LoopRV, stride:
 
 
 def _lanes(shape: Shape, target: Target) -> tuple[int, ...]:
-    """List the useful vectors: powers of two over columns, divisors over channels."""
     widest = max(1, target.vector_bytes // 4)
     if shape.layout == "NHWC":
         return tuple(n for n in range(1, widest + 1) if shape.result_channels % n == 0)

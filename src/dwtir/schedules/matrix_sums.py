@@ -55,6 +55,5 @@ class MatrixSums(PartSums):
 
 @lru_cache(maxsize=1024)
 def _ranked(kind: Any, shape: Shape, target: Target) -> tuple[Any, ...]:
-    """List the tiles that fit, the fastest first."""
     tiles = dict.fromkeys(kind.tiles(shape, target))
     return by_time((tile for tile in tiles if tile.fits(shape, target)), shape, target)

@@ -214,7 +214,6 @@ class RegisterWindow(Window):
 
 
 def _widths(shape: Shape, window: str) -> list[int]:
-    """List the columns of a tile worth trying, in whole phases."""
     sizes = (whole_phases(shape, 1, n, window) for n in (1, 2, 4, 7, 8, 12, 14, 16))
     least = whole_phases(shape, 1, 1, window)
     return sorted({n for n in sizes if n == least or n <= min(shape.result_width, MAX_SIDE)})

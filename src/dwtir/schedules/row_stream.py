@@ -25,8 +25,6 @@ are loaded together, as `Strip` says: ``threadIdx.y = n * c    threadIdx.x = str
 A dilation parts an image into as many each way, of every other row and column and so on, and
 each part is a convolution without: segments and strips are of one part. In NCHW columns stay
 together, and a strip's window is wider by the dilation.
-
-Registers: channels * (KH * KW weights + KH * cols sums + the window). No shared memory.
 """
 
 from collections.abc import Iterator
@@ -219,7 +217,6 @@ class RowStream(Strategy):
         return held + loaded + wide + _OTHERS + (_HANGING if hangs else 0)
 
     def _split(self, shape: Shape) -> tuple[tuple[int, int], ...]:
-        """List what threads share, and how many of a block do: along z, y and x."""
         (height, width), (down, right) = part_sizes(shape), apart(shape)
         segments = -(-height // self.rows) * down, self.thread_z
         strips = -(-width // self.cols) * right
@@ -325,7 +322,6 @@ def _vectors(shape: Shape) -> tuple[int, ...]:
 
 
 def _threads(shape: Shape, cols: int, vector: int) -> Iterator[tuple[int, int]]:
-    """List threads of a block along x and y that are whole warps, or nearly."""
     width = part_sizes(shape)[1]
     strips = -(-width // cols) * apart(shape)[1]
     if shape.layout == "NCHW":
@@ -344,7 +340,6 @@ def _threads(shape: Shape, cols: int, vector: int) -> Iterator[tuple[int, int]]:
 
 
 def _heights(shape: Shape) -> list[int]:
-    """List the rows of a segment: all, or of many a half or a quarter."""
     height, _ = part_sizes(shape)
     return sorted({height, *(-(-height // n) for n in (2, 4) if height >= 7 * n)})
 

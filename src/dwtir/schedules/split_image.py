@@ -28,9 +28,6 @@ its results itself.
 A large image of NCHW is in `pieces` of whole rows, each of a block, which reads a few of its neighbours' rows too.
 They begin anywhere in a vector, and are copied in vectors all the same. A row may be in `parts`, each of a thread,
 which then are `threadIdx.y`.
-
-Registers: a band's sums, a row of the image and one of the kernel, and a few more. Shared bytes:
-thread_x * (thread_y * H * W elements, or a piece's, + 4 * KH * KW).
 """
 
 from collections.abc import Iterable, Iterator
@@ -252,7 +249,6 @@ class SplitImage(Strategy):
         return self._sums(shape) + min(pieces.window, held) + taps + others
 
     def _at_a_time(self, shape: Shape) -> int:
-        """Count the blocks that an SM has room for."""
         threads = -(-self._threads // 32) * 32
         counts = range(1, min(MAX_BLOCKS, MAX_THREADS // threads) + 1)
         needed, taken = self._registers(shape), self.sizes(shape).shared_bytes + 1024
@@ -342,12 +338,10 @@ def _margin(shape: Shape, other: Strategy, is_round: bool, by_pairs: bool) -> fl
 
 
 def _is_large(shape: Shape) -> bool:
-    """Tell whether pieces of its images are worth while."""
     return not is_small(shape, _WHOLE * _parts(shape))
 
 
 def _is_strided(shape: Shape) -> bool:
-    """Tell whether it is a gradient, and a result sees but a part of the kernel."""
     return _parts(shape) > 1
 
 
@@ -357,7 +351,6 @@ def _parts(shape: Shape) -> int:
 
 
 def _channels(shape: Shape, target: Target) -> tuple[int, ...]:
-    """List the channels of a block: in NHWC a sector of memory's or more, where there is room."""
     counts = (2, 4, 8, 16, 32)
     if shape.layout == "NCHW":
         return counts
@@ -366,7 +359,6 @@ def _channels(shape: Shape, target: Target) -> tuple[int, ...]:
 
 
 def _batches(shape: Shape) -> tuple[int, ...]:
-    """List the images of a block, which share its weights."""
     return (1,) if shape.batch == 1 or prod(shape.kernel) < _MANY_TAPS else (1, 2)
 
 
@@ -382,7 +374,6 @@ def _bands(shape: Shape) -> tuple[int, ...]:
 
 
 def _least_sums(shape: Shape) -> int:
-    """Count the sums of a band that is as small as can be."""
     return Images(shape, 1, 1, 1).phases * shape.result_width
 
 

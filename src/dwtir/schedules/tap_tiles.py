@@ -92,7 +92,6 @@ def ranked(shape: Shape, target: Target) -> tuple[tuple[int, ...], ...]:
 
 
 def _tiles(shape: Shape) -> Tiles:
-    """List the tiles of threads, in blocks of one thread."""
     taps = _taps(shape)
     found = [
         (rows, cols, *taps_of, vector, 1, 1, 1, 1, kernel_threads, lanes, grad_lanes, 1)
@@ -107,7 +106,6 @@ def _tiles(shape: Shape) -> Tiles:
 
 
 def _taps(shape: Shape) -> list[tuple[int, int, int]]:
-    """List taps of a thread, rows and columns, and threads over kernel rows."""
     kernel_h, kernel_w = shape.kernel
     widths = [n for n in divisors(kernel_w) if n <= _MOST_KERNEL_COLS][-2:]
     return [
@@ -121,13 +119,11 @@ def _taps(shape: Shape) -> list[tuple[int, int, int]]:
 
 
 def _sides(outputs: int, most: int) -> list[int]:
-    """List sizes of tiles that leave nothing over, or little."""
     even = {even_split(outputs, size) for size in (1, 2, 4, 8, most)}
     return sorted(even.union(n for n in divisors(outputs) if n <= most))
 
 
 def _fitting(tiles: Tiles, shape: Shape) -> Any:
-    """Tell which tiles registers can hold at all, and whose code is short."""
     height, width = window(tiles, shape)
     outputs = tiles.rows * tiles.cols
     sums = sums_of(tiles)
@@ -203,7 +199,6 @@ def _channel_table(tiles: Tiles, shape: Shape, channels: Iterable[int]) -> Numbe
 
 
 def _divisors(counts: Numbers, most: Numbers) -> Numbers:
-    """Find the largest divisor of each count that is at most another number."""
     wholes, where = np.unique(counts, return_inverse=True)
     best = np.empty_like(counts)
     parts = np.arange(1, int(most.max(initial=1)) + 1)

@@ -21,9 +21,6 @@ In the second, these are summed: see `part_sums`. What lies where: `dwtir.units`
 
 Inputs and gradients are copied once, through no register, and not converted. What lies between images stays 0, and a
 copy of what is not there brings zeros. Registers hold 4 * KH sums for each unit, and the gradients of KH rows.
-
-Beside an image gradients are zero, and times an input that is not finite NaN. Infinite inputs
-near the edges thus may make taps NaN that do not see them.
 """
 
 from collections.abc import Iterator
@@ -147,7 +144,6 @@ class UnitSums(MatrixSums):
         return self._has_room(self.sizes(shape), self.min_blocks)
 
     def _has_room(self, sizes: Units, blocks: int) -> bool:
-        """Tell whether registers and shared memory have room for so many blocks."""
         held = sizes.sums + 2 * sizes.own * sizes.groups * sizes.ring
         held += 4 * sizes.together_read * sizes.shape.stride[0] * sizes.spans
         has_room = blocks * (sizes.shared_bytes + 1024) <= SHARED

@@ -20,11 +20,6 @@ All loops of a thread are written out, for each tap over the results that it has
 Planes lie apart in shared memory by an odd number of vectors, so that a warp reads all banks, and are copied as one
 piece. In NHWC neighbouring threads have neighbouring channels: loads, weights and stores are a thread's own. With
 several turns it goes through the image row by row there, and loads each row half an image ahead.
-
-Registers: the image, its results and a few more; with fewer `rows` than the result has,
-those of `rows` and all weights. With several turns also `ahead`; in NHWC all weights, and
-half of the image. Shared bytes, in NCHW:
-thread_x * (thread_y * H * W elements + 4 * KH * KW).
 """
 
 from collections.abc import Iterator
@@ -187,7 +182,6 @@ class WholeImage(Strategy):
         return _LAUNCH + longer(busy, memory, one + twice * log2(together))
 
     def _instructions(self, shape: Shape) -> float:
-        """Count the instructions of a thread."""
         images, taps, is_half = self.sizes(shape), prod(shape.kernel), shape.itemsize == 2
         read, written = prod(images.source), prod(images.result)
         count = float(images.multiply_adds + is_half * (read + written))
@@ -253,16 +247,13 @@ def _channels(shape: Shape) -> tuple[int, ...]:
 
 
 def _batches(shape: Shape) -> tuple[int, ...]:
-    """List the images of a block."""
     return tuple(dict.fromkeys(min(shape.batch, n) for n in (4, 2, 8, 1, 3, 6)))
 
 
 def _heights(shape: Shape) -> tuple[int, ...]:
-    """List the rows of a result that are summed together."""
     return tuple(dict.fromkeys(even_split(shape.result_height, n) for n in (8, 4, 2, 1)))
 
 
 def _turns(shape: Shape) -> tuple[int, ...]:
-    """List the images of a thread: one, if the kernel is large."""
     most = shape.batch if prod(shape.kernel) <= _MOST_TURNING else 1
     return tuple(n for n in (1, 2, 3, 4) if n <= most)

@@ -155,7 +155,6 @@ class Window(Strategy):
         return replace(self, min_blocks=blocks_at_a_time(work, registers, target.units))  # type: ignore[type-var]
 
     def _taken(self, work: Work) -> float:
-        """Estimate the registers that ptxas takes for a thread."""
         return min(registers_wanted(work), registers_for(work.threads, self.min_blocks))
 
     @classmethod
@@ -272,7 +271,6 @@ class Window(Strategy):
 
     @staticmethod
     def _inputs_apart(shape: Shape) -> tuple[float, float, float]:
-        """Count the inputs from one result to the next along channels, rows and columns."""
         multiplier = float(shape.channel_multiplier)
         down, right = (step(shape, axis) / phases(shape, axis) for axis in (0, 1))
         return 1 / multiplier if shape.operation == "forward" else multiplier, down, right
@@ -311,7 +309,6 @@ class Window(Strategy):
         return Model(shape, target).absolute(self.work(shape))
 
     def _staged(self, sch: Schedule, epilogue: SBlockRV) -> SBlockRV:
-        """Keep results in registers, and find the block that stores them."""
         if self.split == "none":
             return sch.cache_write(epilogue, 0, "local")
         sch.set_scope(epilogue, 0, "local")
@@ -355,7 +352,6 @@ class Window(Strategy):
         return registers_for(work.threads, self.min_blocks) >= _LEAST_REGISTERS * registers_needed(work)
 
     def _steps(self, shape: Shape) -> tuple[int, int]:
-        """Count a thread's steps, and the rows of inputs of each."""
         kernel_h, kernel_w = taps(shape)
         if self.window == "tile":
             return 1, reach(shape, 0, self.rows)
@@ -378,7 +374,6 @@ def _ranked(cls: type[Window], shape: Shape, target: Target) -> tuple[Window, ..
 
 
 def _tiles(cls: type[Window], shape: Shape, windows: tuple[str, ...]) -> Iterator[Window]:
-    """List the tiles of some windows, with every split of dilated images."""
     for split in splits_of(shape):
         fields = {"split": split} | (cls.one_by_one if split == "both" else {})
         for window in windows_of(shape):

@@ -172,7 +172,6 @@ def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logged(path: Path) -> Iterator[logging.FileHandler]:
-    """Append what is logged about tuning to a file, if anything."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, delay=True, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))

@@ -137,7 +137,6 @@ class _Session:
                 seconds = 0.0
 
     def _first_candidates(self) -> list[Strategy]:
-        """Return the manual strategy, which is measured each time, and the recorded one."""
         first = [self._manual]
         if self.record is not None and self.record.strategy not in self._measured():
             first.append(self.record.strategy)
