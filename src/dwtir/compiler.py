@@ -243,14 +243,14 @@ def _name_from() -> Any:
         if not (call.op.same_as(chosen) and str(call.ty.dtype) in ("float16x2", "bfloat16x2")):
             return call
         is_odd, *pairs = call.args
-        if not all(isinstance(pair, ir.TensorLoad) and pair.source.scope() == "local" for pair in pairs):
+        own = [pair.source for pair in pairs if isinstance(pair, ir.TensorLoad) and pair.source.scope() == "local"]
+        if len(own) < 2 or not own[0].same_as(own[1]):
             return call
-        after, pair = pairs
-        (odd,), (even,) = after.indices, pair.indices
-        if not (pair.source.same_as(after.source) and Analyzer().can_prove_equal(odd.base - even.base, 1)):
+        odd, even = (getattr(pair.indices[0], "base", 0) for pair in pairs)
+        if not Analyzer().can_prove_equal(odd - even, 1):
             return call
-        behind = tirx.BufferLoad(pair.source, [tirx.Ramp(even.base + 2, 1, 2)])
-        words = [tirx.reinterpret("uint32", own) for own in (pair, behind)]
+        behind = tirx.BufferLoad(own[0], [tirx.Ramp(even + 2, 1, 2)])
+        words = [tirx.reinterpret("uint32", pair) for pair in (pairs[1], behind)]
         word = tirx.call_pure_extern("uint32", cuda_functions.FROM, *words, is_odd)
         return tirx.reinterpret(str(call.ty.dtype), word)
 
