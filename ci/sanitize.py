@@ -45,6 +45,9 @@ def cases(device: dwtir.Target) -> Iterator[tuple[dwtir.DepthwiseConv2dShape, st
     for size, layout, dtype, ending in product(SIZES, ("nchw", "nhwc"), ("float32", "float16"), ENDINGS):
         shape = dwtir.DepthwiseConv2dShape.parse(f"{size}_{dtype}_{layout}{ending}")
         yield from ((shape, schedule) for schedule in schedules(shape, device))
+    if device.kind == "cuda":
+        padded = dwtir.STRATEGIES["banded_matrix"](5, 3, 2, loads="planes", turns=2)
+        yield dwtir.DepthwiseConv2dShape.parse("3x2x40x20_k3_p1_float16"), padded
 
 
 def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterator[str | dwtir.Strategy]:

@@ -39,7 +39,6 @@ class Sheet(NamedTuple):
 
     @property
     def own(self) -> int:
-        """Count the halves of a tile's rows."""
         return self.rows.of_tile * self.rows.width
 
     def place(self, tile: Any, row: Any) -> Any:

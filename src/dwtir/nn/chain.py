@@ -45,7 +45,6 @@ def why_not(conv: Any) -> str | None:
 
 
 def _pads_as_tensorflow(conv: Any) -> bool:
-    """Tell timm's layers that pad as TensorFlow does."""
     return type(conv).__name__ in ("Conv2dSame", "Conv2dSameExport")
 
 

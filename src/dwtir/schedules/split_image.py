@@ -346,7 +346,6 @@ def _is_strided(shape: Shape) -> bool:
 
 
 def _parts(shape: Shape) -> int:
-    """Count the parts of the kernel, of which a result sees one."""
     return 1 if shape.operation == "forward" else prod(shape.stride)
 
 
