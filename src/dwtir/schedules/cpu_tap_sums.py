@@ -100,7 +100,6 @@ def _band(shape: Shape) -> int:
 
 
 def _lanes(shape: Shape, target: Target) -> tuple[int, ...]:
-    """List the vectors that divide what they run over."""
     widest = max(1, target.vector_bytes // 4)
     extent = shape.out_width if shape.layout == "NCHW" else shape.in_channels
     return tuple(n for n in divisors(extent) if n <= widest)
