@@ -22,7 +22,6 @@ from dwtir.shape import DTYPES, LAYOUTS
 from dwtir.space_to_batch import SPLITS
 
 Array: TypeAlias = NDArray[Any]
-Tensors: TypeAlias = dict[str, Array]
 
 NAMED_SHAPES = {
     "one channel": "1x1x9x14_k3_p1",

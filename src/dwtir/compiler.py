@@ -154,7 +154,7 @@ def _show_alignment() -> Any:
     from tvm import tirx
     from tvm.sym import Analyzer
 
-    def show(func: PrimFunc, _mod: Any, _context: Any) -> PrimFunc:
+    def show(func: PrimFunc) -> PrimFunc:
         analyzer = Analyzer()
         values: dict[tirx.Var, tirx.Expr] = {}
 
@@ -171,7 +171,7 @@ def _show_alignment() -> Any:
 
         return tvm_ffi.structural_map(func, [(tirx.Bind, bind), (tirx.Var, lambda var: values.get(var, var))])
 
-    return tirx.transform.prim_func_pass(show, opt_level=0)
+    return entry.function_pass(show)
 
 
 def _launch_early() -> Any:
@@ -182,7 +182,7 @@ def _launch_early() -> Any:
         f"tirx.{name}" for name in ("kernel_launch_params", "use_dyn_shared_memory", "use_programtic_dependent_launch")
     )
 
-    def show(func: PrimFunc, _mod: Any, _context: Any) -> PrimFunc:
+    def wait(func: PrimFunc) -> PrimFunc:
         if str(func.attrs["global_symbol"]).endswith("_kernel"):  # later ones have a number
             return func
         tags = [str(tag) for tag in func.attrs[parameters]]
@@ -190,7 +190,7 @@ def _launch_early() -> Any:
         has_waited = tirx.call_extern("int32", cuda_functions.WAIT) != 0
         return func.with_body(tirx.IfThenElse(has_waited, func.body, None)).with_attr(parameters, tags)
 
-    return tirx.transform.prim_func_pass(show, opt_level=0)
+    return entry.function_pass(wait)
 
 
 def _name_silu(by_fma: bool) -> Any:
@@ -213,7 +213,7 @@ def _name_silu(by_fma: bool) -> Any:
             return value.a * (value.b * factor)
         return value * factor
 
-    def show(func: PrimFunc, _mod: Any, _context: Any) -> PrimFunc:
+    def named(func: PrimFunc) -> PrimFunc:
         is_half = any("float16" in str(parameter.ty) for parameter in func.params)
         names = cycle((cuda_functions.SILU, cuda_functions.SILU_BY_FMA)[: 1 + (is_half and by_fma)])
 
@@ -225,7 +225,7 @@ def _name_silu(by_fma: bool) -> Any:
 
         return tvm_ffi.structural_map(func, [(tirx.Mul, name)])
 
-    return tirx.transform.prim_func_pass(show, opt_level=0)
+    return entry.function_pass(named)
 
 
 def _name_from() -> Any:
@@ -254,10 +254,7 @@ def _name_from() -> Any:
         word = tirx.call_pure_extern("uint32", cuda_functions.FROM, *words, is_odd)
         return tirx.reinterpret(str(call.ty.dtype), word)
 
-    def show(func: PrimFunc, _mod: Any, _context: Any) -> PrimFunc:
-        return tvm_ffi.structural_map(func, [(ir.Call, name)])
-
-    return tirx.transform.prim_func_pass(show, opt_level=0)
+    return entry.function_pass(lambda func: tvm_ffi.structural_map(func, [(ir.Call, name)]))
 
 
 @cache

@@ -5,6 +5,7 @@ To make a view of a tensor in a kernel's layout takes PyTorch half as long as a 
 code does it, after it has compared all sizes and strides.
 """
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from .shape import Shape
@@ -69,6 +70,13 @@ def add(mod: IRModule, shape: Shape) -> IRModule:
     return tvm.IRModule({main: mod["main"], tvm.ir.GlobalVar(NAME): func})
 
 
+def function_pass(change: Callable[[PrimFunc], PrimFunc]) -> Any:
+    """Make a pass of what changes a function."""
+    from tvm import tirx
+
+    return tirx.transform.prim_func_pass(lambda func, _mod, _context: change(func), opt_level=0)
+
+
 def pass_on_dtypes() -> Any:
     """Return a pass for TVM's call of ``main``: bfloat16 has become another type by then."""
     import tvm_ffi
@@ -76,7 +84,7 @@ def pass_on_dtypes() -> Any:
 
     op = ir.Op.get("tirx.tvm_call_cpacked")
 
-    def restore(func: PrimFunc, _mod: Any, _context: Any) -> PrimFunc:
+    def restore(func: PrimFunc) -> PrimFunc:
         dtypes = func.attrs.get(_DTYPES)
 
         def typed(call: ir.Call) -> ir.Call:
@@ -91,4 +99,4 @@ def pass_on_dtypes() -> Any:
 
         return tvm_ffi.structural_map(func, [(ir.Call, typed)])
 
-    return tirx.transform.prim_func_pass(restore, opt_level=0)
+    return function_pass(restore)
