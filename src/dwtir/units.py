@@ -83,10 +83,17 @@ class Units:
         """Vectors of a pixel."""
         return self.channels // LANES
 
-    @cached_property
-    def column_pitch(self) -> int:
-        """Vectors from a column to the next in shared memory: one to spare, if lanes then read from more banks."""
-        return min(self.vectors, self.vectors + 1, key=self._crowd)
+    @property
+    def swaps(self) -> bool:
+        """Whether a sector's two vectors change places in every second column of a unit.
+
+        Then all sectors may begin where `cp.async` moves one at once, and lanes still read from all banks.
+        """
+        return self.vectors % 2 == 0
+
+    def swapped(self, vector: Any, column: Any) -> Any:
+        """Find the place of a vector of a pixel, by the column in its unit."""
+        return vector // 2 * 2 + (vector + column) % 2 if self.swaps else vector
 
     @cached_property
     def together_read(self) -> int:
@@ -101,31 +108,29 @@ class Units:
     @cached_property
     def apart(self) -> tuple[int, int]:
         """Vectors from a unit's inputs to the next unit's, and from its gradients."""
-        inputs, grads = self._spread(self.column_pitch)
+        inputs, grads = self._spread
         return inputs[1], grads[1]
 
     @cached_property
     def wavefronts(self) -> int:
         """Wavefronts of shared memory that all warps take to read the operands of a step."""
-        of_each = max(1, self.together_read // 2) * self._crowd(self.column_pitch)
+        of_each = max(1, self.together_read // 2) * max(crowd for crowd, _ in self._spread)
         reads = 2 * self.warps * self.own // self.together_read * self.groups
         return reads * (2 + 4 * self.shape.stride[0] * self.spans) * of_each
 
-    def _crowd(self, pitch: int) -> int:
-        """Count vectors, read together, that lie in the same banks, if columns have such a pitch."""
-        return max(crowd for crowd, _ in self._spread(pitch))
-
-    def _spread(self, pitch: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    @property
+    def _spread(self) -> tuple[tuple[int, int], tuple[int, int]]:
         rows = min(LANES, 2 * LANES // self.together_read)  # of a fragment, read together
         columns = -(-rows // self.together)
-        return _spread(self.step, pitch, columns), _spread(self.columns, pitch, columns)
+        inputs, grads = (_spread(step, self.vectors, columns, self.swaps) for step in (self.step, self.columns))
+        return inputs, grads
 
     def input_column(self, column: Any) -> Any:
         """Find a column of inputs in shared memory, in vectors."""
-        return column // self.step * self.apart[0] + column % self.step * self.column_pitch
+        return column // self.step * self.apart[0] + column % self.step * self.vectors
 
     def grad_column(self, column: Any) -> Any:
-        return column // self.columns * self.apart[1] + column % self.columns * self.column_pitch
+        return column // self.columns * self.apart[1] + column % self.columns * self.vectors
 
     @cached_property
     def pitch(self) -> int:
@@ -134,8 +139,7 @@ class Units:
         The units of neighbouring images are in other banks too.
         """
         seen = (self.across - 1) * self.step + self.window
-        least = self.input_column(max(seen, self.shape.padding[1] + self.shape.width) - 1)
-        least += self.column_pitch
+        least = self.input_column(max(seen, self.shape.padding[1] + self.shape.width) - 1) + self.vectors
         return int(least + (self.across * self.apart[0] - least) % LANES)
 
     @property
@@ -250,11 +254,11 @@ class Units:
 
 
 @cache
-def _spread(step: int, pitch: int, columns: int) -> tuple[int, int]:
+def _spread(step: int, pitch: int, columns: int, swaps: bool) -> tuple[int, int]:
     """Find how many vectors of four units lie in the same banks, at best, and how far apart units then are."""
 
     def crowd(apart: int) -> int:
-        read = {column * pitch + unit * apart for column in range(columns) for unit in range(4)}
+        read = {column * pitch + unit * apart + column % 2 * swaps for column in range(columns) for unit in range(4)}
         return max(Counter(vector % LANES for vector in read).values())
 
-    return min((crowd(apart), apart) for apart in range(step * pitch, step * pitch + LANES))
+    return min((crowd(apart), apart) for apart in range(step * pitch, step * pitch + LANES, 1 + swaps))

@@ -43,7 +43,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
     RING, AHEAD, TURNS, READ = sizes.ring, sizes.ahead, sizes.turns, sizes.together_read
     PARTS, CHUNKS = sizes.parts, C // CHANNELS
     INPUTS, GRADS = sizes.loads
-    THREADS, VECTORS, PITCH = 32 * WARPS, sizes.vectors, sizes.column_pitch
+    THREADS, VECTORS = 32 * WARPS, sizes.vectors
     INPUT_LOADS, GRAD_LOADS = sizes.thread_loads
     SLOTS, SLOT, STEPS = sizes.slots, sizes.slot_halves, sizes.block_steps
     GRADS_AT, UNITS = 2 * sizes.input_vectors, sizes.units
@@ -85,18 +85,21 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         row, image, column, vector = split(task, W)
         above = row * sizes.pairs + image // 2
         at = image % 2 * sizes.input_vectors + above * sizes.pitch
+        vector = sizes.swapped(vector, (column + LEFT) % sizes.step)
         return (at + sizes.input_column(column + LEFT) + vector) * LANES
 
     def grad_to(task) -> Any:
         _, image, column, vector = split(task, OW)
         at = GRADS_AT + image % 2 * sizes.grad_vectors + image // 2 * sizes.across * sizes.apart[1]
-        return (at + sizes.grad_column(column) + vector) * LANES
+        return (at + sizes.grad_column(column) + sizes.swapped(vector, column % COLUMNS)) * LANES
 
     def unit(group, half, lane) -> Any:
         return group * LANES + half * 4 + lane % 4
 
-    def channel(warp, own, lane) -> Any:
-        return (warp * OWN + own * READ) * TOGETHER + lane // 4 % TOGETHER * READ
+    def channel(warp, own, lane, column) -> Any:
+        """Find where a lane's first channel lies in a pixel, by the column in its unit."""
+        first = (warp * OWN + own * READ) * TOGETHER + lane // 4 % TOGETHER * READ
+        return sizes.swapped(first // LANES, column) * LANES + first % LANES
 
     def input_at(warp, own, group, row, span, *of) -> Any:
         """Find in shared memory what a lane reads of the first images."""
@@ -104,12 +107,13 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         i = span * 2 + more
         at = row * sizes.pairs * sizes.pitch + i // SW * sizes.apart[0]
         at += sizes.place(tirx.min(unit(group, half, lane), UNITS - 1))
-        at += (i % SW * COLUMNS + lane // 4 // TOGETHER) * PITCH
-        return at * LANES + channel(warp, own, lane)
+        column = i % SW * COLUMNS + lane // 4 // TOGETHER
+        return (at + column * VECTORS) * LANES + channel(warp, own, lane, column)
 
     def grad_at(warp, own, group, lane, half) -> Any:
         at = GRADS_AT + tirx.min(unit(group, half, lane), UNITS) * sizes.apart[1]
-        return (at + lane // 4 // TOGETHER * PITCH) * LANES + channel(warp, own, lane)
+        column = lane // 4 // TOGETHER
+        return (at + column * VECTORS) * LANES + channel(warp, own, lane, column)
 
     def diagonal(shared: tirx.Buffer, tap) -> Any:
         """Sum up a tap in one expression: all terms are loaded first."""
