@@ -43,22 +43,22 @@ from .tiles import BLOCK_COUNTS, CLOCK, MAX_LOADS, MAX_SUMS, SHARED
 
 _TOGETHER = (1, 2, 4, 8)
 _CHANNELS = tuple(range(LANES, 129, LANES))
-_AHEAD = (1, 2, 3, 5)
+_AHEAD = (1, 2, 3, 4, 5)
 _PRODUCTS = MAX_PRODUCTS // 2  # 968 take ptxas half a minute
 _WARPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
+_SURE_TAPS = 25  # of fewer it is expected up to 8 % too early, and `tap_sums` as much too late
 _MOST_COLUMNS = 300  # in all images of a block: of more nothing was measured
 # Registers of a thread beside its sums and operands: of every one, and of one more group.
 _REGISTERS, _PER_GROUP = 34, 6
 
 # Time: cycles of an SM for 32 bytes of DRAM; for a run of channels, a wavefront of shared memory, a product; until a
-# copy is there; of a step besides; of a block's end, and of a thread's sum there for each column of a tap. Fitted to
-# 825 kernels of 20 layers on an H200, the end to 54: the choice is 2.6 % behind the best, of layers left out too.
-_SECTOR, _RUN, _WAVEFRONT, _PRODUCT = 1.374, 0.437, 0.267, 1.86
-_LATENCY, _STEP, _END, _TAP = 793, 37, 1500, 10
+# copy is there; of a step besides; of a block's end, and of a thread's sum there for each column of a tap; what few
+# warps add. Fitted to 203 kernels of 19 layers on an H200, of which the choice is 2.1 % behind the best.
+_SECTOR, _RUN, _WAVEFRONT, _PRODUCT = 1.149, 0.151, 0.278, 2.13
+_LATENCY, _STEP, _END, _TAP, _FEW = 1166, 17.8, 1085, 4.38, 0.539
+_UNALIGNED = 1.5  # how often L2 is asked for a sector whose vectors are not side by side in shared memory
 _BANDWIDTH = 4.25e12 / 132  # of an SM there
-# Of each 64 KB of an SM under way beyond the first: blocks of the same pixels drift apart, and L2 fetches twice
-# what it fetched for both (ncu: 171 MB for 154 of 128x96x56x56).
-_MUCH = 0.108
+_MUCH = 0.073  # of each 64 KB of an SM under way beyond the first: blocks of the same pixels drift apart
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,14 @@ class UnitSums(MatrixSums):
         return super()._is_for(shape, target) and shape.channel_multiplier == 1 and shape.in_channels % LANES == 0
 
     @classmethod
+    def sure(cls, shape: Shape) -> float:
+        return 0.88 if prod(shape.kernel) < _SURE_TAPS else super().sure(shape)
+
+    @classmethod
     def tiles(cls, shape: Shape, target: Target) -> Iterator[Self]:
         channels = [n for n in _CHANNELS if shape.in_channels % n == 0]
-        for block, together, images, own, ahead in product(channels, _TOGETHER[:3], (2, 4, 8), (1, 2, 4, 8), (1, 2, 3)):
+        shares = product(channels, _TOGETHER[:3], (2, 4, 8), (1, 2, 4, 8), (1, 2, 3, 4))
+        for block, together, images, own, ahead in shares:
             warps = block // (together * own)
             if block % (together * own) or warps not in _WARPS or images - 2 >= shape.batch:
                 continue
@@ -156,10 +161,12 @@ class UnitSums(MatrixSums):
         at_a_time = min(self.min_blocks, ceil(blocks))
         runs = sum(sizes.loads) / sizes.vectors
         sector = _SECTOR * (_BANDWIDTH * target.units / target.bandwidth if target.bandwidth else 1)
-        cache = sector * runs * ceil(sizes.vectors / 2) + _RUN * runs + _WAVEFRONT * sizes.wavefronts
+        sectors = runs * ceil(sizes.vectors / 2) * (1 if sizes.swaps else _UNALIGNED)
+        cache = sector * sectors + _RUN * runs + _WAVEFRONT * sizes.wavefronts
         products = _PRODUCT * 4 * ceil(at_a_time * self.warps / 4) * sizes.products
         step = ((at_a_time * cache) ** 3 + products**3 + (_LATENCY / self.ahead) ** 3) ** (1 / 3) + _STEP
         step *= 1 + _MUCH * max(0.0, at_a_time * 2 * sizes.slot_halves * self.ahead / 65536 - 1)
+        step *= 1 + _FEW / (at_a_time * self.warps)
         end = _END + _TAP * self.channels * prod(shape.kernel) * sizes.columns / (32 * self.warps)
         first = ceil(blocks / self.min_blocks) * (sizes.block_steps * step + end) / CLOCK
         return float(LAUNCH + first + parts_seconds(shape, self.parts))
