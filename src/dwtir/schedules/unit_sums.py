@@ -46,19 +46,19 @@ _CHANNELS = tuple(range(LANES, 129, LANES))
 _AHEAD = (1, 2, 3, 4, 5)
 _PRODUCTS = MAX_PRODUCTS // 2  # 968 take ptxas half a minute
 _WARPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
-_SURE_TAPS = 25  # of fewer it is expected up to 8 % too early, and `tap_sums` as much too late
+_SURE_TAPS = 25  # of fewer it is expected up to 6 % too early, and `tap_sums` 9 % too late
 _MOST_COLUMNS = 300  # in all images of a block: of more nothing was measured
 # Registers of a thread beside its sums and operands: of every one, and of one more group.
 _REGISTERS, _PER_GROUP = 34, 6
 
 # Time: cycles of an SM for 32 bytes of DRAM; for a run of channels, a wavefront of shared memory, a product; until a
 # copy is there; of a step besides; of a block's end, and of a thread's sum there for each column of a tap; what few
-# warps add. Fitted to 203 kernels of 19 layers on an H200, of which the choice is 2.1 % behind the best.
-_SECTOR, _RUN, _WAVEFRONT, _PRODUCT = 1.149, 0.151, 0.278, 2.13
-_LATENCY, _STEP, _END, _TAP, _FEW = 1166, 17.8, 1085, 4.38, 0.539
+# warps add. Fitted to 208 kernels of 20 layers on an H200, of which the choice is 1.5 % behind the best.
+_SECTOR, _RUN, _WAVEFRONT, _PRODUCT = 1.195, 0.118, 0.22, 2.10
+_LATENCY, _STEP, _END, _TAP, _FEW = 1384, 11.3, 673, 4.04, 0.418
 _UNALIGNED = 1.5  # how often L2 is asked for a sector whose vectors are not side by side in shared memory
 _BANDWIDTH = 4.25e12 / 132  # of an SM there
-_MUCH = 0.073  # of each 64 KB of an SM under way beyond the first: blocks of the same pixels drift apart
+_MUCH, _AT_LEAST = 0.103, 0.7  # of each 64 KB of an SM under way beyond so many: blocks of the same pixels drift apart
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class UnitSums(MatrixSums):
 
     @classmethod
     def sure(cls, shape: Shape) -> float:
-        return 0.88 if prod(shape.kernel) < _SURE_TAPS else super().sure(shape)
+        return 0.91 if prod(shape.kernel) < _SURE_TAPS else super().sure(shape)
 
     @classmethod
     def tiles(cls, shape: Shape, target: Target) -> Iterator[Self]:
         channels = [n for n in _CHANNELS if shape.in_channels % n == 0]
-        shares = product(channels, _TOGETHER[:3], (2, 4, 8), (1, 2, 4, 8), (1, 2, 3, 4))
+        shares = product(channels, _TOGETHER[:3], (2, 4, 8), (1, 2, 4, 8), (1, 2, 3))
         for block, together, images, own, ahead in shares:
             warps = block // (together * own)
             if block % (together * own) or warps not in _WARPS or images - 2 >= shape.batch:
@@ -165,7 +165,7 @@ class UnitSums(MatrixSums):
         cache = sector * sectors + _RUN * runs + _WAVEFRONT * sizes.wavefronts
         products = _PRODUCT * 4 * ceil(at_a_time * self.warps / 4) * sizes.products
         step = ((at_a_time * cache) ** 3 + products**3 + (_LATENCY / self.ahead) ** 3) ** (1 / 3) + _STEP
-        step *= 1 + _MUCH * max(0.0, at_a_time * 2 * sizes.slot_halves * self.ahead / 65536 - 1)
+        step *= 1 + _MUCH * max(0.0, at_a_time * 2 * sizes.slot_halves * self.ahead / 65536 - _AT_LEAST)
         step *= 1 + _FEW / (at_a_time * self.warps)
         end = _END + _TAP * self.channels * prod(shape.kernel) * sizes.columns / (32 * self.warps)
         first = ceil(blocks / self.min_blocks) * (sizes.block_steps * step + end) / CLOCK
