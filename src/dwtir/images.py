@@ -160,7 +160,7 @@ class Images:
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory, if used: the images and, in NCHW in their place, the results; and the weights."""
-        sides = (self.source, self.result) if self.shape.layout == "NCHW" else (self.source, self.source)
+        sides = self.source, self.result if self.shape.layout == "NCHW" else self.source
         less, more = sorted(self.stride(prod(size)) for size in sides)
         pixels = more if more <= _ALIKE * less else more + less
         images = self.images * self.channels * pixels * self.shape.itemsize
