@@ -338,14 +338,8 @@ class Fused(NamedTuple):
 
 
 def _place(before: Any, column: Any, part: Any, parts: int) -> Any:
-    """Find 16 bytes of a pixel's: neighbouring pixels have theirs in another order, in other banks.
-
-    Bits of their number change, for both of a sector to stay together: else `cp.async` asks L2 for it twice. TVM does
-    not bound an exclusive or.
-    """
+    """Find 16 bytes of a pixel's: neighbouring pixels have theirs in another order, in other banks."""
     together = gcd(parts, VECTOR)
-    turn = column // (VECTOR // together)
-    place = part // together * together
-    for bit in (1, 2, 4)[: together.bit_length() - 1]:
-        place += (part // bit + turn // bit) % 2 * bit
-    return (before + column) * parts + place
+    if together > 1:
+        part = part // together * together + (part + column // (VECTOR // together)) % together
+    return (before + column) * parts + part
