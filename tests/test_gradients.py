@@ -244,6 +244,9 @@ def test_windows_see_all_inputs(shape, channels, together, pairs, parts):
     columns = {sizes.input_column(column) for column in range(shape.padding[1] + shape.width)}
     assert len(columns) == shape.padding[1] + shape.width
     assert max(columns) + sizes.vectors <= sizes.pitch
+    if sizes.swaps:  # sectors stay whole
+        assert not any(place % 2 for place in (*columns, sizes.grad_column(1), sizes.pitch, sizes.apart[1]))
+        assert sizes.swapped(0, 1) // 2 == sizes.swapped(1, 1) // 2
     assert sizes.grad_column(shape.out_width - 1) + sizes.vectors <= sizes.across * sizes.apart[1]
     seen = shape.padding[0] + shape.height - 1
     assert sizes.steps > seen // shape.stride[0]
