@@ -119,11 +119,10 @@ class Units:
         return reads * (2 + 4 * self.shape.stride[0] * self.spans) * of_each
 
     @property
-    def _spread(self) -> tuple[tuple[int, int], tuple[int, int]]:
+    def _spread(self) -> list[tuple[int, int]]:
         rows = min(LANES, 2 * LANES // self.together_read)  # of a fragment, read together
         columns = -(-rows // self.together)
-        inputs, grads = (_spread(step, self.vectors, columns, self.swaps) for step in (self.step, self.columns))
-        return inputs, grads
+        return [_spread(step, self.vectors, columns, self.swaps) for step in (self.step, self.columns)]
 
     def input_column(self, column: Any) -> Any:
         """Find a column of inputs in shared memory, in vectors."""

@@ -17,7 +17,7 @@ BYTES = 2 * LANES
 def intrinsic(dtype: str, lanes: int = LANES) -> str:
     """Register ``cp.async`` of 8, 4 or 2 halves, or of none and zeros instead; return its name for `tensorize`.
 
-    How many bytes there are stands in a register: all or 0, wherever they would be. By `cuda_functions` L2 fetches the
+    How many bytes there are stands in a register: all or 0, and then none are read. By `cuda_functions` L2 fetches the
     128 bytes around.
     """
     size = 2 * lanes

@@ -92,8 +92,7 @@ class UnitSums(MatrixSums):
     @classmethod
     def tiles(cls, shape: Shape, target: Target) -> Iterator[Self]:
         channels = [n for n in _CHANNELS if shape.in_channels % n == 0]
-        shares = product(channels, _TOGETHER[:3], (2, 4, 8), (1, 2, 4, 8), (1, 2, 3))
-        for block, together, images, own, ahead in shares:
+        for block, together, images, own, ahead in product(channels, _TOGETHER[:3], (2, 4, 8), (1, 2, 4, 8), (1, 2, 3)):
             warps = block // (together * own)
             if block % (together * own) or warps not in _WARPS or images - 2 >= shape.batch:
                 continue
