@@ -9,15 +9,22 @@ argument ``opencl`` the same kernels run through OpenCL, as a rehearsal.
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
-import numpy as np
-import tvm
-
 import dwtir
-from dwtir import reference
+from dwtir.schedules import (
+    BandedMatrix,
+    BandedSums,
+    ChannelPairs,
+    ChannelVector,
+    RegisterWindow,
+    SplitImage,
+    WholeImage,
+)
 from dwtir.space_to_batch import splits_of
 from dwtir.target import resolve
+from dwtir.verify import verify_kernel
 
 # Odd sizes, so that tiles hang over every edge; 8 channels make a vector of 16 bytes. A large kernel, ones for tensor
 # cores, whole images in registers, a dilation, a multiplier.
@@ -40,43 +47,35 @@ def main(target: str) -> int:
     return 1 if wrong else 0
 
 
-def cases(device: dwtir.Target) -> Iterator[tuple[dwtir.DepthwiseConv2dShape, str | dwtir.Strategy]]:
+def cases(device: dwtir.Target) -> Iterator[tuple[dwtir.Shape, str | dwtir.Strategy]]:
     """List all kernels."""
     for size, layout, dtype, ending in product(SIZES, ("nchw", "nhwc"), ("float32", "float16"), ENDINGS):
-        shape = dwtir.DepthwiseConv2dShape.parse(f"{size}_{dtype}_{layout}{ending}")
+        shape = dwtir.Shape.parse(f"{size}_{dtype}_{layout}{ending}")
         yield from ((shape, schedule) for schedule in schedules(shape, device))
     if device.kind == "cuda":
-        padded = dwtir.STRATEGIES["banded_matrix"](5, 3, 2, loads="planes", turns=2)
-        yield dwtir.DepthwiseConv2dShape.parse("3x2x40x20_k3_p1_float16"), padded
+        yield dwtir.Shape.parse("3x2x40x20_k3_p1_float16"), BandedMatrix(5, 3, 2, loads="planes", turns=2)
 
 
-def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterator[str | dwtir.Strategy]:
+def schedules(shape: dwtir.Shape, device: dwtir.Target) -> Iterator[str | dwtir.Strategy]:
     """Name the strategies for the shape, and the articles' steps where they are for it."""
-    whole = dwtir.STRATEGIES["whole_image"]
-    if whole.claims(shape, device) and shape.batch > 1:
-        tile = whole.choose(shape, device).parameters
-        yield whole(**tile | {"turns": 2, "rows": shape.result_height})
-    pairs = dwtir.STRATEGIES["channel_pairs"]
-    if pairs.claims(shape, device):
-        tile = pairs.choose(shape, device).parameters | {"rows": 2, "ahead": 2, "min_blocks": 1}
-        tile["steps"] = -(-shape.result_height // 2)  # down the image, by a ring of stages
-        yield from (pairs(**tile), pairs(**tile | {"images": 1, "turns": min(2, shape.batch)}))
-    banded = dwtir.STRATEGIES["banded_matrix"]
-    fours = banded(2, shape.kernel[0], 1, loads="fours")
-    if max(shape.stride) > 1 and banded.claims(shape, device) and fours.fits(shape, device):
+    if WholeImage.claims(shape, device) and shape.batch > 1:
+        yield replace(WholeImage.choose(shape, device), turns=2, rows=shape.result_height)
+    if ChannelPairs.claims(shape, device):  # down the image, by a ring of stages
+        steps = -(-shape.result_height // 2)
+        tile = replace(ChannelPairs.choose(shape, device), rows=2, steps=steps, ahead=2, min_blocks=1)
+        yield from (tile, replace(tile, images=1, turns=min(2, shape.batch)))
+    fours = BandedMatrix(2, shape.kernel[0], 1, loads="fours")
+    if max(shape.stride) > 1 and BandedMatrix.claims(shape, device) and fours.fits(shape, device):
         yield fours
-    sums = dwtir.STRATEGIES["banded_sums"]
-    wide = sums(4, 1, 1, 1, columns=16)
-    if sums.claims(shape, device) and wide.fits(shape, device):
+    wide = BandedSums(4, 1, 1, 1, columns=16)
+    if BandedSums.claims(shape, device) and wide.fits(shape, device):
         yield wide
-    split = dwtir.STRATEGIES["split_image"]
-    if shape.layout == "NCHW" and split.claims(shape, device):
-        divided = (split(4, 1, bands, 1, parts, pieces) for bands, parts, pieces in ((3, 3, 3), (4, 2, 2), (2, 4, 3)))
+    if shape.layout == "NCHW" and SplitImage.claims(shape, device):
+        divided = (SplitImage(4, 1, *parts) for parts in ((3, 1, 3, 3), (4, 1, 2, 2), (2, 1, 4, 3)))
         yield from [tile for tile in divided if tile.fits(shape, device)][:1]
-    for window in map(dwtir.STRATEGIES.get, ("register_window", "channel_vector")):
+    for window in (RegisterWindow, ChannelVector):
         if window.claims(shape, device) and "both" in splits_of(shape):
-            tile = window.choose(shape, device).parameters | window.one_by_one
-            yield window(**tile | {"window": "tile", "split": "both"})
+            yield replace(window.choose(shape, device), **window.one_by_one, window="tile", split="both")
     claiming = [name for name, kind in dwtir.STRATEGIES.items() if kind.claims(shape, device)]
     yield from claiming
     for steps in dwtir.ARTICLE_STEPS.values():
@@ -85,25 +84,15 @@ def schedules(shape: dwtir.DepthwiseConv2dShape, device: dwtir.Target) -> Iterat
                 yield name
 
 
-def is_right(shape: dwtir.DepthwiseConv2dShape, schedule: str | dwtir.Strategy, device: dwtir.Target) -> bool:
+def is_right(shape: dwtir.Shape, schedule: str | dwtir.Strategy, device: dwtir.Target) -> bool:
     """Build the kernel, run it, and compare with the oracle."""
     epilogue = EPILOGUE if shape.operation == "forward" else None
-    kernel = dwtir.build(shape, schedule, epilogue=epilogue, target=device)
-    rng = np.random.default_rng(0)
-    extents = shape.input_shapes | kernel.epilogue.operands(shape)
-    arrays = {name: rng.standard_normal(extent, np.float32).astype(shape.dtype) for name, extent in extents.items()}
-    out = np.full(shape.result_shape, np.nan, shape.dtype)
-    if device.kind == "cuda":
-        gpu = tvm.cuda(0)
-        on_gpu = tvm.runtime.tensor(out, gpu)
-        kernel(*(tvm.runtime.tensor(array, gpu) for array in arrays.values()), out=on_gpu)
-        out = on_gpu.numpy()
-    else:
-        kernel(*arrays.values(), out=out)
-    first, second = (arrays.pop(name) for name in shape.input_shapes)
-    expected = reference.depthwise_conv2d(shape, first, second, arrays, epilogue=epilogue)
-    bound = reference.error_bound(shape, first, second, arrays, epilogue=epilogue)
-    return bool((np.abs(out.astype(np.float64) - expected) <= bound).all())
+    try:
+        verify_kernel(dwtir.build(shape, schedule, epilogue=epilogue, target=device))
+    except dwtir.RecordError as error:
+        print(error)
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -120,7 +120,6 @@ def _traces(record):
 
 
 def main(folder):
-    """Read the files in a folder."""
     from dwtir import RecordError
     from dwtir.records import Record
 

@@ -4,7 +4,6 @@ import torch
 
 
 def captured(call):
-    """Capture a call in a CUDA graph; return the graph and the result."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -17,7 +17,6 @@ SHAPE = Shape.parse("2x24x19x23_k3_psame")
 
 
 def tensors(shape=SHAPE, device="cuda"):
-    """Make integer data and weight, and the exact output."""
     rng = np.random.default_rng(0)
     data, weight = (rng.integers(-3, 4, extents) for extents in (shape.data_shape, shape.weight_shape))
     arrays = data, weight, reference.depthwise_conv2d(shape, data, weight)

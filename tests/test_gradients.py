@@ -28,7 +28,6 @@ from streams import captured
 
 
 def all_tensors(shape, seed):
-    """Make data, weight and the gradient of the output."""
     wanted = (replace(shape, operation=operation) for operation in OPERATIONS)
     return {name: array for one in wanted for name, array in real_tensors(one, Epilogue(), seed).items()}
 

@@ -128,7 +128,6 @@ def test_build_refuses_wrong_arguments(arguments, error):
 
 @pytest.fixture(params=["kernel", "opencl_kernel"])
 def either(request):
-    """A kernel of each target that takes NumPy's arrays."""
     return request.getfixturevalue(request.param)
 
 

@@ -49,7 +49,6 @@ KINDS = [as_they_are, cropped, turned, misaligned]
 
 
 def torch_tensors(shape, seed, device="cpu"):
-    """Make data, weight and bias in the memory format of the layout."""
     dtype, arrays = getattr(torch, shape.dtype), real_tensors(shape, BIAS, seed).values()
     data, weight, bias = (torch.from_numpy(array.astype(np.float32)).to(device, dtype) for array in arrays)
     if shape.layout == "NHWC":

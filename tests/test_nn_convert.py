@@ -18,7 +18,6 @@ pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 def converted(model, image):
-    """Convert a model of one convolution; return the report's layer."""
     expected = model(image)
     (layer,) = always(model, image).layers
     assert layer.replaced

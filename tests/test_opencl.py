@@ -17,7 +17,6 @@ from processes import python
 
 
 def on_threads(func, threads=64, lanes=1):
-    """Bind the loop of a block to one dimension of blocks and threads."""
     sch = s_tir.Schedule(func)
     bx, tx, lane = sch.split(sch.get_loops(sch.get_sblock("step"))[0], [None, threads, lanes])
     sch.bind(bx, "blockIdx.x")
@@ -28,7 +27,6 @@ def on_threads(func, threads=64, lanes=1):
 
 
 def over(count, source, target, value):
-    """Compute `value` of each element, by a block not yet scheduled."""
 
     @T.prim_func(s_tir=True)
     def main(a: T.Buffer((count,), source), out: T.Buffer((count,), target)) -> None:

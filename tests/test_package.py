@@ -23,7 +23,6 @@ EXTRAS = {"cuda", "opencl", "tune", "torch", "bench", "test", "lint", "dev"}
 
 
 def build(folder, function):
-    """Build a wheel by one of the functions that pip calls."""
     run("-c", f"from hatchling.build import {function} as build; build({str(folder)!r})", cwd=ROOT)
     (wheel,) = folder.glob("*.whl")
     return wheel
@@ -109,7 +108,6 @@ def test_files_are_short():
 
 @cache
 def imports(path):
-    """Find the absolute names that a file imports, wherever in it."""
     package = ["dwtir", *path.relative_to(PACKAGE).parts[:-1]]
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -32,7 +32,6 @@ small_shapes = shapes(channels=5, size=24, kernel=7, flop=500_000)
 
 
 def prepared(backend, strategy, shape, seed):
-    """Adapt a shape, and make its tile and tensors."""
     shape = adapted(shape, strategy, backend.target())
     tile = strategy.choose(shape, backend.target())
     note(f"{shape} {tile}")
@@ -44,7 +43,6 @@ def as_nchw(shape, image):
 
 
 def everybody(shape):
-    """List all strategies and all steps of the articles that take a shape."""
     found = [
         (name, backend, strategy.choose(shape, backend.target()))
         for backend, (name, strategy) in product((REPLAY, CPU), STRATEGIES.items())

@@ -34,7 +34,6 @@ def record(tile=TILE, shape=SHAPE, target=CPU, seconds=1e-6, **about):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The first of the databases, which is empty."""
     monkeypatch.setenv("DWTIR_TUNE_DB", str(tmp_path))
     return tmp_path
 

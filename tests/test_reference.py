@@ -55,7 +55,6 @@ def test_oracles_epilogue_is_by_channel(shape, seed):
 
 
 def float32_sums(shape, data, weight, order):
-    """Convolve in float32, tap by tap in this order."""
     total = np.zeros(shape.out_shape, np.float32)
     for tap in order:
         total += by_tap(shape, data, weight, tap).astype(np.float32)

@@ -174,7 +174,6 @@ def test_session_ends_by_its_patience(fleet, tmp_path):
 
 
 def kill_worker():
-    """As a driver's failure would."""
     for child in psutil.Process().children():
         if "dwtir.tune.worker" in child.cmdline():
             child.kill()

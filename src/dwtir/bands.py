@@ -58,7 +58,6 @@ class Bands:
 
     @property
     def is_turned(self) -> bool:
-        """Whether the kernel is turned round."""
         return self.shape.operation == "grad_data"
 
     @property
@@ -68,7 +67,6 @@ class Bands:
 
     @property
     def is_odd(self) -> bool:
-        """Whether rows of inputs are of an odd width."""
         return self.shape.source[1] % 2 == 1
 
     @property
@@ -180,7 +178,6 @@ class Bands:
 
     @property
     def source_channels(self) -> int:
-        """Channels of the images that are read."""
         return self.shape.out_channels if self.is_turned else self.shape.in_channels
 
     @property
@@ -238,7 +235,6 @@ class Bands:
 
     @property
     def down(self) -> int:
-        """Tiles in a column of an image."""
         parts, _ = self.parts
         return -(-self.shape.result_height // (self.rows * parts)) * parts
 
@@ -279,12 +275,10 @@ class Bands:
 
     @property
     def products(self) -> int:
-        """Products of a warp in a step."""
         return self.rows * self.kernel_rows * self.depth_steps
 
     @property
     def band_registers(self) -> int:
-        """Registers of a step's bands."""
         return 2 * self.depth_steps * self.band_rows(self.kernel_rows) * (1 + self.alternates)
 
     def place(self, tile: Any) -> tuple[Any, Any, Any]:

@@ -79,7 +79,6 @@ class Diagonals:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether inputs are loaded in pairs."""
         return self.shape.width % 2 == 0 or self.alternates
 
     @property
@@ -104,12 +103,10 @@ class Diagonals:
 
     @property
     def window_rows(self) -> int:
-        """Rows of inputs of a tile."""
         return window_of(self.shape, 0, self.rows)
 
     @property
     def down(self) -> int:
-        """Tiles in a column of an image."""
         return -(-self.shape.out_height // self.rows)
 
     @property
@@ -122,7 +119,6 @@ class Diagonals:
 
     @property
     def across(self) -> int:
-        """Tiles in a row of an image."""
         shape = self.shape
         if self.beside == 1:
             return -(-shape.out_width // COLUMNS)

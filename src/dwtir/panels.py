@@ -37,7 +37,6 @@ class Panels:
 
     @property
     def input_rows(self) -> int:
-        """Rows of inputs that a tile reads."""
         return self.rows + self.shape.kernel[0] - 1
 
     @property
@@ -52,7 +51,6 @@ class Panels:
 
     @property
     def images(self) -> int:
-        """Images of a panel."""
         return min(self.shape.batch, max(1, TILES // (self.down * self.pitch)))
 
     @property
@@ -111,7 +109,6 @@ class Panels:
 
     @property
     def result_slots(self) -> int:
-        """Slots of a warp's results."""
         return self.rows * TILES * COLUMNS
 
     @property

@@ -47,12 +47,10 @@ class Pieces:
 
     @property
     def all_bands(self) -> int:
-        """Bands of an image."""
         return self.bands * self.pieces
 
     @property
     def blocks(self) -> int:
-        """Count the blocks of all images."""
         images = self.images
         return -(-self.shape.batch // images.images) * -(-self.shape.result_channels // images.channels) * self.pieces
 

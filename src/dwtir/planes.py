@@ -31,7 +31,6 @@ class Planes:
 
     @property
     def images(self) -> int:
-        """Positions of all images."""
         height, _ = self.bands.shape.source
         return self.bands.shape.batch * height * self.pitch
 

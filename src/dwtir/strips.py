@@ -50,12 +50,10 @@ class Strip:
 
     @property
     def channels(self) -> int:
-        """Channels of a thread."""
         return 1 if self.shape.layout == "NCHW" else self.vector
 
     @property
     def step(self) -> int:
-        """Columns of a load."""
         return self.vector // self.channels
 
     @property
@@ -111,7 +109,6 @@ class Strip:
 
     @cached_property
     def loads(self) -> int:
-        """Vectors of a row."""
         return -(-(self.shift + self.reach) // self.step)
 
     @cached_property

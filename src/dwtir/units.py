@@ -45,7 +45,6 @@ class Units:
 
     @property
     def columns(self) -> int:
-        """Columns of a unit."""
         return LANES // self.together
 
     @property
@@ -65,12 +64,10 @@ class Units:
 
     @cached_property
     def across(self) -> int:
-        """Units of a row."""
         return -(-self.shape.out_width // self.columns)
 
     @property
     def units(self) -> int:
-        """Units of all pairs."""
         return self.pairs * self.across
 
     @cached_property
@@ -80,7 +77,6 @@ class Units:
 
     @property
     def vectors(self) -> int:
-        """Vectors of a pixel."""
         return self.channels // LANES
 
     @property
@@ -153,7 +149,6 @@ class Units:
 
     @property
     def slot_halves(self) -> int:
-        """Halves in shared memory of a step."""
         return 2 * LANES * (self.input_vectors + self.grad_vectors)
 
     @property
@@ -181,7 +176,6 @@ class Units:
 
     @property
     def row_sums(self) -> int:
-        """Sums of a row of taps."""
         return self.warps * self.own * self.unit_sums - 2
 
     @cached_property
@@ -234,17 +228,14 @@ class Units:
 
     @cached_property
     def thread_loads(self) -> tuple[int, ...]:
-        """Those of a thread."""
         return tuple(-(-loads // (32 * self.warps)) for loads in self.loads)
 
     @property
     def sums(self) -> int:
-        """Sums of a thread."""
         return 4 * self.own * self.shape.kernel[0] * self.spans
 
     @property
     def products(self) -> int:
-        """Products of a warp in a step."""
         return self.own * self.groups * self.shape.kernel[0] * self.spans
 
     def place(self, unit: Any) -> Any:

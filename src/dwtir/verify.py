@@ -27,7 +27,7 @@ def verify_record(record: Record) -> str:
         kernel = build(record.shape, record.strategy, epilogue=record.epilogue, target=record.target)
         if not _is_present(record.target):
             return f"built; {record.device} is not here to run it"
-        _compare(kernel)
+        verify_kernel(kernel)
     except DwtirError:
         raise
     except Exception as error:  # what a compiler says to a schedule that it cannot take
@@ -48,7 +48,7 @@ def verify_device(target: Target) -> None:
         kernel = build(shape, target=target)
     else:
         kernel = compile_kernel(shape, NO_STEPS, target, schedules.choose(shape, target))
-    _compare(kernel)
+    verify_kernel(kernel)
 
 
 def _is_present(target: Target) -> bool:
@@ -56,7 +56,8 @@ def _is_present(target: Target) -> bool:
     return is_here and resolve(target.kind).name == target.name
 
 
-def _compare(kernel: Kernel) -> None:
+def verify_kernel(kernel: Kernel) -> None:
+    """Run a kernel on random inputs; a `RecordError` says how wrong the result is."""
     inputs = reference.random_inputs(kernel.shape, kernel.epilogue)
     out = kernel(*map(on_gpu, inputs)).numpy() if kernel.target.kind == "cuda" else np.asarray(kernel(*inputs))
     if reason := spotcheck.complaint(kernel.strategy, kernel.shape, kernel.epilogue, inputs, out):

@@ -104,7 +104,6 @@ class Row:
 
     @property
     def doubtful(self) -> bool:
-        """Whether its times are flagged."""
         return self.disturbed or bool(self.wide)
 
     @property

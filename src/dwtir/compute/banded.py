@@ -74,11 +74,9 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         return (*others, one, half) if ACROSS == 2 else place
 
     def line(y, row, step: int = 1) -> Any:
-        """Find a row of a tile in an image."""
         return (y // DOWN * (R * step) + row) * DOWN + y % DOWN
 
     def side(column, half, one) -> Any:
-        """Find a column of a part in an image."""
         return (column + one) * 2 + half if ACROSS == 2 else column + one
 
     def early(channel, row) -> Any:

@@ -98,7 +98,6 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         return X if C % X == 0 else tirx.min(X, C - chunk * X)
 
     def first_row(side, piece) -> Any:
-        """Find the first row of a piece."""
         if P == 1:
             return 0
         return tirx.max(0, pieces.top(piece)) if side is SOURCE else images.first(piece * Z, pieces.all_bands)

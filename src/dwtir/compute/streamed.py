@@ -126,7 +126,6 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                     ]
 
     def load_channels(operands: dict[str, Any], channels: tirx.Buffer, vector) -> None:
-        """Load what the epilogue has of each channel."""
         for place, name in enumerate(names):
             with T.vectorized(V) as v:
                 T.buffer_store(channels, operands[name][vector * V + v], [place, v])
@@ -158,7 +157,6 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
 
     @script.inline
     def store_row(acc, kh, held, result, out, n, row, strip, vector):
-        """Store a row of a strip."""
         for j in T.unroll(cols):
             for v in T.unroll(V):
                 result[j, v] = finish(acc[kh, j, v], held, v, (j, v))

@@ -66,7 +66,6 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         return at, later // sizes.steps - 1, later % sizes.steps
 
     def input_of(data: tirx.Buffer, part, chunk, step, task, lane) -> tuple[Any, Any]:
-        """Tell whether an input is there, and load it."""
         _, images, down = image_and_row(part, step)
         row, image, column, vector = split(task, W)
         n, y = images * sizes.images + image, down * SH + row

@@ -89,7 +89,6 @@ class Chain:
 
     @property
     def training(self) -> bool:
-        """Whether any of the modules is in training."""
         return any(module.training for module in (self.conv, *self.followers))
 
     @property

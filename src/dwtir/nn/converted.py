@@ -95,7 +95,6 @@ class ConvertedForward:
         return shape_of(image.shape, conv.weight.shape, dtype, memory_format(image), *geometry)
 
     def run(self, image: Tensor) -> Tensor:
-        """Compute the chain by one kernel."""
         chain, dtype = self.chain, autocast(image) or image.dtype
         image = image.to(dtype)
         geometry = chain.geometry(image.shape[2:])

@@ -134,7 +134,6 @@ class BandedSums(MatrixSums):
         self._require_launch(target, threads=32 * self.warps, shared_bytes=self.shared_bytes(shape))
 
     def shared_bytes(self, shape: Shape) -> int:
-        """Count the bytes of the sums of all warps."""
         rows = shape.kernel[0] * self.sizes(shape).kinds
         return 4 * self.warps * (32 * self._sums(shape) + rows * _APART[1])
 

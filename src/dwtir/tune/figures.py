@@ -41,7 +41,6 @@ class Running:
 
     @property
     def heading(self) -> str:
-        """Which task this is, and where."""
         return f"task {self.index} of {self.count} on {self.target.name}"
 
     @property
