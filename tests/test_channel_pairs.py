@@ -24,6 +24,25 @@ PAIRS = """
 """
 
 
+BESIDE = "float16_nhwc 128x240x28x28_k5_p2 128x72x56x56_k5_s2_p2 128x480x14x14_k5_p2 128x1152x7x7_k5_p2"
+
+
+@parametrize("about", listed(BESIDE))
+def test_lanes_read_from_all_banks(about):
+    """Eight at a time, of two strips, none of a later stage; of a sector's vectors `cp.async` makes one request."""
+    shape, _ = layer(about)
+    pairs = ChannelPairs.choose(shape, H200).sizes(shape)
+    strips, wide, vectors = 1 + pairs.beside, 4 * shape.stride[1], range(pairs.source_vectors)
+    last = pairs.images - 1, pairs.stage_rows - 1, (pairs.line - 1) * wide + 4 * pairs.quads - 1
+    assert max(pairs.input_at(0, *last, vector) for vector in vectors) == pairs.stage_halves - 8
+    for lane, vector in product(range(0, pairs.images * pairs.line // strips - 1, 2), vectors):
+        pixels = [*product((divmod(strips * n, pairs.line) for n in (lane, lane + 1)), range(4))]
+        places = [pairs.input_at(0, n, 0, x * wide + i, vector) // 8 for (n, x), i in pixels]
+        beside = [pairs.input_at(0, n, 0, x * wide + i, vector ^ 1) // 8 for (n, x), i in pixels]
+        assert len({place % 8 for place in places}) == 8
+        assert [place ^ 1 for place in places] == beside
+
+
 @parametrize("about", listed(PAIRS))
 def test_channel_pairs_are_what_the_tile_says(about):
     shape, epilogue = layer(about)

@@ -9,8 +9,11 @@ as its rows. The other matrix is banded, and has zeros between the two channels:
 
 A strip is 4 columns of results. A block has strips side by side, of some images and channels, and goes down their
 rows: a step takes the next stage of inputs, and leaves the results that see no later ones. A pixel's vectors of
-channels lie in such an order that the lanes of a warp, which read the same vector of neighbouring pixels, read from
-all banks.
+channels lie in such an order that the lanes of a warp, which read the same vector of other pixels, read from all
+banks, and a sector's two stay together: `cp.async` would ask L2 twice for them.
+
+Where rows have an odd number of strips, and products room for one more, a lane's two are side by side: what both see
+is read once, and no place takes a division by that number.
 """
 
 from dataclasses import dataclass
@@ -85,12 +88,12 @@ class Pairs:
 
     @property
     def partial(self) -> float:
-        """Times the bytes of results that the sectors have which blocks share of the same pixels."""
-        blocks, span = self.blocks[-1], self.result_span
-        if blocks == 1 or span == VECTOR:
+        """Times the bytes of results, for the sectors that blocks share of the same pixels: each takes 2.5 more."""
+        blocks, channels = self.blocks[-1], self.shape.result_channels
+        if blocks == 1 or 2 * channels % SECTOR == 0:
             return 1.0
-        beyond = SECTOR - 2 * span  # of a block's share of a pixel, which may begin anywhere, on average
-        return 1 + blocks * beyond / (2 * self.shape.result_channels)
+        beyond = SECTOR - 2 * self.result_span  # of a block's share of a pixel, which may begin anywhere, on average
+        return 1 + 2.5 * blocks * beyond / (2 * channels)
 
     @property
     def repeats(self) -> int:
@@ -99,9 +102,20 @@ class Pairs:
         return multiplier if self.words % multiplier == 0 else 1
 
     @property
+    def beside(self) -> bool:
+        """Whether a lane's two strips are side by side: where rows of an odd number leave room for one more."""
+        groups, longer = (-(-self.images * n // STRIPS) for n in (self.across, self.across + 1))
+        return self.across % 2 == 1 < self.across and groups == longer
+
+    @property
+    def line(self) -> int:
+        """Strips in a row of an image, the one beyond an odd last one included."""
+        return self.across + self.beside
+
+    @property
     def groups(self) -> int:
         """Groups of strips, each of a product's."""
-        return -(-self.images * self.across // STRIPS)
+        return -(-self.images * self.line // STRIPS)
 
     @property
     def parts(self) -> int:
@@ -110,7 +124,6 @@ class Pairs:
 
     @property
     def warps(self) -> int:
-        """Warps of a block."""
         return self.parts * self.groups
 
     @property
@@ -133,6 +146,13 @@ class Pairs:
     def quads(self) -> int:
         """Loads of a row of a window, of four pixels each."""
         return -(-self.window * 2 // PIXELS)
+
+    @cached_property
+    def loads(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Loads of a row of a lane's two windows, each with the quads of the strips that it is."""
+        apart, quads = min(self.quads, self.shape.stride[1] if self.beside else STRIPS * COLUMNS), range(self.quads)
+        places = range(apart + self.quads)
+        return tuple(tuple((n, at - n * apart) for n in range(2) if at - n * apart in quads) for at in places)
 
     @property
     def has_spare(self) -> bool:
@@ -218,12 +238,10 @@ class Pairs:
 
     @property
     def input_rows(self) -> int:
-        """Rows of inputs of a block."""
         return window_of(self.shape, 0, self.height - self.begun)
 
     @property
     def stage_rows(self) -> int:
-        """Rows of a stage."""
         return self.rows * self.shape.stride[0] if self.steps > 1 else self.input_rows
 
     @property
@@ -256,7 +274,6 @@ class Pairs:
 
     @cached_property
     def products(self) -> int:
-        """Products of a warp in a step."""
         met = sum(0 <= row < self.stage_rows for row, *_ in self._meetings)
         return self.words * met * sum(count for _, count in self.depths)
 
@@ -267,8 +284,9 @@ class Pairs:
 
     @property
     def stage_halves(self) -> int:
-        """Halves of a stage."""
-        return self.images * self.stage_rows * self.width * self.source_vectors * VECTOR
+        """Those of its pixels, and of what a strip beyond the last one reads behind them."""
+        beyond = COLUMNS * self.shape.stride[1] * self.beside
+        return (self.images * self.stage_rows * self.width + beyond) * self.source_vectors * VECTOR
 
     @property
     def results(self) -> int:
@@ -316,12 +334,27 @@ class Pairs:
 
     def input_at(self, stage: Any, image: Any, row: Any, column: Any, vector: Any) -> Any:
         """Find a vector of inputs in shared memory, by its place in a stage."""
-        line = (stage * self.images + image) * self.stage_rows + row
-        return _place(line * self.width, column, vector, self.source_vectors) * VECTOR
+        line = (image * self.stage_rows + row) * self.width * self.source_vectors
+        place = self._place(image, column, vector, self.source_vectors, self.shape.stride[1])
+        return stage * self.stage_halves + (line + place) * VECTOR
 
-    def result_at(self, line: Any, column: Any, part: Any, size: int) -> Any:
-        """Find 16 bytes of results in shared memory, of so many, by their image's row."""
-        return _place(line * self.across * COLUMNS, column, part, self.channels // size) * size
+    def result_at(self, image: Any, row: Any, column: Any, part: Any, size: int) -> Any:
+        """Find 16 bytes of results in shared memory, of so many."""
+        line, parts = (image * self.rows + row) * self.across * COLUMNS, self.channels // size
+        return (line * parts + self._place(image, column, part, parts, 1)) * size
+
+    def _place(self, image: Any, column: Any, part: Any, parts: int, stride: int) -> Any:
+        """Find 16 bytes of a pixel of a row, of so many: those that eight lanes read are in different banks.
+
+        The lanes' columns differ by 1, by 2 and by what is from a strip to the next lane's, which may be of another
+        image. Each changes a bit of the place, but those by which pixels lie in other banks anyway.
+        """
+        apart = COLUMNS * stride * (1 + self.beside)
+        lanes = self.line // (1 + self.beside)  # of a row
+        numbers = column, column // 2, column // (apart & -apart) + image * (lanes % 2)
+        for bit, number in enumerate(numbers[3 - gcd(parts, VECTOR).bit_length() + 1 :]):
+            part = part // (2 << bit) * (2 << bit) + (part // (1 << bit) + number) % 2 * (1 << bit) + part % (1 << bit)
+        return column * parts + part
 
 
 class Fused(NamedTuple):
@@ -335,11 +368,3 @@ class Fused(NamedTuple):
     def taken(self) -> list[str]:
         """Operands of the others that have a value for each channel."""
         return [name for step in (self.own.steps or self.shared.steps) for name in STEPS[step] if name != "residual"]
-
-
-def _place(before: Any, column: Any, part: Any, parts: int) -> Any:
-    """Find 16 bytes of a pixel's: neighbouring pixels have theirs in another order, in other banks."""
-    together = gcd(parts, VECTOR)
-    if together > 1:
-        part = part // together * together + (part + column // (VECTOR // together)) % together
-    return (before + column) * parts + part

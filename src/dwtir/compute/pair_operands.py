@@ -56,18 +56,18 @@ class Operands:
                     T.buffer_store(band, pair, [vw, row, step, word, vl, further, tirx.Ramp(0, 1, 2)])
 
     def window(self, name: str, row: int, staged: tirx.Buffer, held: list[tirx.Buffer], step, vw) -> None:
-        """Take a row of inputs."""
         pairs = self.pairs
         with by_lane(name) as vl:
             untold()
             own = self._own()
-            for half in range(2):
+            for seen in pairs.loads:
+                half, quad = seen[0]
                 _, n, x = self._tasks.strip(vw, half, vl)
-                for quad in range(pairs.quads):
-                    column = x * (COLUMNS * pairs.shape.stride[1]) + vl % 4 + quad * COLUMNS
-                    for part, (vector, first, size) in enumerate(self._tasks.sources(vw)):
-                        at = pairs.input_at(step % pairs.stages, n, row, column, vector) + first
-                        copy_vector(staged, at, own, part * size, size)
+                column = x * (COLUMNS * pairs.shape.stride[1]) + vl % 4 + quad * COLUMNS
+                for part, (vector, first, size) in enumerate(self._tasks.sources(vw)):
+                    at = pairs.input_at(step % pairs.stages, n, row, column, vector) + first
+                    copy_vector(staged, at, own, part * size, size)
+                for half, quad in seen:
                     part, place, further = self._part_of(held, quad)
                     for word in range(pairs.words):
                         held_word = self._by_word(cuda_functions.WORD, own, word // pairs.repeats)

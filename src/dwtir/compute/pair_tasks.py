@@ -67,7 +67,7 @@ class Tasks:
         columns = pairs.across * COLUMNS
         (of, step), inside = at, []
         if pairs.turns > 1:
-            n, inside = n * pairs.turns + of, [0 <= of]
+            n, inside = of * pairs.blocks[0] + n, [0 <= of]
         image, down = n * pairs.images + line // pairs.rows, step * pairs.rows + line % pairs.rows
         down += pairs.begun - pairs.delay
         row, right = y * pairs.height + down, x * columns + column
@@ -93,7 +93,7 @@ class Tasks:
             n, y, x, c = block
             step = stage
             if pairs.turns > 1:
-                n, step = n * pairs.turns + stage // pairs.steps, stage % pairs.steps
+                n, step = stage // pairs.steps * pairs.blocks[0] + n, stage % pairs.steps
             n, down = n * pairs.images + line // pairs.stage_rows, step * pairs.stage_rows + line % pairs.stage_rows
             row = y * (pairs.height * sh) + pairs.first_row + down
             right = x * (pairs.across * COLUMNS * sw) - left + column
@@ -102,7 +102,8 @@ class Tasks:
             here += [channel < shape.in_channels, down < pairs.input_rows]
             wanted = [line < pairs.images * pairs.stage_rows, column < pairs.width]
             wanted.append(all_hold(stage < pairs.steps * pairs.turns))
-            at = pairs.input_at(stage % pairs.stages, 0, line, column, vector) + first
+            number, row_there = line // pairs.stage_rows, line % pairs.stage_rows
+            at = pairs.input_at(stage % pairs.stages, number, row_there, column, vector) + first
             return tirx.all(*wanted), tirx.all(*here), image[n, row, right, channel + lane], at
 
         return find
@@ -117,19 +118,20 @@ class Tasks:
         return find
 
     def residual_at(self, at, task: _Task) -> Any:
-        """Find a vector of a residual in shared memory."""
         pairs, (line, column, vector, first) = self.pairs, task
-        place = pairs.result_at(line, column, vector, VECTOR) + first
+        place = pairs.result_at(line // pairs.rows, line % pairs.rows, column, vector, VECTOR) + first
         return (pairs.number(*at) + LAG) % pairs.buffers * pairs.results + place
 
     def strip(self, warp, half, lane) -> tuple[Any, Any, Any]:
         """Find a strip of a product: whether it is one, its image and its place there."""
-        across, strips = self.pairs.across, self.pairs.images * self.pairs.across
-        number = warp // self.pairs.parts * STRIPS + half * (STRIPS // 2) + lane // 4
-        if strips % STRIPS == 0:
-            return True, number // across, number % across
-        inside = T.min(number, strips - 1)
-        return number < strips, inside // across, inside % across
+        pairs, across = self.pairs, self.pairs.line
+        strips, first = pairs.images * across, warp // pairs.parts * STRIPS
+        number = first + (lane // 4 * 2 + half if pairs.beside else half * (STRIPS // 2) + lane // 4)
+        conditions = [number % across < pairs.across] if across > pairs.across else []
+        if strips % STRIPS:
+            conditions.append(number < strips)
+            number = T.min(number, strips - 2 + half if pairs.beside else strips - 1)
+        return tirx.all(*conditions) if conditions else True, number // across, number % across
 
     def channels(self, warp) -> tuple[Any, Any]:
         """Find a warp's vector, and its first channel there."""

@@ -62,7 +62,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     KH, SH = shape.kernel[0], shape.stride[0]
     R, STEPS, TURNS = pairs.rows, pairs.steps, pairs.turns
     VECTORS, WORDS, WARPS = pairs.vectors, pairs.words, pairs.warps
-    AHEAD, STAGES, DEPTHS, DELAY, SUMS = pairs.ahead, pairs.stages, pairs.depths, pairs.delay, pairs.rows + pairs.delay
+    AHEAD, DEPTHS, DELAY, SUMS = pairs.ahead, pairs.depths, pairs.delay, pairs.rows + pairs.delay
     FIRST, LAST = min(AHEAD + 1, STEPS * TURNS), pairs.leaving
     BN, BY, BX, BC = pairs.blocks
     dtype = shape.dtype
@@ -140,7 +140,6 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     add_rows(shared, bands, held, acc, at, vw, line)
 
     def there(first, rows: int) -> Any:
-        """Tell whether rows are in the image."""
         return all_hold(0 <= first, first + rows <= H)
 
     def add_rows(shared: Shared, bands, held, acc: tirx.Buffer, at, vw, line=None) -> None:
@@ -215,7 +214,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     value = acc[vw, result, channel // 2, vl, half, channel % 2]
                     T.buffer_store(own, value if fused.shared.steps else finish_own(value, loaded, channel, ()), [e])
                 column, channel = across * COLUMNS + vl % 4, vector * VECTOR + first + part
-                place = pairs.result_at(image * R + result, column, channel // SIZE, SIZE) + channel % SIZE
+                place = pairs.result_at(image, result, column, channel // SIZE, SIZE) + channel % SIZE
                 with T.If(inside), T.Then():
                     copy_vector(own, 0, results, buffer + place, together)
 
@@ -234,7 +233,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.If(inside), T.Then():
                 for part in range(0, SPAN, SIZE):
                     number = vector * (VECTOR // SIZE) + (first + part) // SIZE
-                    at = buffer + pairs.result_at(line, column, number, SIZE) + (first + part) % SIZE
+                    at = buffer + pairs.result_at(line // R, line % R, column, number, SIZE) + (first + part) % SIZE
                     copy_vector(results, at, sums, part, min(SIZE, SPAN))
                 if RESIDUAL:
                     loaded["residual"] = local(dtype, SPAN)
@@ -306,7 +305,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 T.reads()
                 T.writes(out[:, :, :, :])
                 block = T.meta_var((vn, vy, vx, vc))
-                staged = dynamic(dtype, STAGES * pairs.stage_halves)
+                staged = dynamic(dtype, pairs.stages * pairs.stage_halves)
                 results = dynamic(SUMS_DTYPE, pairs.buffers * pairs.results)
                 bands = T.meta_var(
                     [local(dtype, WARPS, KH, count, WORDS, 32, depth // 8, 2) for depth, count in DEPTHS]

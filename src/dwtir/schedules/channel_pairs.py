@@ -23,9 +23,9 @@ What lies in memory side by side, two channels of a pixel, is one register of an
 input is copied once and read twice. With several steps a block keeps KH rows of sums; warps may share vectors, and from
 9x9 on do, for registers to hold them and the weights. A block of all rows takes no steps for padding; others leave it
 out where it is much. Where all blocks are there at once, they may take turns: go on with other images, whose copies
-begin while the last rows of those before are multiplied and stored. Results pass through shared memory, so that whole
-lines are written. With a multiplier a pair of results takes either or both of a pair of inputs. Channels that are no
-multiple of 8 move by 4, by 2 or alone.
+begin while the last rows of those before are multiplied and stored. Images of a turn are neighbours, for memory that is
+used at a time to lie together. Results pass through shared memory, so that whole lines are written. With a multiplier
+a pair of results takes either or both of a pair of inputs. Channels that are no multiple of 8 move by 4, by 2 or alone.
 """
 
 from collections.abc import Iterator
@@ -66,8 +66,10 @@ _MOST_CHANNELS = 128
 _TURNS, _ALONE = range(2, 9), 0.95
 """Turns worth trying, and what a block with some takes of the expected time if an SM has no other."""
 
-_FULL, _WIDE, _SMALL = {1: 0.55, 2: 0.9}, 64, 4
-"""The part of an SM's one or two blocks that has to be there, the most channels of one, and the least images of two."""
+_SILU = 1.1  # what SiLU makes of the expected time of a warp's vectors, of 13 layers; those chosen are 3.4 % behind
+
+_FULL, _WIDE = {1: 0.55, 2: 0.9}, 64
+"""The part of an SM's one or two blocks that has to be there, and the most channels of one."""
 
 _REGISTERS, _PER_ROW = {4: (46, 1.0), 2: (19, 1.25), 1: (34, 1.0)}, 6
 """Registers of a thread beside its sums and weights, by its words, and how often it has those."""
@@ -75,14 +77,14 @@ _REGISTERS, _PER_ROW = {4: (46, 1.0), 2: (19, 1.25), 1: (34, 1.0)}, 6
 # Time: of a launch; cycles of a quarter of an SM for a quad of a product, for a row of a window, for a run of channels
 # that moves, for a step and for a block; what few warps and few blocks add, also to memory's, and what little and much
 # under way (of 64 KB of an SM) and a last round that is not full; how memory and products overlap; bytes of memory. Of
-# vectors that are a warp's, and that warps share. Fitted to 612 kernels of 32 layers on an H200, of which the choice is
-# 1.5 % behind the best; of layers that are left out of a fit it is 3.6 %.
+# vectors that are a warp's, and that warps share. Fitted to 595 kernels of 36 layers on an H200, of which the choice is
+# 2.2 % behind the best; of layers that are left out of a fit it is 3.1 %.
 _CLOCK = 1.98e9
 _FEW_TAPS = 49
 _PARTS = 0.8  # how a run's time grows with the parts it moves in, of 346 kernels of 15 layers
 _DOUBT, _SURE = 1.2e-6, 9e-6  # by which others have to take longer; times from which on `banded_channels` need not
-_WHOLE = (1.89e-6, 0.643, 0.26, 0.919, 103, 164, 0.806, 0.932, 0.186, 0.116, 0.725, 1.08, 20, 6.84e12)
-_PARTED = (1.23e-6, 0.101, 2.75, 0.622, 123, 695, 0.124, 1.03, 0.0489, 0.0489, 1.61, 0.235, 2.46, 9.52e12)
+_WHOLE = (2.14e-6, 0.627, 0.259, 1.03, 100, 169, 0.843, 0.855, 0.182, 0.114, 0.722, 1, 20.1, 7.31e12)
+_PARTED = (1.23e-6, 0.106, 2.89, 0.684, 137, 696, 0.124, 0.995, 0.0488, 0.0498, 1.59, 0.237, 2.4, 9.47e12)
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,6 @@ class ChannelPairs(Strategy):
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
-        """List the tiles, the fastest first."""
         tiles = by_time(cls._tiles(shape, target), shape, target)
         return varied(tiles, lambda tile: (tile.channels, tile.rows, tile.words)) or (
             cls(cls._least(shape), 1, 1, 1, 1, 1),
@@ -185,8 +186,8 @@ class ChannelPairs(Strategy):
 
     def _in_turns(self, shape: Shape, epilogue: Epilogue, target: Target) -> Iterator[Self]:
         """List the tile whose blocks are all there at a time, and go on with other images, if they fill the SMs."""
-        may = self.channels <= _WIDE if self.min_blocks == 1 else self.images >= _SMALL
-        if self.steps == 1 or self.min_blocks not in _FULL or not may or shape.result_channels % 2:
+        is_wide = self.min_blocks == 1 and self.channels > _WIDE
+        if self.steps == 1 or self.min_blocks not in _FULL or is_wide or shape.result_channels % 2:
             return
         room = target.units * self.min_blocks
         tile = replace(self, turns=ceil(prod(self.sizes(shape).blocks) / room))
@@ -225,7 +226,7 @@ class ChannelPairs(Strategy):
     def _room(self, shape: Shape, epilogue: Epilogue) -> int:
         pairs = self.sizes(shape)
         others, times = _REGISTERS[self.words]
-        needed = int(others + times * pairs.held) + _PER_ROW * (self.rows - 2)
+        needed = int(others + times * pairs.held) + _PER_ROW * max(0, self.rows - 2)
         threads = 32 * pairs.warps
         if needed > registers_for(threads, 1) or pairs.products > _MAX_PRODUCTS:
             return 0
@@ -256,13 +257,17 @@ class ChannelPairs(Strategy):
     def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> Self:
         """Return the tile, or if fused steps leave too little room, the fastest of those with room.
 
-        So too with SiLU: what was fastest without, a record's, takes 15 % longer.
+        So too with SiLU, by which warps that have a whole vector take longer than those that share one.
         """
         has_room = self.dynamic_bytes(shape, epilogue) <= target.most_shared_bytes
-        if has_room and "silu" not in epilogue.steps and self._room(shape, epilogue) >= self.min_blocks:
+        times = _SILU if "silu" in epilogue.steps else 1
+        if has_room and times == 1 and self._room(shape, epilogue) >= self.min_blocks:
             return self
-        tiles = self._tiles(shape, target, epilogue)
-        return min(tiles, key=lambda tile: tile.expected_seconds(shape, target), default=self)
+
+        def seconds(tile: Self) -> float:
+            return tile.expected_seconds(shape, target) * (times if tile.words == WORDS else 1)
+
+        return min(self._tiles(shape, target, epilogue), key=seconds, default=self)
 
     def dynamic_bytes(self, shape: Shape, epilogue: Epilogue) -> int:
         return self.sizes(shape).shared_bytes(epilogue)
@@ -279,13 +284,13 @@ class ChannelPairs(Strategy):
         blocks, products = prod(pairs.blocks), pairs.products // sum(count for _, count in pairs.depths)
         at_a_time = min(self.min_blocks, ceil(blocks / target.units))
         rows, columns = (min(sizes) for sizes in zip((pairs.input_rows, pairs.width), shape.source, strict=True))
-        read = self.turns * blocks * pairs.images * rows * columns * pairs.source_vectors * VECTOR
+        read = self.turns * prod(pairs.blocks[:3]) * pairs.images * rows * columns * shape.in_channels
         under_way = at_a_time * shape.itemsize * pairs.stage_halves * (self.ahead if self.steps > 1 else 1) / 65536
         rounds = max(1.0, blocks / (target.units * self.min_blocks))
-        memory = shape.itemsize * (read + prod(shape.result_shape)) / bandwidth * pairs.partial
+        memory = shape.itemsize * (read + prod(shape.result_shape) * pairs.partial) / bandwidth
         memory *= 1 + little / under_way + much * under_way
         memory *= (1 + last * (ceil(rounds) / rounds - 1)) * (1 + alone / at_a_time)
-        warp = of_product * products * pairs.quads + row * (2 * pairs.quads * pairs.stage_rows + self.rows)
+        warp = of_product * products * pairs.quads + row * (len(pairs.loads) * pairs.stage_rows + self.rows)
         warps = pairs.warps if pairs.warps < 4 else 4 * ceil(pairs.warps / 4)  # as many as the fullest quarter has
         runs = pairs.images * pairs.stage_rows * pairs.width * (VECTOR / pairs.source_span) ** _PARTS
         runs += pairs.results // self.channels * (VECTOR / pairs.result_span) ** _PARTS
