@@ -182,7 +182,6 @@ class Bands:
 
     @property
     def top(self) -> int:
-        """Rows of padding."""
         return self.shape.before[0]
 
     @property
@@ -270,7 +269,6 @@ class Bands:
 
     @property
     def loads(self) -> int:
-        """Loads of a lane in a step."""
         return 4 * self.depth_steps * self.window_rows(self.kernel_rows)
 
     @property

@@ -83,7 +83,6 @@ class Pairs:
 
     @property
     def result_span(self) -> int:
-        """Channels of results that move together."""
         return gcd(self.shape.result_channels, VECTOR)
 
     @property

@@ -122,7 +122,6 @@ class Pieces:
 
     @property
     def puts_pairs(self) -> bool:
-        """Tell whether it stores them so."""
         return self._by_two(self.lanes_out, self.written)
 
     def _by_two(self, lanes: int, elements: int) -> bool:

@@ -28,7 +28,6 @@ class SpaceToBatch(NamedTuple):
 
     @property
     def images(self) -> int:
-        """Small images of an image."""
         return self.down * self.across
 
 

@@ -58,7 +58,6 @@ class Strip:
 
     @property
     def store_step(self) -> int:
-        """Columns of a store."""
         if self.shape.layout == "NHWC":
             return 1
         return gcd(self.shape.lanes, self.cols, self.shape.result_width)

@@ -43,7 +43,6 @@ class Row:
 
     @property
     def brief(self) -> str:
-        """The row's name in a table."""
         return f"{self.shape.brief}{self._steps}"
 
     @property

@@ -73,7 +73,6 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
         return (own, result, row, column) if planes else (row, column, own, result)
 
     def first_row(segment) -> Any:
-        """Find the first row of a segment in its part of the image."""
         return T.floordiv(segment, DOWN) * rows
 
     def line(segment, row) -> Any:

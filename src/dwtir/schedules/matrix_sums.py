@@ -30,7 +30,6 @@ class MatrixSums(PartSums):
 
     @classmethod
     def claims(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether a tile has registers for its sums."""
         return super().claims(shape, target) and bool(_ranked(cls, shape, target))
 
     @classmethod

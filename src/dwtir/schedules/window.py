@@ -235,7 +235,6 @@ class Window(Strategy):
         """Count the rows, columns and channels of a block, in NCHW those of all images."""
 
     def counts(self, shape: Shape) -> Work:
-        """Count what a thread does."""
         shape = self._split(shape).small
         steps, rows = self._steps(shape)
         width = self.cols if self.window == "tap" else reach(shape, 1, self.cols)
