@@ -351,7 +351,7 @@ class Pairs:
         apart = COLUMNS * stride * (1 + self.beside)
         lanes = self.line // (1 + self.beside)  # of a row
         numbers = column, column // 2, column // (apart & -apart) + image * (lanes % 2)
-        for bit, number in enumerate(numbers[3 - gcd(parts, VECTOR).bit_length() + 1 :]):
+        for bit, number in enumerate(numbers[4 - gcd(parts, VECTOR).bit_length() :]):
             part = part // (2 << bit) * (2 << bit) + (part // (1 << bit) + number) % 2 * (1 << bit) + part % (1 << bit)
         return column * parts + part
 

@@ -102,8 +102,8 @@ class Tasks:
             here += [channel < shape.in_channels, down < pairs.input_rows]
             wanted = [line < pairs.images * pairs.stage_rows, column < pairs.width]
             wanted.append(all_hold(stage < pairs.steps * pairs.turns))
-            number, row_there = line // pairs.stage_rows, line % pairs.stage_rows
-            at = pairs.input_at(stage % pairs.stages, number, row_there, column, vector) + first
+            place = stage % pairs.stages, line // pairs.stage_rows, line % pairs.stage_rows
+            at = pairs.input_at(*place, column, vector) + first
             return tirx.all(*wanted), tirx.all(*here), image[n, row, right, channel + lane], at
 
         return find

@@ -66,7 +66,7 @@ _MOST_CHANNELS = 128
 _TURNS, _ALONE = range(2, 9), 0.95
 """Turns worth trying, and what a block with some takes of the expected time if an SM has no other."""
 
-_SILU = 1.1  # what SiLU makes of the expected time of a warp's vectors, of 13 layers; those chosen are 3.4 % behind
+_SILU = 1.1  # times that of vectors that are a warp's, of 13 layers; those chosen are 3.4 % behind
 
 _FULL, _WIDE = {1: 0.55, 2: 0.9}, 64
 """The part of an SM's one or two blocks that has to be there, and the most channels of one."""
