@@ -154,7 +154,7 @@ CHOICES = {
     float16_nhwc 128x96x56x56_k5_p2+bias+residual 128x384x14x14_k5_p2+bias+relu
     float16_nhwc 128x384x14x14_k5_p2+bias+residual+relu 128x384x14x14_k5_p2+bias+silu
     float16_nhwc 128x240x28x28_k5_p2+bias+silu 128x144x56x56_s2_k5_p2+scale_shift+silu 128x90x56x56_k5_p2
-    float16_nhwc 128x97x56x56_k7_p3 128x48x56x56_k7_p3_m2 128x32x56x56_k5_p2_m3
+    float16_nhwc 128x97x56x56_k7_p3 128x48x56x56_k7_p3_m2 128x32x56x56_k5_p2_m3 64x243x28x28_k13_p6 256x1032x7x7_k5_p2
     float16_nhwc_dgrad 128x96x56x56_k5_p2
     bfloat16_nhwc 128x672x14x14_k5_p2
     bfloat16_nhwc_dgrad 128x96x56x56_k7_p3
@@ -178,11 +178,11 @@ CHOICES = {
     """,
     "split_image": """
     nchw 128x96x56x56_k7_p6_d2 64x128x60x60_k3_p1 128x512x14x14_k3_p1 128x192x28x28_k7_p3 1x512x14x14_k27_p13
-    nchw 64x192x11x11_k13_s2_p6 128x672x14x14_k5_s2_p2
+    nchw 64x192x11x11_k13_s2_p6 128x672x14x14_k5_s2_p2 8x589x96x40_k17_p8 128x384x12x12_k3_s2_p1
     bfloat16 64x256x55x57_k3_p1
     float16_dgrad 64x128x56x56_k3_s3_p1 128x240x28x28_k5_s2_p2 128x144x56x56_k3_s2_p1 128x96x56x56_k13_s2_p6
     dgrad 128x384x14x14_k7_p3 128x672x14x14_k5_s2_p2 128x256x28x28_k29_p14
-    float16 128x728x19x19_k3_p1 128x240x28x28_k5_s2_p2 32x192x35x35_k3_p1 64x300x13x13_k7_p3
+    float16 128x728x19x19_k3_p1 128x240x28x28_k5_s2_p2 32x192x35x35_k3_p1 64x300x13x13_k7_p3 64x384x46x46_k5_s2_p2
     nhwc 128x512x14x14_k27_p13 16x333x17x19_k15_p7 8x1024x7x7_k13_p6
     float16_nhwc 1x1024x7x7_k13_p6 1x512x14x14_k27_p13
     nchw 8x1024x7x7_k7_p3 32x368x7x7_k7_p3

@@ -22,7 +22,7 @@ _PALETTE = 16
 """Colours of a PNG file, which with all of them is four times as large."""
 
 _SUFFIXES = (".png", ".svg", ".pdf")
-_BARS = 14
+_BARS = 10
 _FORMS = 4
 _WIDTH = 7.0
 _HEIGHT = 4.5

@@ -31,7 +31,7 @@ _LEAST_TAPS = 144
 """Products of an input with weights from which on the copies pay: of a 12x12 kernel."""
 
 _MOST = 2**31
-_LAUNCH, _BANDWIDTH = 2e-6, 8e12
+_LAUNCH, _BANDWIDTH, _PER_CHANNEL = 2e-6, 8e12, 0.75e12  # by channel side by side
 _MULTIPLY_ADDS, _TAP = 16e12, 18e-9
 """What the other strategies reach with so many taps: in a second, and by one after another."""
 
@@ -84,7 +84,8 @@ class BandedPlanes(BandedMatrix):
     def _cycles(self, shape: Shape, target: Target) -> float:
         planes, sums = self._elements(shape)
         moved = shape.least_bytes + 2 * shape.itemsize * planes + 8 * sums
-        seconds = moved / _BANDWIDTH + _LAUNCH * (3 if sums else 2)
+        together = prod(channel_threads(shape.result_channels)) if shape.layout == "NHWC" else shape.lanes * 8
+        seconds = moved / min(_BANDWIDTH, _PER_CHANNEL * together) + _LAUNCH * (3 if sums else 2)
         return super()._cycles(shape, target) + seconds * CLOCK
 
     def apply(self, sch: Schedule, shape: Shape) -> None:

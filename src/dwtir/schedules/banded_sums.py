@@ -42,13 +42,13 @@ _MANY_TAPS = 25
 _APART = 32, 2
 """Banks: how far apart rows of the kernel begin, of which threads read several."""
 
-# Registers beside sums and the inputs of a row of gradients: of every thread, and by row, for loads
-# under way, without which ptxas spills a few bytes at the most; and all that a thread needs. With 16 columns other ones
-# of every thread, for 4 loads of a row, and for a row that meets a row.
+# Registers beside sums and the inputs of a row of gradients: of every thread, and by row, for loads under way, without
+# which ptxas spills a few bytes; and all that a thread needs. With 16 columns those of every thread, for 4 loads of a
+# row, and for a row that meets a row.
 _REGISTERS, _PER_ROW, _ALL = 47, 3.55, 248
 _WIDE, _PER_LOAD, _PER_MEETING = 22, 2.96, 0.25
 
-# Time, fitted to 297 kernels of 13 layers on an H200, of which the choice is 2.4 % behind the best, 3 % of layers left
+# Time, fitted to 297 kernels of 13 layers on an H200: the choice is 2.4 % behind the best, 3 % of layers left
 # out: cycles of an SM for a load and a product of a warp; of a lone warp's turn, and more by those of the SM; of a
 # block's end. Bytes a second. The share of a last round.
 _BANDWIDTH, _LAST_ROUND = 4.98e12, 0.8

@@ -74,11 +74,10 @@ _FULL, _WIDE = {1: 0.55, 2: 0.9}, 64
 _REGISTERS, _PER_ROW = {4: (46, 1.0), 2: (19, 1.25), 1: (34, 1.0)}, 6
 """Registers of a thread beside its sums and weights, by its words, and how often it has those."""
 
-# Time: of a launch; cycles of a quarter of an SM for a quad of a product, for a row of a window, for a run of channels
-# that moves, for a step and for a block; what few warps and few blocks add, also to memory's, and what little and much
-# under way (of 64 KB of an SM) and a last round that is not full; how memory and products overlap; bytes of memory. Of
-# vectors that are a warp's, and that warps share. Fitted to 595 kernels of 36 layers on an H200, of which the choice is
-# 2.2 % behind the best; of layers that are left out of a fit it is 3.1 %.
+# Time: of a launch; cycles of a quarter of an SM for a quad of a product, a row of a window, a run of channels that
+# moves, a step and a block; what few warps and few blocks add, also to memory's, and what little and much under way (of
+# 64 KB of an SM) and a last round not full; how memory and products overlap; bytes of memory. Of vectors that are a
+# warp's, and that warps share. Fitted to 595 kernels of 36 layers on an H200: the choice is 2.2 % behind the best.
 _CLOCK = 1.98e9
 _FEW_TAPS = 49
 _PARTS = 0.8  # how a run's time grows with the parts it moves in, of 346 kernels of 15 layers

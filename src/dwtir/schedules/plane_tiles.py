@@ -27,9 +27,8 @@ _LARGE, _FEW_WARPS = 64, 16
 """Columns above which others are faster where 16 bytes are aligned, and warps of an SM below which they always are."""
 
 # Of 1100 kernels of 31 layers on an H200: registers of a thread, and for each row of a tile; what loads of a lane's row
-# of inputs cost, results, a tile, and a row of it by its registers, what those add of which one waits for another, and
-# how cost grows with rows that are no results: of heights compared so the choice is 1 % behind the best. And rows of
-# warps' tiles that keep an SM busy.
+# of inputs cost, results, a tile, a row of it by its registers, waits, and how cost grows by rows that are no results.
+# The choice of heights is 1 % behind the best. And rows of warps' tiles that keep an SM busy.
 _LEAST_REGISTERS, _PER_ROW = 36, 5.2
 _OF_INPUTS, _OF_RESULTS, _OF_TILE, _OF_ROOM, _OF_WAITS, _OF_WASTE = 6.0, 1.6, 10, 1.94, 0.85, 2.6
 _BUSY_ROWS = 140

@@ -11,11 +11,10 @@ import numpy as np
 from ..pieces import WARP, Pieces
 from .tiles import CLOCK, longer
 
-# Bytes a second and a launch; cycles of an instruction of a scheduler, and of a pass through the banks of
-# shared memory; instructions of a copy, and passes of each pixel that a warp copies in NHWC; the exponent by which the
-# longer of arithmetic and memory counts more, and what twice the blocks add to it; warps of an SM by which those that
-# are there are too few. Fitted to 1067 kernels of 148 layers on an H200: half are within 7 %, and the tile chosen is
-# 3 % slower than the best measured.
+# Bytes a second and a launch; cycles of a scheduler's instruction, and of a pass through the banks of shared memory;
+# instructions of a copy, and passes of each pixel that a warp copies in NHWC; the exponent by which the longer of
+# arithmetic and memory counts more, and what twice the blocks add to it; warps of an SM by which those there are too
+# few. Fitted to 1067 kernels of 148 layers on an H200: half are within 7 %, and the choice is 3 % behind the best.
 _BANDWIDTH, _LAUNCH = 4.25e12, 2.0e-6
 _ISSUE, _PASS = 1.195 / 4, 0.923
 _COPY, _PIXEL = 12.5, 1.55

@@ -79,16 +79,17 @@ of pairs of halves, take up to 14 % less time from 11x11 to 19x19, 3x3."""
 _MANY_TAPS = 100
 """Of a kernel whose weights take so long to load that two images share them."""
 
-# The share of the expected time of others that it may take: of products on tensor cores, of very few taps, of large
-# images and with a stride; and of windows in registers, whose rows take longer than expected where they are no vectors.
-# Of large images; of these, of vectors of 4 halves; or of many taps, wide vectors and gradients with a stride.
+# The share of others' expected time that it may take: of products on tensor cores, of very few taps, of large images
+# and with a stride; and of windows in registers, whose rows take longer than expected where they are no vectors.
+# Of large images; of vectors of 4 halves; or of many taps, wide vectors and strided gradients.
 _OF_PRODUCTS, _OF_PAIRS, _OF_CHANNELS, _OF_SINGLES, _OF_VECTORS = (1.0, 1.1, 0.93, 0.8), 1.02, 0.93, 1.18, 1.07
 _OF_LARGE = 1.03, 0.97, 0.8
-# Of rows a dilation apart; of blocks that are all there at once, and vectors of 4; and of its own time, that whole rows
-# of large images take.
+# Of rows a dilation apart; of blocks that are all there at once, and vectors of 4; and of its own time, of whole rows.
 _OF_DILATED, _OF_ROUND, _OF_WIDE = 1.05, 0.95, 0.85
 _OF_MUCH = 0.88  # of many taps, whose windows of vectors take less than expected
+_OF_LOOPS = 0.75  # of large images under many taps, in a loop over rows
 _OF_STRIDED = {"forward": 0.8, "grad_data": 1.2}
+_OF_SMALL, _SMALL = 1.1, 144  # of images of no more pixels
 
 _FILLED = 0.7
 """Of tensor cores' columns: with less 10x10 takes 18 % less time."""
@@ -96,9 +97,9 @@ _FILLED = 0.7
 _FEW = (2, 4, 8)
 """Channels of a block of pieces."""
 
-_NARROW, _FEW_TAPS, _VERY_FEW_TAPS = 16, 25, 9
-"""Columns of an image, and taps, too few for tensor cores to be ahead. Of large images with more taps windows and
-streams have less arithmetic."""
+_NARROW, _NARROW_STRIDED, _FEW_TAPS, _VERY_FEW_TAPS = 16, 24, 25, 9
+"""Columns of an image, of a strided result, and taps, too few for tensor cores to be ahead. Of large images with more
+taps windows and streams have less arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +142,10 @@ class SplitImage(Strategy):
         """Tell whether it is expected to be faster than windows and streams; in NHWC halves, than all."""
         if shape.layout == "NHWC" and shape.stride != (1, 1):
             return False
-        own, is_much = cls.choose(shape, target), prod(shape.kernel) > _FEW_TAPS and _is_large(shape)
+        own, taps = cls.choose(shape, target), prod(shape.kernel)
         seconds, sizes = own.expected_seconds(shape, target), own.sizes(shape)
-        is_looping = is_much and shape.dilation == (1, 1) and not sizes.is_unrolled
-        if is_looping or not own._passes(shape, target):
+        loops = taps > _FEW_TAPS and _is_large(shape) and shape.dilation == (1, 1) and not sizes.is_unrolled
+        if (loops and (shape.layout == "NHWC" or taps <= _MANY_TAPS)) or not own._passes(shape, target):
             return False
         if shape.layout == "NHWC" and shape.itemsize == 2:
             rivals = BandedPlanes, ChannelPairs, BandedChannels, RowStream, ChannelVector
@@ -153,14 +154,17 @@ class SplitImage(Strategy):
         other = next(paying(others, shape, target))
         expected = other.expected_seconds(shape, target)
         if expected is None:  # of tensor cores
-            is_slow = shape.batch > 1 and shape.result_width < _NARROW and prod(shape.kernel) <= _FEW_TAPS
-            if isinstance(other, BandedMatrix) and other.loads == "planes":
-                width, is_few = shape.result_width, prod(shape.kernel) <= _VERY_FEW_TAPS
-                return is_slow and is_few and COLUMNS < width < _FILLED * (-(-width // COLUMNS) * COLUMNS)
+            width, loads = shape.result_width, other.loads if isinstance(other, BandedMatrix) else ""
+            if loads == "pairs" and shape.stride != (1, 1):
+                return shape.batch > 1 and width < _NARROW_STRIDED
+            is_slow = shape.batch > 1 and width < _NARROW and taps <= _FEW_TAPS
+            if loads == "planes":
+                is_empty = COLUMNS < width < _FILLED * (-(-width // COLUMNS) * COLUMNS)
+                return is_slow and taps <= _VERY_FEW_TAPS and is_empty
             return is_slow
         together = target.units * max(1, own._at_a_time(shape))
         margin = _margin(shape, other, sizes.blocks <= together, sizes.takes_pairs)
-        return seconds < margin * expected
+        return seconds < (min(margin, _OF_LOOPS) if loops else margin) * expected
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> "tuple[SplitImage, ...]":
@@ -331,7 +335,7 @@ def _margin(shape: Shape, other: Strategy, is_round: bool, by_pairs: bool) -> fl
             return unsure
         return of_four_halves if shape.itemsize == 2 and lanes == 4 else sure
     if shape.stride != (1, 1) and (shape.operation == "grad_data" or shape.itemsize == 4):
-        return _OF_STRIDED[shape.operation]
+        return _OF_SMALL if is_small(shape, _SMALL) and shape.operation == "forward" else _OF_STRIDED[shape.operation]
     if lanes == 1:
         return _OF_SINGLES
     return _OF_ROUND if is_round and lanes >= 4 else _OF_VECTORS

@@ -51,9 +51,9 @@ _MOST_COLUMNS = 300  # in all images of a block: of more nothing was measured
 # Registers of a thread beside its sums and operands: of every one, and of one more group.
 _REGISTERS, _PER_GROUP = 34, 6
 
-# Time: cycles of an SM for 32 bytes of DRAM; for a run of channels, a wavefront of shared memory, a product; until a
-# copy is there; of a step besides; of a block's end, and of a thread's sum there for each column of a tap; what few
-# warps add. Fitted to 208 kernels of 20 layers on an H200: the choice is 2.2 % behind the best.
+# Time: cycles of an SM for 32 bytes of DRAM, a run of channels, a wavefront of shared memory, a product; until a copy
+# is there; of a step besides; of a block's end, and a thread's sum there for each column of a tap; what few warps add.
+# Fitted to 208 kernels of 20 layers on an H200: the choice is 2.2 % behind the best.
 _SECTOR, _RUN, _WAVEFRONT, _PRODUCT = 1.195, 0.118, 0.22, 2.10
 _LATENCY, _STEP, _END, _TAP, _FEW = 1384, 11.3, 673, 4.04, 0.418
 _UNALIGNED = 1.5  # how often L2 is asked for a sector whose vectors are not side by side in shared memory

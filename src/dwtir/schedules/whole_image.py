@@ -40,6 +40,7 @@ from .loops import bind, bind_threads
 from .register_window import RegisterWindow
 from .row_stream import RowStream
 from .split_image import SplitImage
+from .stream_cost import torn
 from .tiles import BLOCK_COUNTS, CLOCK, divisors, even_split, longer
 
 _MOST_PIXELS = 64
@@ -57,10 +58,9 @@ _OTHERS = 20
 _VECTOR = 4
 """Registers of a load at its widest."""
 
-# Time: a launch, bytes a second of memory and of weights that blocks load again, and
-# warps of an SM that take no longer than fewer. By layout: cycles of an instruction; the exponent
-# as in `split_image`, for only other blocks compute while one loads. Fitted to 903 kernels of 64
-# layers on an H200.
+# Time: a launch, bytes a second of memory and of weights that blocks load again, and warps of an SM that take no longer
+# than fewer. By layout: cycles of an instruction; the exponent as in `split_image`, for only other blocks compute while
+# one loads. Fitted to 903 kernels of 64 layers on an H200.
 _LAUNCH, _BANDWIDTH, _WEIGHT_BANDWIDTH, _LEAST_WARPS = 1.9e-6, 4.4e12, 25e12, 6.6
 _CYCLES = {"NCHW": 1.25, "NHWC": 1.5}
 _LONGER = {"NCHW": (1.0, 0.105), "NHWC": (1.4, 0.205)}
@@ -175,7 +175,11 @@ class WholeImage(Strategy):
         warps = max(_LEAST_WARPS, ceil(on_each) * -(-x * y // 32))
         busy = self._instructions(shape) * _CYCLES[shape.layout] * warps / 4 / CLOCK
         again = (blocks * x - shape.result_channels) * prod(shape.kernel) * shape.itemsize
-        memory = shape.least_bytes / _BANDWIDTH + again / _WEIGHT_BANDWIDTH
+        moved = float(shape.least_bytes)
+        if shape.layout == "NHWC":
+            pixel = shape.itemsize * shape.result_channels
+            moved += shape.itemsize * prod(shape.result_shape) * torn(x, shape.itemsize, pixel)
+        memory = moved / _BANDWIDTH + again / _WEIGHT_BANDWIDTH
         memory /= min(1.0, 2 * on_each)  # an SM alone draws about two shares
         one, twice = _LONGER[shape.layout]
         together = min(self.min_blocks, ceil(on_each)) * min(2, self.turns)
