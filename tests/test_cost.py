@@ -145,7 +145,7 @@ CHOICES = {
     "banded_planes": """
     float16 128x1024x15x15_k13_p6
     bfloat16_nhwc 32x128x56x56_k31_p15
-    float16_nhwc 32x96x56x56_k25_p12
+    float16_nhwc 32x96x56x56_k25_p12 16x65x40x40_k13_p6
     """,
     "banded_sums": "float16_wgrad 128x96x56x56_k7_p3 128x96x57x57_k7_p3 128x512x14x14_k3_p1 128x320x7x7_k3_p1",
     "channel_pairs": """

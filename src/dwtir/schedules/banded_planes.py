@@ -24,7 +24,10 @@ from ..shape import LAYOUTS, Shape
 from ..target import Target
 from ..typed import Schedule
 from .banded_matrix import BandedMatrix, place_residual
+from .base import expected
+from .channel_vector import ChannelVector
 from .loops import bind, compute_at, unroll_all
+from .register_window import RegisterWindow
 from .tiles import CLOCK
 
 _LEAST_TAPS = 144
@@ -32,8 +35,8 @@ _LEAST_TAPS = 144
 
 _MOST = 2**31
 _LAUNCH, _BANDWIDTH, _PER_CHANNEL = 2e-6, 8e12, 0.75e12  # by channel side by side
-_MULTIPLY_ADDS, _TAP = 16e12, 18e-9
-"""What the other strategies reach with so many taps: in a second, and by one after another."""
+_OF_WINDOW = 0.86
+"""Of their expected time windows in registers take with so many taps."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,9 @@ class BandedPlanes(BandedMatrix):
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether the three kernels take less time than the float32 units would."""
-        others = max(shape.flop / 2 / _MULTIPLY_ADDS, prod(shape.kernel) * _TAP) + _LAUNCH
-        return cls.choose(shape, target).expected_seconds(shape, target) < others
+        """Tell whether the kernels take less time than the float32 units would."""
+        window = RegisterWindow if shape.layout == "NCHW" else ChannelVector
+        return expected(cls, shape, target) < _OF_WINDOW * expected(window, shape, target)
 
     def is_promising(self, shape: Shape) -> bool:
         return super().is_promising(shape) and max(self._elements(shape)) < _MOST
@@ -84,8 +87,9 @@ class BandedPlanes(BandedMatrix):
     def _cycles(self, shape: Shape, target: Target) -> float:
         planes, sums = self._elements(shape)
         moved = shape.least_bytes + 2 * shape.itemsize * planes + 8 * sums
-        together = prod(channel_threads(shape.result_channels)) if shape.layout == "NHWC" else shape.lanes * 8
-        seconds = moved / min(_BANDWIDTH, _PER_CHANNEL * together) + _LAUNCH * (3 if sums else 2)
+        single = _PER_CHANNEL * prod(channel_threads(shape.result_channels))
+        bandwidth = min(_BANDWIDTH, single) if shape.layout == "NHWC" else _BANDWIDTH
+        seconds = moved / bandwidth + _LAUNCH * (3 if sums else 2)
         return super()._cycles(shape, target) + seconds * CLOCK
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
