@@ -34,7 +34,7 @@ _LEAST_TAPS = 144
 """Products of an input with weights from which on the copies pay: of a 12x12 kernel."""
 
 _MOST = 2**31
-_LAUNCH, _BANDWIDTH, _PER_CHANNEL = 2e-6, 8e12, 0.75e12  # by channel side by side
+_LAUNCH, _BANDWIDTH, _PER_CHANNEL = 2e-6, 8e12, 0.75e12  # the last by channels side by side
 _OF_WINDOW = 0.86
 """Of their expected time windows in registers take with so many taps."""
 

@@ -155,13 +155,14 @@ class SplitImage(Strategy):
         expected = other.expected_seconds(shape, target)
         if expected is None:  # of tensor cores
             width, loads = shape.result_width, other.loads if isinstance(other, BandedMatrix) else ""
+            if shape.batch == 1:
+                return False
             if loads == "pairs" and shape.stride != (1, 1):
-                return shape.batch > 1 and width < _NARROW_STRIDED
-            is_slow = shape.batch > 1 and width < _NARROW and taps <= _FEW_TAPS
+                return width < _NARROW_STRIDED
             if loads == "planes":
                 is_empty = COLUMNS < width < _FILLED * (-(-width // COLUMNS) * COLUMNS)
-                return is_slow and taps <= _VERY_FEW_TAPS and is_empty
-            return is_slow
+                return is_empty and width < _NARROW and taps <= _VERY_FEW_TAPS
+            return width < _NARROW and taps <= _FEW_TAPS
         together = target.units * max(1, own._at_a_time(shape))
         margin = _margin(shape, other, sizes.blocks <= together, sizes.takes_pairs)
         return seconds < (min(margin, _OF_LOOPS) if loops else margin) * expected
