@@ -43,7 +43,7 @@ from .channel_vector import ChannelVector
 from .cost import LINE, SECTOR, touched
 from .loops import bind
 from .register_window import RegisterWindow
-from .stream_cost import STORE_BANDWIDTH, Stream, seconds, torn
+from .stream_cost import STORE_BANDWIDTH, Stream, seconds, shared_bytes
 from .tiles import BLOCK_COUNTS, MAX_SIDE, MAX_SUMS, MAX_UNROLLED, divisors, even_split
 
 _MAX_TAPS = 128
@@ -238,14 +238,6 @@ class RowStream(Strategy):
         lines = touched(LINE, piece, ((x, self.cols * size), (32 / x, plane)))
         return 1 + max(0.0, lines - 32 * piece / LINE)
 
-    def _shared_bytes(self, shape: Shape) -> float:
-        """Count bytes that take as long as the results' sectors do that warps and blocks share."""
-        if shape.layout == "NCHW":
-            return 0.0
-        results = prod(shape.result_shape) * shape.itemsize
-        pixel = shape.result_channels * shape.itemsize
-        return results * torn(self.thread_x, self.vector * shape.itemsize, pixel)
-
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         kernel_h, strip = shape.kernel[0], self.sizes(shape)
         sums, inputs = (n * strip.channels for n in (self.cols, strip.columns))
@@ -268,7 +260,7 @@ class RowStream(Strategy):
             blocks=blocks,
             min_blocks=self.min_blocks,
         )
-        expected = seconds(work, shape.layout, shape.least_bytes + self._shared_bytes(shape))
+        expected = seconds(work, shape.layout, shape.least_bytes + shared_bytes(shape, self.thread_x, self.vector))
         return max(expected, self._stored_bytes(shape) / STORE_BANDWIDTH)
 
     def _stored_bytes(self, shape: Shape) -> float:

@@ -8,9 +8,10 @@ Of 5485 kernels of 328 layers on an H200, most of which the constants are fitted
 preferred is 3.7 % slower than the best in NHWC and 3.3 % in NCHW.
 """
 
-from math import gcd
+from math import gcd, prod
 from typing import NamedTuple
 
+from ..shape import Shape
 from .cost import SECTOR
 from .tiles import CLOCK, longer
 
@@ -100,10 +101,14 @@ def seconds(work: Stream, layout: str, moved: float) -> float:
     return by.launch + longer(busy, memory, by.longer)
 
 
-def torn(threads: int, size: int, pixel: int) -> float:
-    """Tell what the sectors cost that warps and blocks share, by the bytes of all results.
+def shared_bytes(shape: Shape, threads: int, vector: int = 1) -> float:
+    """Count bytes that take as long as the results' sectors do that warps and blocks share.
 
-    Threads are those of a block along a pixel; the bytes are of a thread's store, and of the pixel.
+    Threads are those of a block along a pixel of NHWC; each stores a vector of channels.
     """
+    if shape.layout == "NCHW":
+        return 0.0
+    size, pixel = vector * shape.itemsize, shape.result_channels * shape.itemsize
     pieces = (min(32, threads) * size, _PER_TORN), (threads * size, _PER_SHARED)
-    return sum(cost * (SECTOR - gcd(SECTOR, piece, pixel)) / piece for piece, cost in pieces if piece < pixel)
+    torn = sum(cost * (SECTOR - gcd(SECTOR, piece, pixel)) / piece for piece, cost in pieces if piece < pixel)
+    return prod(shape.result_shape) * shape.itemsize * torn

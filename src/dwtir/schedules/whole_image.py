@@ -40,7 +40,7 @@ from .loops import bind, bind_threads
 from .register_window import RegisterWindow
 from .row_stream import RowStream
 from .split_image import SplitImage
-from .stream_cost import torn
+from .stream_cost import shared_bytes
 from .tiles import BLOCK_COUNTS, CLOCK, divisors, even_split, longer
 
 _MOST_PIXELS = 64
@@ -169,14 +169,13 @@ class WholeImage(Strategy):
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time by instructions and bytes: an image that is loaded ahead is worth as much as a block."""
-        x, y, size, channels = self.thread_x, self.thread_y, shape.itemsize, shape.result_channels
-        blocks = -(-shape.batch // (y * self.turns)) * -(-channels // x)
+        x, y = self.thread_x, self.thread_y
+        blocks = -(-shape.batch // (y * self.turns)) * -(-shape.result_channels // x)
         on_each = blocks / target.units
         warps = max(_LEAST_WARPS, ceil(on_each) * -(-x * y // 32))
         busy = self._instructions(shape) * _CYCLES[shape.layout] * warps / 4 / CLOCK
-        again = (blocks * x - channels) * prod(shape.kernel) * size
-        shared = torn(x, size, size * channels) if shape.layout == "NHWC" else 0
-        memory = (shape.least_bytes + shared * size * prod(shape.result_shape)) / _BANDWIDTH + again / _WEIGHT_BANDWIDTH
+        again = (blocks * x - shape.result_channels) * prod(shape.kernel) * shape.itemsize
+        memory = (shape.least_bytes + shared_bytes(shape, x)) / _BANDWIDTH + again / _WEIGHT_BANDWIDTH
         memory /= min(1.0, 2 * on_each)  # an SM alone draws about two shares
         one, twice = _LONGER[shape.layout]
         together = min(self.min_blocks, ceil(on_each)) * min(2, self.turns)
