@@ -2,9 +2,8 @@
 
     compute-sanitizer --tool memcheck --error-exitcode 1 python ci/sanitize.py
 
-The tensors are TVM's, each of which is an allocation of its own: an access past
-the end of one is an error there, and not the next tensor of a pool. With the
-argument ``opencl`` the same kernels run through OpenCL, as a rehearsal.
+The tensors are TVM's, each an allocation of its own, whose end is no other tensor. With the argument ``opencl`` the
+same kernels run through OpenCL, as a rehearsal.
 """
 
 import sys

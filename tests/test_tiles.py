@@ -50,7 +50,6 @@ REFUSED = {
     channel_multiplier=3: channels must be a multiple of 24, got 32
     kernel=1 padding=0 stride=2: stride at most the kernel
     stride=2 operation=grad_data: of gradients it and channel_multiplier 1
-    channel_multiplier=2 operation=grad_data: of gradients it and channel_multiplier 1
     """,
     ("8x96x56x56_k7_p3_float16_nhwc", BandedChannels(4, 2, 7, 4, 4, 3)): """
     rows=57: must be at most 56
@@ -61,11 +60,8 @@ REFUSED = {
     warps=3: channels of a block must be a multiple of 8
     rows=56 down=1: unrolled products must be at most 1024
     warps=32: shared bytes per block must be at most 101376
-    min_blocks=17: must be at most
     in_channels=12: channels by eights
     channel_multiplier=2: channels by eights
-    kernel=1 padding=0 stride=2: channels by eights
-    stride=2 operation=grad_data: channels by eights
     stride=2: channels by eights
     dilation=2: channels by eights
     """,
@@ -74,7 +70,6 @@ REFUSED = {
     warps=17: must be at most 16, got 17
     parts=6: must be at most 4, got 6
     parts=1: part_threads must be a divisor of the parts, 1, got 2
-    min_blocks=17: must be at most 32, of at most 2048 threads
     kernel=33 padding=16 rows=7: sums of a thread must be at most 128
     kernel=13 padding=6 rows=7: shared bytes per block must be
     dilation=9 padding=27: unrolled loads must be at most 1024
@@ -89,7 +84,6 @@ REFUSED = {
     parts=300: must be at most 248, got 300
     parts=4: part_threads must be a divisor of the parts, 4, got 3
     parts=128 part_threads=128: threads per block must be at most 1024
-    min_blocks=17: must be at most 32, of at most 2048 threads
     warps=2: sums of a thread must be at most 128
     ahead=40: shared bytes per block must be at most 232448
     images=64: unrolled products must be at most 1024
@@ -106,7 +100,6 @@ REFUSED = {
     threads=1569: must be at most 1568, got 1569
     parts=26: must be at most 25, got 26
     part_threads=3: must be a divisor of the parts, 4
-    min_blocks=33: must be at most 32
     threads=1025 parts=1 part_threads=1: threads per block
     """,
     ("8x32x56x56_k3_p1_float16_nhwc_wgrad", TapSums(4, 4, 3, 3, 2, 16, 4, 8, 8, 1, 1, 1, 1)): """

@@ -10,8 +10,8 @@ Loop nest, for the 16 tiles of rows x 8 outputs of one channel that are a warp's
           for kh, oh, depth:   acc[oh] += window[oh + kh] x band[kh]       one instruction
         threadIdx.x = lane:    out = epilogue(acc)
 
-A product takes 16 inputs to 8 outputs: of its multiply-adds KW / 16 are of use, of wider kernels KW / 32 and so on;
-but it takes one instruction where others take 64, and halves need no conversion.
+Of a product's multiply-adds KW / 16 are of use, of wider kernels KW / 32 and so on; but it takes one instruction where
+others take 64, and halves need no conversion.
 
 Where blocks have whole planes, these come by vectors into shared memory, with rows of zeros around, while those before
 are multiplied, and results go back the same way. Halves of a product are then tiles side by side, which share what
@@ -28,8 +28,8 @@ Where every output sees all of a small image, a tile of the whole height goes by
 is with padding.
 
 Registers: the window and the band of a step, or two bands, and 4 * rows sums; if one step takes the whole kernel, the
-window goes by row after row. Rows of an odd width wait for many warps: `min_blocks` holds the registers down, and tiles
-are low. With a stride a lane loads twice as much for a result: tiles are lower still, and blocks have one warp.
+window goes by row after row. Rows of an odd width wait for many warps: registers are few, and tiles low; with a stride
+lower still.
 
 A zero times an input that is not finite is NaN, here as in all products on tensor cores: it may make outputs NaN that
 do not see it, here up to 7 * SW + 15 columns away, of those of a dilation's part.

@@ -16,15 +16,14 @@ Loop nest in NHWC, for a thread's rows x cols results of `vector` channels::
 The sums move on as `compute.streamed` has it: the loop's body is one row, which the instruction cache keeps. Each input
 of a strip is loaded once for all its rows, a row's time before it is wanted.
 
-Where a strip is cut into segments of `rows`, the KH - 1 rows around a cut are gone
-through twice: best is no cut. Rows of padding take no time, nor do columns where a strip is all of a row.
+Where a strip is cut into segments of `rows`, the KH - 1 rows around a cut are gone through twice. Rows of padding take
+no time, nor do columns where a strip is all of a row.
 
 In NCHW a thread has one channel, neighbours have neighbouring strips, and `vector` columns
 are loaded together, as `Strip` says: ``threadIdx.y = n * c    threadIdx.x = strip``.
 
-A dilation parts an image into as many each way, of every other row and column and so on, and
-each part is a convolution without: segments and strips are of one part. In NCHW columns stay
-together, and a strip's window is wider by the dilation.
+A dilation parts an image into as many each way, each a convolution without: segments and strips are of one part. In
+NCHW columns stay together, and a strip's window is wider by the dilation.
 """
 
 from collections.abc import Iterator

@@ -22,8 +22,7 @@ loads then share no banks. Weights lie as those of `whole_image`.
 With a stride, a band of the data's gradient has whole groups of rows, each of which meets other
 rows of the kernel, so that all bands still have one code.
 
-In NHWC each thread copies pixels of its own channel, neighbouring threads those of neighbouring channels, and writes
-its results itself.
+In NHWC each thread copies pixels of its own channel, and writes its results itself.
 
 A large image of NCHW is in `pieces` of whole rows, each of a block, which reads a few of its neighbours' rows too.
 They begin anywhere in a vector, and are copied in vectors all the same. A row may be in `parts`, each of a thread,
