@@ -17,7 +17,7 @@ from marks import parametrize
 from strategies import error_bound, oracle, real_tensors
 
 PAIRS = """
-    float16_nhwc 128x96x56x56_k5_p2 128x384x14x14_k7_p3+scale_shift+silu 128x96x56x56_k11_p5+bias+relu
+    float16_nhwc 128x96x56x56_k5_p2 128x384x14x14_k7_p3+scale_shift+silu 128x97x56x56_k11_p5+bias+relu
     float16_nhwc 8x40x28x27_k5_p2_s2+bias+silu 128x240x28x28_k5_p2+bias+relu
     bfloat16_nhwc 128x384x14x14_k5_p2+scale_shift+residual+relu 32x384x14x14_k13_p6 128x240x28x28_k5_p2+scale_shift+relu
     bfloat16_nhwc_dgrad 128x192x28x28_k7_p3
@@ -41,6 +41,15 @@ def test_lanes_read_from_all_banks(about):
         beside = [pairs.input_at(0, n, 0, x * wide + i, vector ^ 1) // 8 for (n, x), i in pixels]
         assert len({place % 8 for place in places}) == 8
         assert [place ^ 1 for place in places] == beside
+
+
+@parametrize("channels", [7, 33, 97, 1001])
+@parametrize("first", [0, 3])
+def test_lanes_read_words_of_shifted_pixels_from_all_banks(channels, first):
+    shape = Shape.parse(f"4x{channels}x56x56_k7_p3_float16_nhwc")
+    pairs = ChannelPairs(8 * min(-(-channels // 8), 6), 1, 14, 2, 4, 1).sizes(shape)
+    places = (pairs.input_at(0, 0, 0, 4 + lane, 0) + (first + lane * channels) % 8 for lane in range(32))
+    assert len({place // 2 % 32 for place in places}) == 32
 
 
 @parametrize("about", listed(PAIRS))
@@ -223,6 +232,7 @@ def test_warp_alone_in_a_step_alone(backend):
         (ChannelPairs(8, 2, 2, 2, 1, 1, words=1), "3x8x12x23_k9_p4_float16_nhwc", "bias+silu"),
         (ChannelPairs(24, 2, 1, 1, 1, 2, words=1), "3x24x15x13_k7x1_p3x0_float16_nhwc", "bias+residual"),
         (ChannelPairs(32, 2, 5, 1, 1, 1), "2x48x2x17_k3x5_p1x2_bfloat16_nhwc", ""),
+        (ChannelPairs(16, 2, 3, 2, 4, 2, words=2), "3x13x12x11_k5_p2_float16_nhwc", "bias"),
     ],
 )
 def test_nothing_in_shared_memory_overlaps(tile, text, steps):

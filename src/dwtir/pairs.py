@@ -77,12 +77,23 @@ class Pairs:
         return self.vectors // self.shape.channel_multiplier
 
     @property
+    def is_shifted(self) -> bool:
+        """Whether pixels begin anywhere, and are copied with what is around. Of even channels, twos take less."""
+        return self.shape.in_channels % 2 > 0
+
+    @property
     def source_span(self) -> int:
         """Channels of inputs that move together: with a number of channels that is no multiple of `VECTOR`, fewer."""
-        return gcd(self.shape.in_channels, VECTOR)
+        return VECTOR if self.is_shifted else gcd(self.shape.in_channels, VECTOR)
+
+    @property
+    def source_pieces(self) -> int:
+        """Vectors of memory that are copied of a pixel."""
+        return self.source_vectors + self.is_shifted
 
     @property
     def result_span(self) -> int:
+        """Channels of results that move together: with a number of channels that is no multiple of `VECTOR`, fewer."""
         return gcd(self.shape.result_channels, VECTOR)
 
     @property
@@ -285,7 +296,13 @@ class Pairs:
     def stage_halves(self) -> int:
         """Those of its pixels, and of what a strip beyond the last one reads behind them."""
         beyond = COLUMNS * self.shape.stride[1] * self.beside
-        return (self.images * self.stage_rows * self.width + beyond) * self.source_vectors * VECTOR
+        return (self.images * self.stage_rows * self._before(self.width) + self._before(beyond)) * VECTOR
+
+    def _before(self, columns: int) -> int:
+        """Count the vectors before a pixel of a row. Lanes read words of those that are shifted, from all banks."""
+        if not self.is_shifted:
+            return columns * self.source_vectors
+        return columns * (self.source_pieces | 1) + columns // PIXELS * 2
 
     @property
     def results(self) -> int:
@@ -333,8 +350,11 @@ class Pairs:
 
     def input_at(self, stage: Any, image: Any, row: Any, column: Any, vector: Any) -> Any:
         """Find a vector of inputs in shared memory, by its place in a stage."""
-        line = (image * self.stage_rows + row) * self.width * self.source_vectors
-        place = self._place(image, column, vector, self.source_vectors, self.shape.stride[1])
+        line = (image * self.stage_rows + row) * self._before(self.width)
+        if self.is_shifted:
+            place = self._before(column) + vector
+        else:
+            place = self._place(image, column, vector, self.source_vectors, self.shape.stride[1])
         return stage * self.stage_halves + (line + place) * VECTOR
 
     def result_at(self, image: Any, row: Any, column: Any, part: Any, size: int) -> Any:

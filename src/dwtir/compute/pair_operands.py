@@ -55,7 +55,7 @@ class Operands:
                         pair = self._by_word(cuda_functions.HALF_OF, own, word, vl // 4 % 2)
                     T.buffer_store(band, pair, [vw, row, step, word, vl, further, tirx.Ramp(0, 1, 2)])
 
-    def window(self, name: str, row: int, staged: tirx.Buffer, held: list[tirx.Buffer], step, vw) -> None:
+    def window(self, name: str, row: int, staged: tirx.Buffer, held: list[tirx.Buffer], block, stage, vw) -> None:
         pairs = self.pairs
         with by_lane(name) as vl:
             untold()
@@ -65,8 +65,12 @@ class Operands:
                 _, n, x = self._tasks.strip(vw, half, vl)
                 column = x * (COLUMNS * pairs.shape.stride[1]) + vl % 4 + quad * COLUMNS
                 for part, (vector, first, size) in enumerate(self._tasks.sources(vw)):
-                    at = pairs.input_at(step % pairs.stages, n, row, column, vector) + first
-                    copy_vector(staged, at, own, part * size, size)
+                    at = pairs.input_at(stage % pairs.stages, n, row, column, vector) + first
+                    if pairs.is_shifted:
+                        at += self._tasks.shift(block, stage, n, row, column)
+                        self._take_shifted(staged, at, own, part * size, size)
+                    else:
+                        copy_vector(staged, at, own, part * size, size)
                 for half, quad in seen:
                     part, place, further = self._part_of(held, quad)
                     for word in range(pairs.words):
@@ -75,6 +79,15 @@ class Operands:
                             ones = tirx.Broadcast(tirx.const(1, pairs.shape.dtype), 2)
                             held_word = T.Select(vl % 4 == 3, ones, held_word)
                         T.buffer_store(part, held_word, [place, word, vl, further, half, tirx.Ramp(0, 1, 2)])
+
+    def _take_shifted(self, staged: tirx.Buffer, at, own: tirx.Buffer, to: int, size: int) -> None:
+        """Read pairs that may begin in the middle of one."""
+        pairs = local(own.dtype, size + 2)
+        for first in range(0, size + 2, 2):
+            copy_vector(staged, at // 2 * 2 + first, pairs, first, 2)
+        for first in range(0, size, 2):
+            later, pair = (pairs[tirx.Ramp(place, 1, 2)] for place in (first + 1, first))
+            T.buffer_store(own, T.if_then_else(at % 2 == 1, later, pair), [tirx.Ramp(to + first, 1, 2)])
 
     def _own(self) -> tirx.Buffer:
         return local(self.pairs.shape.dtype, 2 * self.pairs.words)

@@ -1,7 +1,7 @@
 """Which thread of `compute.paired` has what: its share of copies, of results and of products."""
 
 from collections.abc import Callable
-from math import gcd
+from math import gcd, prod
 from typing import Any, NamedTuple, TypeAlias
 
 from tvm import tirx
@@ -11,7 +11,7 @@ from ..pairs import COLUMNS, LAG, STRIPS, VECTOR, Pairs
 from .parts import all_hold
 
 Find: TypeAlias = Callable[[Any, Any], tuple[Any, ...]]
-"""Tells by turn and element whether a vector is wanted, whether it is there, the element, and the vector's place."""
+"""Tells by turn and element whether a vector is wanted, how much is there, the element, and the vector's place."""
 
 _Task: TypeAlias = tuple[Any, Any, Any, Any]
 
@@ -54,7 +54,7 @@ class Tasks:
     def __init__(self, pairs: Pairs) -> None:
         self.pairs = pairs
         lines, wide = pairs.images * pairs.stage_rows, pairs.width
-        self._loads = _deal(pairs, lines, wide, pairs.source_vectors, pairs.source_span)
+        self._loads = _deal(pairs, lines, wide, pairs.source_pieces, pairs.source_span)
         lines, wide = pairs.images * pairs.rows, COLUMNS * pairs.across
         self._stores = _deal(pairs, lines, wide, pairs.vectors, pairs.result_span)
         self.loads, self.stores = self._loads.turns, self._stores.turns
@@ -86,34 +86,52 @@ class Tasks:
     def inputs(self, image, block, stage, thread) -> Find:
         """Find what a thread has of a stage."""
         pairs, shape = self.pairs, self.pairs.shape
-        (height, width), (sh, sw), left = shape.source, shape.stride, shape.before[1]
+        height, width = shape.source
 
         def find(turn, lane) -> tuple[Any, ...]:
             line, column, vector, first = self._loads.task(turn, thread)
-            n, y, x, c = block
-            step = stage
-            if pairs.turns > 1:
-                n, step = stage // pairs.steps * pairs.blocks[0] + n, stage % pairs.steps
-            n, down = n * pairs.images + line // pairs.stage_rows, step * pairs.stage_rows + line % pairs.stage_rows
-            row = y * (pairs.height * sh) + pairs.first_row + down
-            right = x * (pairs.across * COLUMNS * sw) - left + column
-            channel = (c * pairs.source_vectors + vector) * VECTOR + first
-            here = [n < shape.batch, 0 <= row, row < height, 0 <= right, right < width]
-            here += [channel < shape.in_channels, down < pairs.input_rows]
+            place = line // pairs.stage_rows, line % pairs.stage_rows, column
+            n, row, right, down = self._pixel(block, stage, *place)
+            here = [n < shape.batch, 0 <= row, row < height, 0 <= right, right < width, down < pairs.input_rows]
             wanted = [line < pairs.images * pairs.stage_rows, column < pairs.width]
             wanted.append(all_hold(stage < pairs.steps * pairs.turns))
-            place = stage % pairs.stages, line // pairs.stage_rows, line % pairs.stage_rows
-            at = pairs.input_at(*place, column, vector) + first
-            return tirx.all(*wanted), tirx.all(*here), image[n, row, right, channel + lane], at
+            at = pairs.input_at(stage % pairs.stages, *place, vector) + first
+            channel = (block[3] * pairs.source_vectors + vector) * VECTOR + first
+            if not pairs.is_shifted:
+                there = T.if_then_else(tirx.all(*here, channel < shape.in_channels), 2 * pairs.source_span, 0)
+                return tirx.all(*wanted), there, image[n, row, right, channel + lane], at
+            pixel = ((n * height + row) * width + right) * shape.in_channels
+            first = (pixel + channel) // VECTOR * VECTOR
+            to_the_end = T.min(2 * VECTOR, 2 * (prod(image.shape) - first))
+            there = T.if_then_else(tirx.all(*here, first < pixel + shape.in_channels), to_the_end, 0)
+            return tirx.all(*wanted), there, image[0, 0, 0, first + lane], at
 
         return find
+
+    def _pixel(self, block, stage, image, line, column) -> tuple[Any, ...]:
+        """Find a pixel of a stage among all, and its row among those of a block."""
+        pairs, (sh, sw), (n, y, x, _) = self.pairs, self.pairs.shape.stride, block
+        step = stage
+        if pairs.turns > 1:
+            n, step = stage // pairs.steps * pairs.blocks[0] + n, stage % pairs.steps
+        down = step * pairs.stage_rows + line
+        row = y * (pairs.height * sh) + pairs.first_row + down
+        return n * pairs.images + image, row, x * (pairs.across * COLUMNS * sw) - pairs.shape.before[1] + column, down
+
+    def shift(self, block, stage, image, line, column) -> Any:
+        """Count the channels of a pixel that is shifted before the block's first."""
+        shape, (height, width) = self.pairs.shape, self.pairs.shape.source
+        n, row, right, _ = self._pixel(block, stage, image, line, column)
+        pixel = ((n * height + row) * width + right) * shape.in_channels
+        return (pixel + block[3] * (self.pairs.source_vectors * VECTOR)) % VECTOR
 
     def residuals(self, residual, block, at, thread) -> Find:
         """Find what a thread adds to the results of a step."""
 
         def find(turn, lane) -> tuple[Any, ...]:
             wanted, (n, row, column, channel), task = self.result(block, at, turn, thread)
-            return wanted, T.bool(True), residual[n, row, column, channel + lane], self.residual_at(at, task)
+            value = residual[n, row, column, channel + lane]
+            return wanted, 2 * self.pairs.result_span, value, self.residual_at(at, task)
 
         return find
 

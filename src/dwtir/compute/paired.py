@@ -89,14 +89,14 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         for k in T.unroll(turns):
             first = T.meta_var(find(k, 0))
             if first[0]:
-                size[0] = T.if_then_else(first[1], 2 * span, 0)
+                size[0] = first[1]
                 for v in range(span):
                     with T.sblock("copy"):
                         vk, vv = T.axis.remap("SS", [k, v])
                         found = T.meta_var(find(vk, vv))
                         T.reads(size[0], found[2])
                         T.writes(shared[found[3] + vv])
-                        shared[found[3] + vv] = T.if_then_else(size[0] == 2 * span, found[2], T.cast(0, dtype))
+                        shared[found[3] + vv] = T.if_then_else(2 * vv < size[0], found[2], T.cast(0, dtype))
 
     def take(bands, taken: dict[str, tirx.Buffer], weight, operands, c, vw, vl) -> None:
         """Take what stays: the bands, and operands of fused steps, into shared memory.
@@ -123,26 +123,26 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
             for result in [result for result, tap in met if tap == 0]:
                 begin(acc, result, taken, vw, vl)
 
-    def sums(shared: Shared, bands, acc: tirx.Buffer, y, turn, step, vw) -> None:
+    def sums(shared: Shared, bands, acc: tirx.Buffer, block, turn, step, vw) -> None:
         """Go down the rows of a stage, and leave each result behind its last one. Rows of padding add nothing."""
         held = [local(dtype, count, WORDS, 32, depth // 8, 2, 2) for depth, count in DEPTHS]
-        line = y * (pairs.height * SH) + step * pairs.stage_rows + pairs.first_row
+        line = block[1] * (pairs.height * SH) + step * pairs.stage_rows + pairs.first_row
         at = turn, step
         if not SKIPS:
-            add_rows(shared, bands, held, acc, at, vw)
+            add_rows(shared, bands, held, acc, block, at, vw)
         elif STEPS == 1:
-            add_rows(shared, bands, held, acc, at, vw, line)
+            add_rows(shared, bands, held, acc, block, at, vw, line)
         else:  # without tests sums move to the next step's places as products add to them
             with T.If(there(line, pairs.stage_rows)):
                 with T.Then():
-                    add_rows(shared, bands, held, acc, at, vw)
+                    add_rows(shared, bands, held, acc, block, at, vw)
                 with T.Else():
-                    add_rows(shared, bands, held, acc, at, vw, line)
+                    add_rows(shared, bands, held, acc, block, at, vw, line)
 
     def there(first, rows: int) -> Any:
         return all_hold(0 <= first, first + rows <= H)
 
-    def add_rows(shared: Shared, bands, held, acc: tirx.Buffer, at, vw, line=None) -> None:
+    def add_rows(shared: Shared, bands, held, acc: tirx.Buffer, block, at, vw, line=None) -> None:
         """Add a stage's rows to sums, those that are in the image if the first one's place is given."""
         name = "" if line is None else "_there"
         for row in range(pairs.stage_rows):
@@ -154,7 +154,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     if line is not None:
                         tested.enter_context(T.If(there(line + row, 1)))
                         tested.enter_context(T.Then())
-                    multiplied.window(f"window{row}{name}", row, shared.staged, held, pairs.stage(*at), vw)
+                    multiplied.window(f"window{row}{name}", row, shared.staged, held, block, pairs.stage(*at), vw)
                     for (depth, count), part, band in zip(DEPTHS, held, bands, strict=True):
                         sizes = (len(met), count, WORDS, depth)
                         multiply(f"products{depth}_{row}{name}", sizes, (part, band), acc, vw, met[0], apart)
@@ -272,7 +272,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 T.reads()
                 T.writes(shared.results[:])
                 if has_stage:
-                    sums(shared, bands, acc, block[1], vt, vs, vw)
+                    sums(shared, bands, acc, block, vt, vs, vw)
                 else:
                     leave_rows("_rest", range(R), shared, acc, (vt, vs), vw)
         if STEPS > 1:

@@ -22,10 +22,10 @@ stages, and room for the results of three steps.
 What lies in memory side by side, two channels of a pixel, is one register of an operand: nothing is turned round, each
 input is copied once and read twice. With several steps a block keeps KH rows of sums; warps may share vectors, and from
 9x9 on do, for registers to hold them and the weights. A block of all rows takes no steps for padding; others leave it
-out where it is much. Where all blocks are there at once, they may take turns: go on with other images, whose copies
-begin while the last rows of those before are multiplied and stored. Images of a turn are neighbours, for memory that is
-used at a time to lie together. Results pass through shared memory, so that whole lines are written. With a multiplier
-a pair of results takes either or both of a pair of inputs. Channels that are no multiple of 8 move by 4, by 2 or alone.
+out where it is much. Where all blocks are there at once, they may take turns: go on with the next images, whose copies
+begin while the last rows of those before are multiplied and stored. Results leave by whole lines. With a multiplier
+a pair of results takes either or both of a pair of inputs. Channels that are no multiple of 8 move by fours or by twos;
+of an odd number inputs come with what is around them in memory, and results leave alone.
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ _MOST = Epilogue(("bias", "scale_shift", "residual"))
 _MAX_PRODUCTS = 640
 """Products of a warp in a step, in straight line."""
 
-_LEAST_TAPS, _LEAST_SINGLE_TAPS = 25, 26  # of odd channels, copied singly, 5x5 takes 1.2 to 2 times as long
+_LEAST_TAPS, _LEAST_SINGLE_TAPS = 25, 26  # with odd channels, whose results leave alone, 5x5 mostly takes longer
 """Taps from which it pays: with fewer, memory is all that kernels wait for, and `channel_vector` keeps it busier."""
 
 _CHANNELS, _ROWS, _WORDS = (16, 32, 48, 64, 80, 96), (7, 4, 3, 2, 1), (4, 2, 1)
@@ -65,6 +65,8 @@ _MOST_CHANNELS = 128
 
 _TURNS, _ALONE = range(2, 9), 0.95
 """Turns worth trying, and what a block with some takes of the expected time if an SM has no other."""
+
+_SHIFTED = 1.12  # times the expected, of odd channels: the choice of 70 layers is 2.2 % behind the best
 
 _SILU = 1.1  # times that of vectors that are a warp's, of 13 layers; those chosen are 3.4 % behind
 
@@ -276,8 +278,8 @@ class ChannelPairs(Strategy):
         return Pairs(shape, *sizes)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        times = _WHOLE if self.words == WORDS else _PARTED
-        launch, of_product, row, run, step, first, few_warps, few_blocks, alone, *others = times
+        fitted = _WHOLE if self.words == WORDS else _PARTED
+        launch, of_product, row, run, step, first, few_warps, few_blocks, alone, *others = fitted
         little, much, last, overlap, bandwidth = others
         pairs = self.sizes(shape)
         blocks, products = prod(pairs.blocks), pairs.products // sum(count for _, count in pairs.depths)
@@ -292,6 +294,7 @@ class ChannelPairs(Strategy):
         warp = of_product * products * pairs.quads + row * (len(pairs.loads) * pairs.stage_rows + self.rows)
         warps = pairs.warps if pairs.warps < 4 else 4 * ceil(pairs.warps / 4)  # as many as the fullest quarter has
         runs = pairs.images * pairs.stage_rows * pairs.width * (VECTOR / pairs.source_span) ** _PARTS
+        runs *= pairs.source_pieces / pairs.source_vectors
         runs += pairs.results // self.channels * (VECTOR / pairs.result_span) ** _PARTS
         rest = pairs.rests * (step + warps * row * self.rows)
         busy = self.turns * (self.steps * (step + warps * warp + run * runs) + rest) + first
@@ -299,7 +302,8 @@ class ChannelPairs(Strategy):
         busy *= 1 + few_warps / (pairs.warps * at_a_time) + few_blocks / at_a_time
         least, most = sorted((memory, busy))
         seconds = float(launch + most * (1 + (least / most) ** overlap) ** (1 / overlap))
-        return seconds * (_ALONE if self.turns > 1 and self.min_blocks == 1 else 1)
+        times = _SHIFTED if pairs.is_shifted else 1
+        return seconds * times * (_ALONE if self.turns > 1 and self.min_blocks == 1 else 1)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         from ..compute import async_copy, mma
