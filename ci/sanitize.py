@@ -25,11 +25,10 @@ from dwtir.space_to_batch import splits_of
 from dwtir.target import resolve
 from dwtir.verify import verify_kernel
 
-# Odd sizes, so that tiles hang over every edge; 8 channels make a vector of 16 bytes. A large kernel, ones for tensor
-# cores, whole images in registers, a dilation, a multiplier.
+# Odd sizes, so that tiles hang over every edge; 8 channels make a vector. A large kernel, odd channels, a dilation.
 SIZES = (
     *("2x8x13x17_k3_psame", "1x8x19x20_k13_s2_psame", "2x4x11x14_k5_p2", "2x4x13x17_k5_s2_p2"),
-    *("5x20x7x7_k5_p2", "1x4x11x14_k3_p2_d2", "1x4x11x14_k3_p1_m2"),
+    *("5x20x7x7_k5_p2", "3x5x9x11_k7_p3", "1x4x11x14_k3_p2_d2", "1x4x11x14_k3_p1_m2"),
 )
 ENDINGS = ("", "_dgrad", "_wgrad")
 EPILOGUE = "scale_shift+residual+relu"

@@ -170,7 +170,6 @@ ANY_TILE = {
     "6x3x14x14_k5_s2_p2_float16": BandedSums(2, 1, 2, 1),
     "5x2x11x12_k3x4_p1x2x0x1_d2_m2_float16": BandedSums(2, 2, 1, 1),
     # Odd widths: one by one, and in pairs.
-    "3x2x9x13_k5_p1x3x2x0_bfloat16": BandedSums(3, 2, 1, 1),
     "13x4x9x13_k5_p1x3x2x0_bfloat16": BandedSums(4, 2, 2, 2),
     "21x3x8x7_k5_p2_m2_float16": BandedSums(8, 2, 1, 1),
     "1x6x3x5_k1_float16": BandedSums(4, 1, 1, 1),

@@ -87,7 +87,6 @@ REFUSED = {
     warps=2: sums of a thread must be at most 128
     ahead=40: shared bytes per block must be at most 232448
     images=64: unrolled products must be at most 1024
-    width=1200: unrolled loads must be at most 1024
     dtype=float32: of float16 or bfloat16 in NHWC
     in_channels=20: of whole vectors of channels
     """,

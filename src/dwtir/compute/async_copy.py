@@ -17,7 +17,8 @@ BYTES = 2 * LANES
 def intrinsic(dtype: str, lanes: int = LANES) -> str:
     """Register ``cp.async`` of 8, 4 or 2 halves, or of none and zeros instead; return its name for `tensorize`.
 
-    How many bytes are read stands in a register. By `cuda_functions` L2 fetches the 128 bytes around.
+    How many bytes there are stands in a register: all or 0, and then none are read. By `cuda_functions` L2 fetches the
+    128 bytes around.
     """
     size = 2 * lanes
     name = f"dwtir.cp_async_{dtype}" + (f"x{lanes}" if lanes < LANES else "")
@@ -28,7 +29,7 @@ def intrinsic(dtype: str, lanes: int = LANES) -> str:
         for v in range(lanes):
             with T.sblock("copy"):
                 vv = T.axis.spatial(lanes, v)
-                to[vv] = T.if_then_else(2 * vv < there[0], source[vv], T.cast(0, dtype))
+                to[vv] = T.if_then_else(there[0] == size, source[vv], T.cast(0, dtype))
 
     @script.inline
     def instruction(there, source, to):

@@ -100,7 +100,7 @@ class Tasks:
             if not pairs.is_shifted:
                 there = T.if_then_else(tirx.all(*here, channel < shape.in_channels), 2 * pairs.source_span, 0)
                 return tirx.all(*wanted), there, image[n, row, right, channel + lane], at
-            pixel = ((n * height + row) * width + right) * shape.in_channels
+            pixel = self._elements_before(n, row, right)
             first = (pixel + channel) // VECTOR * VECTOR
             to_the_end = T.min(2 * VECTOR, 2 * (prod(image.shape) - first))
             there = T.if_then_else(tirx.all(*here, first < pixel + shape.in_channels), to_the_end, 0)
@@ -118,12 +118,13 @@ class Tasks:
         row = y * (pairs.height * sh) + pairs.first_row + down
         return n * pairs.images + image, row, x * (pairs.across * COLUMNS * sw) - pairs.shape.before[1] + column, down
 
-    def shift(self, block, stage, image, line, column) -> Any:
-        """Count the channels of a pixel that is shifted before the block's first."""
+    def _elements_before(self, n, row, column) -> Any:
         shape, (height, width) = self.pairs.shape, self.pairs.shape.source
-        n, row, right, _ = self._pixel(block, stage, image, line, column)
-        pixel = ((n * height + row) * width + right) * shape.in_channels
-        return (pixel + block[3] * (self.pairs.source_vectors * VECTOR)) % VECTOR
+        return ((n * height + row) * width + column) * shape.in_channels
+
+    def shift(self, block, stage, *place) -> Any:
+        """Count what a pixel that is shifted is copied with before its own, or the block's, first channel."""
+        return self._elements_before(*self._pixel(block, stage, *place)[:3]) % VECTOR
 
     def residuals(self, residual, block, at, thread) -> Find:
         """Find what a thread adds to the results of a step."""

@@ -12,6 +12,7 @@ What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`. Lane ``
 
 from collections.abc import Iterable
 from contextlib import ExitStack
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 from tvm import tirx
@@ -78,25 +79,38 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
     (_, finish_own), (_, finish_shared) = both_ends(shape, fused.own, TIMES), both_ends(shape, fused.shared)
     SUMS_DTYPE = "float32" if fused.shared.steps else dtype  # of what is in shared memory
     RESIDUAL = "residual" in epilogue.steps
+    ENDS = pairs.is_shifted and shape.batch * prod(shape.source) % VECTOR > 0
     SIZE = 16 // (4 if fused.shared.steps else 2)
     tasks, multiplied = Tasks(pairs), Operands(pairs, fused.bias and SPARE)
     SPAN = pairs.result_span
 
     @script.inline
-    def load(shared, turns, find, span):
-        """Begin to copy spans to shared memory, or zeros where there are none."""
+    def copy_span(shared, k, find, span, size):
+        for v in range(span):
+            with T.sblock("copy"):
+                vk, vv = T.axis.remap("SS", [k, v])
+                found = T.meta_var(find(vk, vv))
+                T.reads(size[0], found[2])
+                T.writes(shared[found[3] + vv])
+                shared[found[3] + vv] = T.if_then_else(size[0] == 2 * span, found[2], T.cast(0, dtype))
+
+    @script.inline
+    def load(shared, turns, find, span, ends=False):
+        """Begin to copy spans to shared memory, or zeros where there are none; an image's last ones may be parts."""
         size = local("int32", 1)
         for k in T.unroll(turns):
             first = T.meta_var(find(k, 0))
             if first[0]:
                 size[0] = first[1]
-                for v in range(span):
-                    with T.sblock("copy"):
-                        vk, vv = T.axis.remap("SS", [k, v])
-                        found = T.meta_var(find(vk, vv))
-                        T.reads(size[0], found[2])
-                        T.writes(shared[found[3] + vv])
-                        shared[found[3] + vv] = T.if_then_else(2 * vv < size[0], found[2], T.cast(0, dtype))
+                if ends:
+                    if tirx.all(0 < size[0], size[0] < 2 * span):
+                        for v in range(span):
+                            part = T.meta_var(find(k, v))
+                            shared[part[3] + v] = T.if_then_else(2 * v < size[0], part[2], T.cast(0, dtype))
+                    else:
+                        copy_span(shared, k, find, span, size)
+                else:
+                    copy_span(shared, k, find, span, size)
 
     def take(bands, taken: dict[str, tirx.Buffer], weight, operands, c, vw, vl) -> None:
         """Take what stays: the bands, and operands of fused steps, into shared memory.
@@ -245,14 +259,14 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
 
     def load_first(shared: Shared, image, block, stage, vw, vl) -> None:
         untold()
-        load(shared.staged, tasks.loads, tasks.inputs(image, block, stage, vw * 32 + vl), pairs.source_span)
+        load(shared.staged, tasks.loads, tasks.inputs(image, block, stage, vw * 32 + vl), pairs.source_span, ENDS)
         commit_copies()
 
     def load_later(has_stage: bool, image, operands, shared: Shared, block, turn, step, vw, vl) -> None:
         untold()
         if has_stage:
             find = tasks.inputs(image, block, pairs.stage(turn, step) + (AHEAD + 1), vw * 32 + vl)
-            load(shared.staged, tasks.loads, find, pairs.source_span)
+            load(shared.staged, tasks.loads, find, pairs.source_span, ENDS)
         if RESIDUAL:
             find = tasks.residuals(operands["residual"], block, (turn, step), vw * 32 + vl)
             load(shared.added, tasks.stores, find, SPAN)

@@ -139,7 +139,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
                         task = T.meta_var(task_of(vk, warp, lane))
                         _, value = T.meta_var(value_of(source, part, chunk, step, task, vv))
                         staged[step % SLOTS * SLOT + place(task) + vv] = T.if_then_else(
-                            2 * vv < size[0], value, T.cast(0, dtype)
+                            size[0] == BYTES, value, T.cast(0, dtype)
                         )
 
     @script.inline
