@@ -102,8 +102,8 @@ class Tasks:
                 return tirx.all(*wanted), there, image[n, row, right, channel + lane], at
             pixel = self._elements_before(n, row, right)
             first = (pixel + channel) // VECTOR * VECTOR
-            to_the_end = T.min(2 * VECTOR, 2 * (prod(image.shape) - first))
-            there = T.if_then_else(tirx.all(*here, first < pixel + shape.in_channels), to_the_end, 0)
+            to_the_end = T.min(VECTOR, prod(image.shape) - first)
+            there = T.if_then_else(tirx.all(*here, first < pixel + shape.in_channels), 2 * to_the_end, 0)
             return tirx.all(*wanted), there, image[0, 0, 0, first + lane], at
 
         return find
