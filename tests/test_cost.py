@@ -232,9 +232,7 @@ FASTEST = {
     "64x3x224x224_k3_s2_p1_m16": RegisterWindow(8, 2, 8, 1, 16, 4, 2, 5),
     "128x96x56x56_k7_p6_d2_float16": BandedMatrix(14, 7, 4, 1),
     "128x240x28x28_k5_p2_float16_nhwc": ChannelPairs(32, 2, 7, 4, 7, 1, 2, turns=2),
-    "64x251x56x56_k3_p1_float16_nhwc": ChannelVector(8, 4, 1, 251, 1, 1, 2),
     "128x96x56x56_k7_s2_p3_float16": BandedMatrix(4, 7, 1, 16, "fours"),
-    "128x728x19x19_k3_p1_float16": SplitImage(8, 1, 4, 15),
     "128x384x14x14_k7_p3": SplitImage(32, 1, 7, 4, lanes=2),
 }
 

@@ -68,7 +68,10 @@ class Operands:
                     at = pairs.input_at(stage % pairs.stages, n, row, column, vector) + first
                     if pairs.is_shifted:
                         at += self._tasks.shift(block, stage, n, row, column)
-                        self._take_shifted(staged, at, own, part * size, size)
+                        to_last = (
+                            pairs.shape.in_channels - 1 - ((block[3] * pairs.source_vectors + vector) * VECTOR + first)
+                        )
+                        self._take_shifted(staged, at, to_last, own, part * size, size)
                     else:
                         copy_vector(staged, at, own, part * size, size)
                 for half, quad in seen:
@@ -80,14 +83,18 @@ class Operands:
                             held_word = T.Select(vl % 4 == 3, ones, held_word)
                         T.buffer_store(part, held_word, [place, word, vl, further, half, tirx.Ramp(0, 1, 2)])
 
-    def _take_shifted(self, staged: tirx.Buffer, at, own: tirx.Buffer, to: int, size: int) -> None:
-        """Read pairs that may begin in the middle of one."""
+    def _take_shifted(self, staged: tirx.Buffer, at, to_last, own: tirx.Buffer, to: int, size: int) -> None:
+        """Read pairs that may begin in the middle of one. Beside an image's last channel is what is another pixel's."""
         pairs = local(own.dtype, size + 2)
         for first in range(0, size + 2, 2):
             copy_vector(staged, at // 2 * 2 + first, pairs, first, 2)
         for first in range(0, size, 2):
             later, pair = (pairs[tirx.Ramp(place, 1, 2)] for place in (first + 1, first))
             T.buffer_store(own, T.if_then_else(at % 2 == 1, later, pair), [tirx.Ramp(to + first, 1, 2)])
+            if (self.pairs.shape.in_channels - 1 - first) % size == 0:
+                alone = self._by_word(cuda_functions.HALF_OF, own, (to + first) // 2, 0)
+                kept = T.if_then_else(to_last == first, alone, own[tirx.Ramp(to + first, 1, 2)])
+                T.buffer_store(own, kept, [tirx.Ramp(to + first, 1, 2)])
 
     def _own(self) -> tirx.Buffer:
         return local(self.pairs.shape.dtype, 2 * self.pairs.words)
