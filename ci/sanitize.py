@@ -3,7 +3,7 @@
     compute-sanitizer --tool memcheck --error-exitcode 1 python ci/sanitize.py
 
 The tensors are TVM's, each an allocation of its own, whose end is no other tensor. With the argument ``opencl`` the
-same kernels run through OpenCL, as a rehearsal.
+same kernels run through OpenCL.
 """
 
 import sys

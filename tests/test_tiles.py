@@ -37,6 +37,8 @@ REFUSED = {
     ("8x96x56x56_k5_p2_float16_nhwc", ChannelPairs(32, 1, 14, 4, 14, 2, 3)): """
     channels=20: must be a multiple of 8
     channels=104: must be at most 96
+    images=9: must be at most 8
+    across=15: must be at most 14
     rows=57: must be at most 56
     steps=15: must be at most 14
     steps=2 rows=2: rows of a block must be at least 1
@@ -85,6 +87,7 @@ REFUSED = {
     warps=2: sums of a thread must be at most 128
     ahead=40: shared bytes per block must be at most 232448
     images=64: unrolled products must be at most 1024
+    width=1200: unrolled loads must be at most 1024
     dtype=float32: of float16 or bfloat16 in NHWC
     in_channels=20: of whole vectors of channels
     """,
