@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-import pytest
 import tvm
 from tvm.ir.instrument import pass_instrument
 from tvm.ir.transform import PassContext
@@ -13,6 +12,7 @@ from dwtir import Epilogue, Shape
 from dwtir.build import schedule_for
 from dwtir.schedules import Cpu
 from dwtir.target import resolve
+from marks import raises
 from strategies import integer_tensors, oracle
 
 LAYER = "1x8x15x17_k3_psame"
@@ -57,7 +57,7 @@ def merged_bytes(shape, epilogue, tile):
                 raise RuntimeError("merged")
 
     mod = schedule_for(shape, epilogue, tile).mod
-    with pytest.raises(RuntimeError, match="merged"), PassContext(instruments=[AfterMerging()]):
+    with raises(RuntimeError, match="merged"), PassContext(instruments=[AfterMerging()]):
         tvm.compile(mod, target=H200.tvm(), tir_pipeline="s_tir")
     (found,) = allocated
     return int(found)

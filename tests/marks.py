@@ -2,7 +2,7 @@
 
 import pytest
 
-parametrize, gpu = pytest.mark.parametrize, pytest.mark.gpu
+parametrize, gpu, raises = pytest.mark.parametrize, pytest.mark.gpu, pytest.raises
 warnings_allowed = pytest.mark.filterwarnings("default")
 
 

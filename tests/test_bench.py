@@ -18,7 +18,7 @@ from dwtir.kernel import Timing
 from dwtir.target import resolve
 from dwtir.tune.tasks import ONE_FORM
 from kernels import LAYER, layer
-from marks import devices, parametrize
+from marks import devices, parametrize, raises
 from processes import command, run
 
 CPU = ["--target", "cpu", "--baselines", "none"]
@@ -93,7 +93,7 @@ def test_words_name_layers():
 
 @parametrize("words", [["network"], ["suite", LAYER], ["seeds", "2017"], ["sweets"]])
 def test_other_words_are_refused(words):
-    with pytest.raises(InvalidShapeError):
+    with raises(InvalidShapeError):
         named(words)
 
 

@@ -21,7 +21,7 @@ from dwtir.bench.training import PRECISIONS, train
 from dwtir.kernel import Timing
 from dwtir.nn import DepthwiseConv2d, replace
 from dwtir.target import resolve
-from marks import dtypes, gpu, layouts, parametrize, warnings_allowed
+from marks import dtypes, gpu, layouts, parametrize, raises, warnings_allowed
 from processes import command
 
 CPU = resolve("cpu")
@@ -56,7 +56,7 @@ def test_network_is_made_fit_to_be_compared(network):
 
 @parametrize(("model", "message"), [("small", "model must be a torch.nn.Module"), (nn.Flatten(), "no depthwise")])
 def test_other_models_are_refused(model, message):
-    with pytest.raises(ArgumentError, match=message):
+    with raises(ArgumentError, match=message):
         Network.of("small", model, IMAGE)
 
 
@@ -124,7 +124,7 @@ class Twofold(Counting):
 )
 def test_networks_that_cannot_be_compared(model, message):
     network = Network.of("it", model(), (4, 8, 8))
-    with pytest.raises(ArgumentError, match=message):
+    with raises(ArgumentError, match=message):
         infer(network, CPU, compiled=False, rounds=1)
 
 
@@ -139,9 +139,9 @@ class Suspicious(Counting):
 def test_wrong_results_are_found():
     torch.manual_seed(0)  # there are weights by which only a later loss tells
     network = Network.of("it", Suspicious(), (4, 8, 8))
-    with pytest.raises(CompileError, match=r"^it by dwtir: its error is 1.0e\+00, 1.0e-04 is"):
+    with raises(CompileError, match=r"^it by dwtir: its error is 1.0e\+00, 1.0e-04 is"):
         infer(network, CPU, when="always", compiled=False, rounds=1)
-    with pytest.raises(CompileError, match="the loss of step 1 of it in float32 is"):
+    with raises(CompileError, match="the loss of step 1 of it in float32 is"):
         train(network, CPU, batch=4, steps=2, compiled=False, rounds=1)
 
 
@@ -206,10 +206,10 @@ def test_training_on_a_gpu(network, precision, layout):
 
 
 def test_training_that_cannot_be(network):
-    with pytest.raises(ArgumentError, match="steps must be >= 2, got 1"):
+    with raises(ArgumentError, match="steps must be >= 2, got 1"):
         train(network, CPU, steps=1)
     normal = nn.Sequential(*module()[:8], nn.BatchNorm2d(16), nn.Flatten())
-    with pytest.raises(ArgumentError, match=r"cannot train it in float32 on cpu.*more than 1 value"):
+    with raises(ArgumentError, match=r"cannot train it in float32 on cpu.*more than 1 value"):
         train(Network.of("it", normal, IMAGE), CPU, batch=1)
 
 
@@ -275,5 +275,5 @@ def test_networks_that_are_not_there():
         ("timm/large", InvalidShapeError, "timm has no network 'timm/large'"),
         ("keras/small", InvalidShapeError, r"a network is timm/NAME.*got 'keras/small'"),
     ):
-        with pytest.raises(error, match=message):
+        with raises(error, match=message):
             find(name)

@@ -19,7 +19,7 @@ from dwtir.bench.report import markdown, text
 from dwtir.bench.results import Results
 from dwtir.kernel import Timing
 from dwtir.target import resolve
-from marks import gpu, parametrize
+from marks import gpu, parametrize, raises
 from processes import command, python
 
 PICTURE_BYTES = 80_000
@@ -64,7 +64,7 @@ def test_results_come_back_as_they_were(name):
     read.write(again)
     assert again.read_bytes() == path.read_bytes()
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(RecordError, match="not readable"):
+    with raises(RecordError, match="not readable"):
         Results.read(path)
 
 
@@ -86,7 +86,7 @@ def test_damaged_results_are_refused(old, new, message):
     content = path.read_text()
     assert old in content
     path.write_text(content.replace(old, new, 1))
-    with pytest.raises(RecordError, match=message) as caught:
+    with raises(RecordError, match=message) as caught:
         Results.read(path)
     assert str(path) in str(caught.value)
 
@@ -121,7 +121,7 @@ def test_pictures_that_cannot_be_drawn_say_why():
     needs_gpu = replace(found, rows=[], cases=dict.fromkeys(PUBLISHED_US, "needs a GPU"))
     assert "no ladder: its steps have no times (needs a GPU)" in plot(needs_gpu, Path("none.png"))
     assert not Path("none.png").exists()
-    with pytest.raises(ArgumentError, match=r"a folder or a file that ends in .png, .svg, .pdf"):
+    with raises(ArgumentError, match=r"a folder or a file that ends in .png, .svg, .pdf"):
         plot(found, Path("all.txt"))
 
 
@@ -162,10 +162,10 @@ def test_readme_command(capsys):
     assert "|nvidia-h200|NCHW, cold|3|2.57x|0|2.57x: 32x112x112 k3x3 float32|" in content
     assert_current(page)
     results(articles=False).write(file)
-    with pytest.raises(AssertionError):
+    with raises(AssertionError):
         assert_current(page)
     page.write_text("no marks\n")
-    with pytest.raises(RecordError, match="lacks the lines"):
+    with raises(RecordError, match="lacks the lines"):
         readme.current(page)
 
 

@@ -2,13 +2,12 @@
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 from hypothesis import given, note
 from tvm.s_tir import Schedule
 
 from backends import H200, cells, replay, run_guarded
 from dwtir import STRATEGIES, Epilogue, InvalidScheduleError, Shape, reference
-from marks import parametrize
+from marks import parametrize, raises
 from strategies import (
     EXACT_STEPS,
     adapted,
@@ -73,7 +72,7 @@ def test_any_tile_that_passes_its_check(backend, strategy, operation, layout, dt
     tile = data.draw(tiles(strategy, shape, target, structures=True))
     epilogue = data.draw(epilogues(steps=EXACT_STEPS)) if operation == "forward" else Epilogue()
     if tile.dynamic_bytes(shape, epilogue) > target.most_shared_bytes:
-        with pytest.raises(InvalidScheduleError, match="shared bytes per block with epilogue"):
+        with raises(InvalidScheduleError, match="shared bytes per block with epilogue"):
             tile.check_use(shape, target, epilogue)
         epilogue = Epilogue()
     check(shape, epilogue, tile, backend.compile(tile, shape, epilogue), seed)
@@ -100,7 +99,7 @@ def test_kernel_that_errs_by_one_byte_is_caught(place):
         (unwritten,) = run_guarded(lambda given: None, shape, [tensors])
         assert np.isnan(unwritten).all()
     else:
-        with pytest.raises(AssertionError, match="was written"):
+        with raises(AssertionError, match="was written"):
             run_guarded(run, shape, [tensors])
 
 

@@ -19,6 +19,7 @@ from dwtir.records import Record
 from dwtir.schedules import Cpu, Ladder
 from dwtir.verify import verify_record
 from kernels import CPU, SHAPE, TILE
+from marks import raises
 from processes import command
 
 NHWC = Shape.parse("1x32x14x14_k5_psame_float16_nhwc")
@@ -193,7 +194,7 @@ def test_verify_notices_wrong_results(monkeypatch):
     assert "built and right" in verify_record(record)
     exact = dwtir.reference.depthwise_conv2d
     monkeypatch.setattr(dwtir.reference, "depthwise_conv2d", lambda *a, **k: exact(*a, **k) + 1e-2)
-    with pytest.raises(dwtir.RecordError, match="is wrong on"):
+    with raises(dwtir.RecordError, match="is wrong on"):
         verify_record(record)
 
 

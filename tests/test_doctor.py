@@ -3,11 +3,9 @@
 import json
 import os
 
-import pytest
-
 from dwtir import cache, checks, cuda, doctor
 from dwtir.checks import Finding
-from marks import gpu, parametrize
+from marks import gpu, parametrize, raises
 from processes import run
 
 
@@ -133,7 +131,7 @@ spare   broken   line one
 
 
 def test_unknown_target_is_a_usage_error():
-    with pytest.raises(SystemExit) as error:
+    with raises(SystemExit) as error:
         doctor.main(["--target", "tpu"])
     assert error.value.code == 2
 

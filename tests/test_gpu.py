@@ -1,13 +1,12 @@
 """What only a GPU shows: torch's streams, devices and graphs, and code kept across processes."""
 
 import numpy as np
-import pytest
 import torch
 
 import dwtir
 from dwtir import Shape, reference
 from dwtir.search_limits import Limit, SlowCompileError, for_search
-from marks import dtypes, gpu, layouts
+from marks import dtypes, gpu, layouts, raises
 from processes import python, run
 from streams import captured, on_another_stream
 
@@ -126,7 +125,7 @@ assert "libtvm_compiler" not in open("/proc/self/maps").read()
 def test_compiler_errors_come_through_tvm(tmp_path, monkeypatch):
     monkeypatch.setenv("DWTIR_CACHE_DIR", str(tmp_path))
     # NVRTC is stopped at once. What the search itself says of that is not asked here.
-    with for_search(Limit(0.0)), pytest.raises(SlowCompileError, match="stopped, after 0 s"):
+    with for_search(Limit(0.0)), raises(SlowCompileError, match="stopped, after 0 s"):
         dwtir.build("2x24x64x64_k7_p3")
 
 

@@ -6,7 +6,6 @@ from math import ceil
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 
@@ -22,7 +21,7 @@ from dwtir.schedules.tap_cost import Tiles, allocated_bytes, estimate, other_blo
 from dwtir.schedules.tap_tiles import ranked
 from dwtir.units import LANES, Units
 from kernels import merged_bytes
-from marks import devices, gpu, halves, layouts, needs_gpu, parametrize
+from marks import devices, gpu, halves, layouts, needs_gpu, parametrize, raises
 from strategies import integer_tensors, named_shapes, real_tensors, seeds, shapes
 from streams import captured
 
@@ -64,7 +63,7 @@ def test_weights_gradient_is_reproducible(backend, layout):
 @parametrize("operation", ["grad_data", "grad_weight"])
 def test_gradient_has_no_epilogue(operation):
     shape = replace(Shape.parse("1x4x9x9_k3_p1"), operation=operation)
-    with pytest.raises(InvalidEpilogueError, match=f"got bias.* for {operation}"):
+    with raises(InvalidEpilogueError, match=f"got bias.* for {operation}"):
         dwtir.build(shape, epilogue="bias", target="cpu")
 
 
@@ -82,9 +81,9 @@ def test_gradient_is_called_like_a_convolution(target, layout, ending):
     np.testing.assert_array_equal(out.cpu().numpy() if target == "cuda" else out, expected)
     assert (kernel.info.workspace != ()) == (getattr(kernel.strategy, "parts", 1) > 1)
     first, second = shape.input_shapes
-    with pytest.raises(dwtir.ArgumentError, match=f"{second} must have shape"):
+    with raises(dwtir.ArgumentError, match=f"{second} must have shape"):
         kernel(tensors[0], tensors[0])
-    with pytest.raises(dwtir.ArgumentError, match=f"takes 2 tensors \\({first}, {second}\\)"):
+    with raises(dwtir.ArgumentError, match=f"takes 2 tensors \\({first}, {second}\\)"):
         kernel(tensors[0])
 
 
@@ -318,7 +317,7 @@ def test_threads_like_taps_are_refused():
 
 def check_tiles(shape, tile, mixed_up, fine):
     for change in mixed_up:
-        with pytest.raises(InvalidScheduleError, match="threads must be more or less"):
+        with raises(InvalidScheduleError, match="threads must be more or less"):
             replace(tile, **change).check(shape, H200)
     for change in fine:
         on_h200(shape, replace(tile, **change))

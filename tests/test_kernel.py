@@ -18,7 +18,7 @@ from dwtir.kernel import KernelInfo
 from dwtir.schedules import Cpu, RegisterWindow, SharedTile
 from dwtir.target import resolve
 from kernels import EPILOGUE, SHAPE, check, expected_of, tensors_of
-from marks import devices, dtypes, parametrize
+from marks import devices, dtypes, parametrize, raises
 
 
 def test_kernel_of_the_cpu_can_be_looked_at(kernel):
@@ -47,10 +47,10 @@ def test_kernel_for_an_absent_gpu_is_not_run(foreign_kernel, tmp_path):
     assert resources.registers > 0
     assert resources.spill_bytes == 0
     assert "__global__" in foreign_kernel.source()
-    with pytest.raises(ArgumentError, match="data must be on cuda, got cpu"):
+    with raises(ArgumentError, match="data must be on cuda, got cpu"):
         foreign_kernel(*tensors_of(foreign_kernel))
     for use in (foreign_kernel.time, lambda: foreign_kernel.export(tmp_path / "kernel.so")):
-        with pytest.raises(ToolchainError, match=r"sm_87.*not in this machine.*dwtir doctor"):
+        with raises(ToolchainError, match=r"sm_87.*not in this machine.*dwtir doctor"):
             use()
     assert not list(tmp_path.iterdir())
 
@@ -62,9 +62,9 @@ def test_cpu_is_timed(kernel):
 
 
 def test_opencl_is_neither_timed_nor_exported(opencl_kernel, tmp_path):
-    with pytest.raises(ToolchainError, match="opencl are not timed"):
+    with raises(ToolchainError, match="opencl are not timed"):
         opencl_kernel.time()
-    with pytest.raises(ToolchainError, match="opencl cannot be exported"):
+    with raises(ToolchainError, match="opencl cannot be exported"):
         opencl_kernel.export(tmp_path / "kernel.so")
 
 
@@ -99,13 +99,13 @@ UNFIT = [
     (Cpu(1, 1, 5), "cpu", "lanes must be one of"),
     (SharedTile(thread_y=64, thread_x=32), "opencl", "threads per block must be at most 1024"),
     (SharedTile(vthread_y=16), "opencl", "virtual threads must be at most 8"),
-    (SharedTile(padding="none"), "opencl", "padding must be 'staged' or 'inline', got none"),
+    (SharedTile(padding="none"), "opencl", "padding must be one of .* got none"),
 ]
 
 
 @parametrize(("schedule", "target", "message"), UNFIT)
 def test_schedules_that_do_not_fit(schedule, target, message):
-    with pytest.raises(InvalidScheduleError, match=message):
+    with raises(InvalidScheduleError, match=message):
         dwtir.build(SHAPE, schedule, target=target)
 
 
@@ -119,7 +119,7 @@ WRONG = [
 
 @parametrize(("arguments", "error"), WRONG)
 def test_build_refuses_wrong_arguments(arguments, error):
-    with pytest.raises(error):
+    with raises(error):
         dwtir.build(**({"shape": "1x4x9x9_k3", "target": "cpu"} | arguments))
 
 
@@ -186,7 +186,7 @@ def wrapped(array):
 
 def test_tensors_of_unknown_libraries(kernel):
     def refused(message, place, wrong, **out):
-        with pytest.raises(ArgumentError, match=message):
+        with raises(ArgumentError, match=message):
             kernel(*exchanged(tensors, place, wrapped(wrong)), **out)
 
     tensors = list(map(wrapped, tensors_of(kernel)))
@@ -217,7 +217,7 @@ WRONG_CALLS = {
 
 @parametrize("message", WRONG_CALLS)
 def test_wrong_tensors_are_refused(message, either):
-    with pytest.raises(ArgumentError, match=message) as error:
+    with raises(ArgumentError, match=message) as error:
         either(*WRONG_CALLS[message](*tensors_of(either)))
     assert isinstance(error.value, ValueError)
     assert isinstance(error.value, TypeError)
@@ -233,7 +233,7 @@ WRONG_OUTPUTS = {
 
 @parametrize("message", WRONG_OUTPUTS)
 def test_wrong_outputs_are_refused(message, either):
-    with pytest.raises(ArgumentError, match=message):
+    with raises(ArgumentError, match=message):
         either(*tensors_of(either), out=WRONG_OUTPUTS[message])
 
 
@@ -251,14 +251,14 @@ def test_out_must_not_overlap_an_input(kernel, index):
         if first in apart:
             assert_array_equal(kernel(*tensors, out=out), expected_of(kernel))
         else:
-            with pytest.raises(ArgumentError, match=f"out must not overlap {name} in memory"):
+            with raises(ArgumentError, match=f"out must not overlap {name} in memory"):
                 kernel(*tensors, out=out)
 
 
 def test_refused_call_writes_nothing(kernel):
     out = np.full(SHAPE.out_shape, 7, np.float32)
     data, weight, _ = tensors_of(kernel)
-    with pytest.raises(ArgumentError):
+    with raises(ArgumentError):
         kernel(data, weight, np.zeros(13, np.float32), out=out)
     assert (out == 7).all()
 
@@ -286,7 +286,7 @@ def test_launcher_compares_sizes_and_strides(end):
     for place, tensor in enumerate(tensors):
         spread = torch.stack([tensor, tensor], dim=-1)[..., 0]
         for wrong in (tensor[:-1], spread, tensor.to(torch.float16), tensor.to("meta")):
-            with pytest.raises((TypeError, ValueError, RuntimeError)):
+            with raises((TypeError, ValueError, RuntimeError)):
                 launch(*exchanged(tensors, place, wrong))
 
 
@@ -312,7 +312,7 @@ def test_wrong_torch_tensors_are_refused(device):
         # Too small, and out begins where it ends: by the kernel's sizes the two would overlap.
         (0, memory[:64], r"data must have shape .*, got \(64,\)", behind),
     ):
-        with pytest.raises(ArgumentError, match=message):
+        with raises(ArgumentError, match=message):
             kernel(*exchanged(tensors, place, wrong), out=out)
     with torch.no_grad():
         kernel(data, with_gradient, bias)

@@ -5,7 +5,6 @@ import weakref
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ from dwtir import ArgumentError, Epilogue, InvalidShapeError, Shape, reference
 from dwtir.nn import DepthwiseConv2d
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import arranged, memory_format, packed_weight
-from marks import devices, parametrize
+from marks import devices, parametrize, raises
 from networks import FORMS, forms, image_in
 from strategies import error_bound, named_shapes, real_tensors, seeds, shapes
 
@@ -155,12 +154,12 @@ IMAGE, WEIGHT = torch.zeros(1, 4, 9, 9), torch.zeros(8, 1, 3, 3)
     ],
 )
 def test_what_no_kernel_takes_is_refused(arguments, message):
-    with pytest.raises(ArgumentError, match=message):
+    with raises(ArgumentError, match=message):
         depthwise_conv2d(*arguments)
 
 
 def test_empty_output_is_refused():
-    with pytest.raises(InvalidShapeError, match="the output is empty"):
+    with raises(InvalidShapeError, match="the output is empty"):
         depthwise_conv2d(IMAGE, torch.zeros(4, 1, 11, 11))
 
 

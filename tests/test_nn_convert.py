@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from dwtir import ArgumentError, Shape
 from dwtir.nn import DepthwiseConv2d, convert, restore
-from marks import gpu, parametrize
+from marks import gpu, parametrize, raises
 from networks import FORMS, always, assert_close, chain, depthwise, example, forms, image_of, mobilenet, networks, stage
 from streams import captured
 
@@ -294,15 +294,15 @@ def test_what_is_not_faster_is_left():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ArgumentError, match=r"model must be a torch\.nn\.Module, got str"):
+    with raises(ArgumentError, match=r"model must be a torch\.nn\.Module, got str"):
         convert("mobilenet", image_of())
-    with pytest.raises(ArgumentError, match="when must be 'faster' or 'always', got 'never'"):
+    with raises(ArgumentError, match="when must be 'faster' or 'always', got 'never'"):
         convert(depthwise(), image_of(), when="never")
 
 
 def test_failing_model_is_as_it_was():
     model = mobilenet()
-    with pytest.raises(RuntimeError, match="channels"):
+    with raises(RuntimeError, match="channels"):
         always(model, image_of(1, 4, 9, 9))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dwtir import ArgumentError
 from dwtir.nn import DepthwiseConv2d
-from marks import parametrize
+from marks import parametrize, raises
 from networks import FORMS, forms, image_in
 
 # What torch says of its own convolution, once a process.
@@ -99,15 +99,15 @@ def test_module_is_torchs(configuration, form):
 
 def test_groups_may_be_left_out():
     assert DepthwiseConv2d(6, 12, 3).groups == 6
-    with pytest.raises(ArgumentError, match="groups must be in_channels, 6, got 3"):
+    with raises(ArgumentError, match="groups must be in_channels, 6, got 3"):
         DepthwiseConv2d(6, 12, 3, groups=3)
-    with pytest.raises(ValueError, match="out_channels must be divisible by groups"):
+    with raises(ValueError, match="out_channels must be divisible by groups"):
         DepthwiseConv2d(6, 8, 3)
 
 
 def test_other_channels_are_no_other_multiplier():
     for size in ((1, 4, 9, 9), (4, 9, 9)):
-        with pytest.raises(ArgumentError, match="input must have 6 channels, got"):
+        with raises(ArgumentError, match="input must have 6 channels, got"):
             DepthwiseConv2d(6, 12, 3)(torch.zeros(size))
 
 

@@ -15,7 +15,7 @@ from dwtir import ArgumentError
 from dwtir.nn import DepthwiseConv2d, ops
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import memory_format
-from marks import devices, gpu, parametrize, warnings_allowed
+from marks import devices, gpu, parametrize, raises, warnings_allowed
 from networks import forms, image_in
 from processes import python
 from streams import captured, on_another_stream
@@ -61,7 +61,7 @@ def test_torch_checks_the_operators(name, wanted):
 
 def test_epilogue_has_no_gradient():
     given = (randn(1, 4, 5, 5), randn(4, 1, 3, 3, requires_grad=True), [], "relu", *GEOMETRY)
-    with pytest.raises(ArgumentError, match="a fused epilogue has no gradient"):
+    with raises(ArgumentError, match="a fused epilogue has no gradient"):
         ops.fused(*given)
     with torch.no_grad():
         ops.fused(*given)
@@ -110,7 +110,7 @@ def test_subclass_of_a_tensor_stays_one():
 def test_tensor_without_values():
     with FakeTensorMode() as mode:
         assert depthwise_conv2d(mode.from_tensor(randn(1, 6, 8, 8)), torch.empty(6, 1, 3, 3)).shape == (1, 6, 6, 6)
-    with pytest.raises(NotImplementedError):
+    with raises(NotImplementedError):
         depthwise_conv2d(randn(1, 6, 8, 8).to_sparse(), randn(6, 1, 3, 3))
 
 

@@ -15,7 +15,7 @@ from dwtir.nvrtc import KernelResources, compile_cubin
 from dwtir.schedules import ChannelPairs, ChannelVector, RegisterWindow, SplitImage
 from dwtir.search_limits import Limit, SlowCompileError, SpillError, for_search
 from dwtir.shape import DTYPES
-from marks import dtypes, halves, needs_gpu, parametrize
+from marks import dtypes, halves, needs_gpu, parametrize, raises
 from processes import SITE, run_python, site_with
 
 
@@ -129,7 +129,7 @@ def test_search_compiles_no_kernel_anew(spilling, monkeypatch):
     assert tried > 1
     # TVM calls the compiler, and knows no errors of ours.
     compile_by_tvm = tvm_ffi.convert(lambda source, blocks: compile_cubin(source, "sm_90", blocks))
-    with pytest.raises(SpillError, match=r"min_blocks=16 lets a thread spill \d+ bytes"), for_search(Limit(60)):
+    with raises(SpillError, match=r"min_blocks=16 lets a thread spill \d+ bytes"), for_search(Limit(60)):
         compile_by_tvm(spilling, SPILLING.min_blocks)
     assert len(ways) == tried + 1
     with for_search(Limit(60)):
@@ -153,11 +153,11 @@ def test_what_spills_loses_few_blocks(about, schedule, epilogue, blocks):
 
 
 def test_search_stops_the_compiler(spilling):
-    with pytest.raises(SlowCompileError, match=r"NVRTC was stopped, after 0.001 s"), for_search(Limit(1e-3)):
+    with raises(SlowCompileError, match=r"NVRTC was stopped, after 0.001 s"), for_search(Limit(1e-3)):
         on_sm_90(spilling)
     limit = Limit(60)
     limit.stop()  # as a thread does that no longer waits
-    with pytest.raises(SlowCompileError, match="NVRTC was stopped"), for_search(limit):
+    with raises(SlowCompileError, match="NVRTC was stopped"), for_search(limit):
         on_sm_90(spilling)
     assert on_sm_90(spilling).kernels[0].spill_store_bytes == 0
 
@@ -183,19 +183,19 @@ def test_compiling_again_reports_the_same(machine):
 
 
 def test_source_without_a_kernel_raises():
-    with pytest.raises(CompileError, match="no kernel"):
+    with raises(CompileError, match="no kernel"):
         on_sm_90("__device__ int unused;")
 
 
 def test_rejected_source_raises_with_the_log():
     source = '// __nv_bfloat16 in a comment\n\nextern "C" __global__ void k() { undeclared = 1; }'
-    with pytest.raises(CompileError, match=r'dwtir.cu\(3\): error: identifier "undeclared"'):
+    with raises(CompileError, match=r'dwtir.cu\(3\): error: identifier "undeclared"'):
         compile_cubin(source, "sm_75")
 
 
 @parametrize("arch", ["sm_999", "compute_90", "sm_90 -G", ""])
 def test_unknown_arch_raises(arch):
-    with pytest.raises(InvalidTargetError, match=r"sm_90"):
+    with raises(InvalidTargetError, match=r"sm_90"):
         compile_cubin("", arch)
 
 

@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-import pytest
 from tvm import s_tir
 from tvm.script import tirx as T
 
@@ -12,7 +11,7 @@ from dwtir.errors import ArgumentError, CompileError, InvalidScheduleError, Tool
 from dwtir.opencl import OpenCLKernel, compile_opencl
 from dwtir.opencl_source import Launch, Lowered
 from dwtir.reference import numpy_dtype
-from marks import halves, parametrize
+from marks import halves, parametrize, raises
 from processes import python
 
 
@@ -96,7 +95,7 @@ def test_16_bit_selections_are_unchanged():
 
 def test_arithmetic_in_16_bits_is_refused():
     double = over(64, "float16", "float16", lambda i, x: x + x)
-    with pytest.raises(InvalidScheduleError, match="computes in 16 bits, cast to float32 first"):
+    with raises(InvalidScheduleError, match="computes in 16 bits, cast to float32 first"):
         compile_opencl(on_threads(double).mod)
 
 
@@ -139,7 +138,7 @@ def test_wrong_arrays_are_refused():
         ((np.ones(128, np.float32)[::2], good, good, good), "zeta must be C-contiguous"),
         ((good, good, good, frozen), "beta must be writeable"),
     ):
-        with pytest.raises(ArgumentError, match=message):
+        with raises(ArgumentError, match=message):
             kernel(*arrays)
 
 
@@ -168,13 +167,13 @@ def two_steps(scope):
 )
 def test_what_opencl_cannot_express_is_named(schedule, message):
     mod = schedule().mod
-    with pytest.raises(InvalidScheduleError, match=message):
+    with raises(InvalidScheduleError, match=message):
         compile_opencl(mod)
 
 
 def test_limits_are_checked_first():
     mod = copy_as("float32", "float32", 4096, 1).mod
-    with pytest.raises(InvalidScheduleError, match=r"block \(64, 1, 1\) has more than 32 threads"):
+    with raises(InvalidScheduleError, match=r"block \(64, 1, 1\) has more than 32 threads"):
         compile_opencl(mod, max_threads=32)
     device = opencl.find_device()
     most, local = device.max_work_group_size, device.local_mem_size
@@ -183,14 +182,14 @@ def test_limits_are_checked_first():
         (1, local + 1, f"{local + 1} bytes of local memory"),
     ):
         launch = Launch("main_kernel", (1, 1, 1), (1, threads, 1), shared, [])
-        with pytest.raises(InvalidScheduleError, match=message):
+        with raises(InvalidScheduleError, match=message):
             OpenCLKernel(Lowered("", [launch], []))
 
 
 def test_errors_show_the_build_log():
     source = "__kernel void main_kernel(__global float* a) { a[0] = undeclared_thing; }"
     launch = Launch("main_kernel", (1, 1, 1), (1, 1, 1), 0, [0])
-    with pytest.raises(CompileError, match="undeclared_thing") as error:
+    with raises(CompileError, match="undeclared_thing") as error:
         OpenCLKernel(Lowered(source, [launch], [("a", (1,), "float32")]))
     assert "use of undeclared identifier" in str(error.value)
     assert source in str(error.value)
@@ -224,6 +223,6 @@ def test_device_is_chosen_by_name(monkeypatch):
     monkeypatch.setenv("DWTIR_OPENCL_DEVICE", name.upper())
     assert opencl.find_device().name.strip() == name
     monkeypatch.setenv("DWTIR_OPENCL_DEVICE", "no such device")
-    with pytest.raises(ToolchainError, match=f"'no such device' matches .*{re.escape(name)}"):
+    with raises(ToolchainError, match=f"'no such device' matches .*{re.escape(name)}"):
         opencl.find_device()
     assert "matches none of" in str(opencl.available())

@@ -23,7 +23,7 @@ from dwtir.build import schedule_for
 from dwtir.records import MAX_BYTES, Record, strategy_from_json
 from dwtir.schedules import Cpu, Ladder, SplitImage
 from kernels import CPU, EPILOGUE, SHAPE, TILE, check
-from marks import parametrize
+from marks import parametrize, raises
 from processes import run
 from record_corpus import corpus
 
@@ -99,7 +99,7 @@ def test_trace_is_packed_or_plain(tmp_path, path):
 def test_brackets_in_strings_are_no_depth():
     values = {"trace": '{[\\"' * 20, "versions": "}]"}
     assert files.parse_json(json.dumps(values).encode()) == values
-    with pytest.raises(RecordError, match="nested 13 deep"):
+    with raises(RecordError, match="nested 13 deep"):
         files.parse_json(b'"{"' + b"[" * 13)
 
 
@@ -129,17 +129,17 @@ def test_record_survives_other_versions(package, path):
     assert Record.read(path).strategy == TILE
     values["versions"] = record().as_json()["versions"]
     path.write_text(json.dumps(values))
-    with pytest.raises(RecordError, match="the trace must be"):
+    with raises(RecordError, match="the trace must be"):
         Record.read(path)
 
 
 def test_wrong_measurements_are_refused():
     for times in ([], [0.0], [-1.0], [float("nan")], [float("inf")]):
-        with pytest.raises(RecordError, match="run_secs"):
+        with raises(RecordError, match="run_secs"):
             Record.measured(TILE, SHAPE, CPU, times)
-    with pytest.raises(dwtir.InvalidScheduleError, match="at most 64"):
+    with raises(dwtir.InvalidScheduleError, match="at most 64"):
         record(Cpu(64, 64, 1))
-    with pytest.raises(RecordError, match="trials must be an int"):
+    with raises(RecordError, match="trials must be an int"):
         record(trials=-1)
 
 
@@ -171,7 +171,7 @@ def test_no_mutation_is_accepted(tmp_path):
 )
 def test_what_is_no_file(make, path):
     make(path)
-    with pytest.raises(RecordError, match=r"\.json: not (a file|readable)"):
+    with raises(RecordError, match=r"\.json: not (a file|readable)"):
         Record.read(path)
 
 
@@ -258,7 +258,7 @@ def test_versions_are_said_once(tmp_path, path):
         assert Record.read(path) == found
     for damage in (lambda: common.write_bytes(b"\xff"), common.unlink):
         damage()
-        with pytest.raises(RecordError, match="versions"):
+        with raises(RecordError, match="versions"):
             Record.read(path)
 
 
@@ -282,7 +282,7 @@ def test_defaults_may_be_left_out():
 
     assert read("2,1,14") == SplitImage(2, 1, 14)
     for few in ("2,1", {"thread_x": 2, "bands": 14, "parts": 1}):
-        with pytest.raises(dwtir.InvalidScheduleError, match="has the parameters"):
+        with raises(dwtir.InvalidScheduleError, match="has the parameters"):
             read(few)
 
 
@@ -315,7 +315,7 @@ def test_without_a_record_there_is_one_warning(folder):
     assert warning.filename == __file__
     assert kernel.strategy == MANUAL
     assert (kernel.provenance["chosen"], kernel.provenance["schedule"]) == ("manual", "tuned")
-    with pytest.raises(NotTunedError, match=f"python -m dwtir.tune {SHAPE}") as error:
+    with raises(NotTunedError, match=f"python -m dwtir.tune {SHAPE}") as error:
         tuned(on_miss="error")
     assert isinstance(error.value, LookupError)
 
@@ -330,11 +330,11 @@ def test_record_is_used(folder):
     record(OTHER, epilogue=EPILOGUE).write(folder)
     assert tuned(epilogue=EPILOGUE).strategy == OTHER
     assert tuned(epilogue="bias").strategy == TILE
-    with pytest.raises(NotTunedError, match=rf"{SHAPE} --epilogue bias\+residual$"):
+    with raises(NotTunedError, match=rf"{SHAPE} --epilogue bias\+residual$"):
         tuned(epilogue="bias+residual", on_miss="error")
     record(OTHER, epilogue=Epilogue.of("bias+residual")).write(folder)
     assert tuned(epilogue="bias+residual").strategy == OTHER
-    with pytest.raises(NotTunedError):
+    with raises(NotTunedError):
         tuned(replace(SHAPE, width=12), on_miss="error")
 
 
@@ -348,7 +348,7 @@ def test_gradient_takes_its_convolutions_record(folder):
     assert kernel.strategy == TILE
     check(kernel)
     for form in ("p0", "p0x0x2x2", "s2_p1"):
-        with pytest.raises(NotTunedError):
+        with raises(NotTunedError):
             gradient(form)
 
 

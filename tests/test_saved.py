@@ -16,7 +16,7 @@ import dwtir
 from dwtir import RecordError
 from dwtir.schedules import Cpu
 from kernels import EPILOGUE, SHAPE, check, tensors_of
-from marks import halves, parametrize
+from marks import halves, parametrize, raises
 from processes import python, run
 
 ZIP = b"PK\x03\x04"
@@ -104,13 +104,13 @@ def test_truncated_files_are_refused(saved_bytes, path):
 
 
 def test_foreign_files_are_refused(path, tmp_path):
-    with pytest.raises(RecordError, match=r"kernel\.so: no such file"):
+    with raises(RecordError, match=r"kernel\.so: no such file"):
         dwtir.load(path)
     (tmp_path / "text").write_text("hello")
     with zipfile.ZipFile(tmp_path / "archive", "w") as archive:
         archive.writestr("other.json", "{}")
     for other in (tmp_path, tmp_path / "text", tmp_path / "archive", Path(sys.executable)):
-        with pytest.raises(RecordError, match=NOT_OURS):
+        with raises(RecordError, match=NOT_OURS):
             dwtir.load(other)
 
 
@@ -153,7 +153,7 @@ def test_foreign_descriptions_are_refused(place, value, message, saved_bytes, pa
     path.write_bytes(saved_bytes[: saved_bytes.index(ZIP)])
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("dwtir.json", json.dumps(record) if place else value)
-    with pytest.raises(RecordError, match=message) as error:
+    with raises(RecordError, match=message) as error:
         dwtir.load(path)
     assert str(path) in str(error.value)
 

@@ -7,12 +7,11 @@ from math import prod
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 from hypothesis import given
 
 from dwtir import Epilogue, InvalidEpilogueError, InvalidShapeError, Shape
 from dwtir.epilogue import STEPS
-from marks import parametrize
+from marks import parametrize, raises
 from strategies import epilogues, invalid_shapes, shapes
 
 parse = Shape.parse
@@ -118,7 +117,7 @@ def test_numbers_of_numpy_become_plain():
 @given(invalid_shapes())
 def test_wrong_parameters_are_named(case):
     parameters, word = case
-    with pytest.raises(InvalidShapeError, match=word):
+    with raises(InvalidShapeError, match=word):
         make(**parameters)
 
 
@@ -147,7 +146,7 @@ def test_wrong_parameters_are_named(case):
     ],
 )
 def test_errors_say_what_is_allowed(parameters, message):
-    with pytest.raises(InvalidShapeError) as error:
+    with raises(InvalidShapeError) as error:
         make(**parameters)
     assert str(error.value) == message
     assert isinstance(error.value, ValueError)
@@ -157,11 +156,11 @@ def test_limit_of_indices_is_exact():
     most = 2**31 - 1
     line = {"height": 1, "width": 1, "kernel": 1}
     assert make(in_channels=most, **line).out_shape == (1, most, 1, 1)
-    with pytest.raises(InvalidShapeError, match=f"input .* {most + 1} elements"):
+    with raises(InvalidShapeError, match=f"input .* {most + 1} elements"):
         make(in_channels=most + 1, **line)
     # Padding counts: 46341 ** 2 is just over 2 ** 31.
     assert make(in_channels=1, height=1, width=1, padding=23169, kernel=46339).out_height == 1
-    with pytest.raises(InvalidShapeError, match="padded input"):
+    with raises(InvalidShapeError, match="padded input"):
         make(in_channels=1, height=1, width=1, padding=23170, kernel=46341)
 
 
@@ -180,7 +179,7 @@ def test_limit_of_indices_is_exact():
     ],
 )
 def test_texts_that_are_no_shape(text, word):
-    with pytest.raises(InvalidShapeError, match=re.escape(word)):
+    with raises(InvalidShapeError, match=re.escape(word)):
         parse(text)
 
 
@@ -202,13 +201,13 @@ def test_any_text_is_read_or_refused(text):
     ],
 )
 def test_mappings_that_are_no_shape(mapping, message):
-    with pytest.raises(InvalidShapeError, match=message):
+    with raises(InvalidShapeError, match=message):
         Shape.of(mapping)
 
 
 @parametrize("value", [None, 3, (1, 2, 3, 4), b"1x2x9x9_k3"])
 def test_objects_that_are_no_shape(value):
-    with pytest.raises(InvalidShapeError, match=f"got {type(value).__name__}"):
+    with raises(InvalidShapeError, match=f"got {type(value).__name__}"):
         Shape.of(value)
 
 
@@ -251,5 +250,5 @@ REFUSED = [
 
 @parametrize(("value", "message"), REFUSED)
 def test_what_is_no_epilogue(value, message):
-    with pytest.raises(InvalidEpilogueError, match=message):
+    with raises(InvalidEpilogueError, match=message):
         Epilogue.of(value)

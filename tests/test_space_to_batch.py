@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import assume, given
 
 from backends import H200, OPENCL, REPLAY
 from dwtir import InvalidScheduleError, Shape
 from dwtir.schedules import ChannelVector, RegisterWindow
 from dwtir.space_to_batch import SPLITS, space_to_batch, splits_of
-from marks import parametrize
+from marks import parametrize, raises
 from strategies import shapes
 
 backends = parametrize("backend", [REPLAY, OPENCL])
@@ -62,12 +61,12 @@ def test_gradient_is_turned_round(split):
 def test_what_has_no_split_is_refused():
     for text in ("1x4x9x9_k3_s2_d2_nchw", "1x4x9x9_k3_d2_m2_nchw_dgrad"):
         tile = RegisterWindow.choose(Shape.parse(text), H200)
-        with pytest.raises(InvalidScheduleError, match=r"split must be one of \('none',\), got rows"):
+        with raises(InvalidScheduleError, match=r"split must be one of \('none',\), got rows"):
             replace(tile, split="rows").check(Shape.parse(text), H200)
     shape = Shape.parse("1x4x9x8_k3_d2_nchw")
-    with pytest.raises(InvalidScheduleError, match=r"lanes must be one of \(1,\), got 2"):
+    with raises(InvalidScheduleError, match=r"lanes must be one of \(1,\), got 2"):
         RegisterWindow(2, 2, 2, 2, 2, lanes=2, split="both").check(shape, H200)
-    with pytest.raises(InvalidScheduleError, match="split must be one of"):
+    with raises(InvalidScheduleError, match="split must be one of"):
         ChannelVector(2, 2, 2, 2, 2, 2, split="rows").check(replace(shape, layout="NHWC"), H200)
     huge = Shape.parse("1x1x46340x46340_k2_d9_nchw")  # as many pixels as indices
     assert splits_of(huge) == ("none",)

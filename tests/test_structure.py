@@ -4,7 +4,6 @@ import re
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import tvm
 import tvm_ffi
 from tvm import tirx
@@ -32,7 +31,7 @@ from dwtir.schedules.ladder import LADDER_STEPS
 from dwtir.strips import Strip
 from dwtir.target import resolve
 from kernels import layer
-from marks import layouts, parametrize
+from marks import layouts, parametrize, raises
 
 ARTICLE_2025 = Shape.parse("3x4x16x32_k7_p3")
 ARTICLE_2017 = Shape.parse("1x256x96x96_k3_p1")
@@ -197,7 +196,7 @@ def test_gradient_may_begin_in_the_image():
 def test_windows_beyond_shared_memory_are_not_claimed():
     shape = Shape.parse("1x1x400x400_k200")
     assert not SharedTile.claims(shape, H200)
-    with pytest.raises(dwtir.InvalidScheduleError, match="shared bytes per block must be at most"):
+    with raises(dwtir.InvalidScheduleError, match="shared bytes per block must be at most"):
         on_h200(shape, "shared_tile")
 
 
@@ -383,7 +382,7 @@ def test_small_results_have_a_place_of_their_own():
     shape = Shape.parse("2x1x17x11_k5x1_d4")
     taken = on_h200(shape, SplitImage(32, 1, 1)).resources().shared_bytes
     assert 17 * 11 * 32 * 4 + 11 * 32 * 4 <= taken <= Images(shape, 32, 1, 1).shared_bytes
-    with pytest.raises(dwtir.InvalidScheduleError, match="shared bytes"):
+    with raises(dwtir.InvalidScheduleError, match="shared bytes"):
         on_h200(shape, SplitImage(32, 2, 1))
 
 

@@ -2,13 +2,12 @@
 
 import os
 
-import pytest
 import tvm
 
 from dwtir import InvalidTargetError
 from dwtir.target import KNOWN_GPUS, cpu_features, resolve
 from dwtir.threads import physical_cores
-from marks import parametrize
+from marks import parametrize, raises
 from processes import python
 
 SM_90 = {"kind": "cuda", "arch": "sm_90"}
@@ -57,7 +56,7 @@ def test_targets_as_mappings_and_of_tvm():
     ],
 )
 def test_targets_that_do_not_exist(target, message):
-    with pytest.raises(InvalidTargetError, match=message):
+    with raises(InvalidTargetError, match=message):
         resolve(target)
 
 

@@ -5,8 +5,6 @@ import runpy
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from backends import H200
 from dwtir import Epilogue, InvalidScheduleError, Shape
 from dwtir.schedules import (
@@ -20,7 +18,7 @@ from dwtir.schedules import (
     WholeImage,
 )
 from dwtir.target import resolve
-from marks import parametrize
+from marks import parametrize, raises
 
 # A layer, a tile that fits it, and what of either is changed: what is said then.
 REFUSED = {
@@ -76,7 +74,7 @@ REFUSED = {
     dtype=float32: of float16 or bfloat16 in NCHW
     """,
     ("32x32x28x28_k7_p3_float16_nhwc_wgrad", UnitSums(16, 1, 4, 4, 6, 3, 1, 2)): """
-    together=3: must be in (1, 2, 4, 8), got 3
+    together=3: must be one of (1, 2, 4, 8), got 3
     channels=12: must be a multiple of 8, got 12
     warps=5: channels must be a multiple of 40, got 16
     channels=24 warps=1: must be a divisor of 32, got 24
@@ -138,12 +136,12 @@ def test_what_does_not_fit_is_refused(about, tile, line):
     pairs = (one.split("=") for one in changes.split())
     values = {name: int(value) if value.isdecimal() else value for name, value in pairs}
     others = {name: values.pop(name) for name in [*values] if name in Shape.__dataclass_fields__}
-    with pytest.raises(InvalidScheduleError, match=re.escape(complaint)):
+    with raises(InvalidScheduleError, match=re.escape(complaint)):
         replace(tile, **values).check_use(replace(shape, **others), H200)
 
 
 def test_tensor_cores_are_of_newer_devices():
-    with pytest.raises(InvalidScheduleError, match="from sm_80 on"):
+    with raises(InvalidScheduleError, match="from sm_80 on"):
         BandedMatrix(4, 7, 1).check_use(Shape.parse("2x8x12x12_k7_p3_float16"), resolve("tesla-t4"))
 
 

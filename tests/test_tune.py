@@ -31,7 +31,7 @@ from dwtir.tune.search import SEARCHES, GridSearch, open_search
 from dwtir.tune.session import tune_task
 from dwtir.tune.worker import Worker
 from kernels import CPU, LAYER
-from marks import gpu, layouts, parametrize
+from marks import gpu, layouts, parametrize, raises
 from processes import run
 from watcher import Watcher
 
@@ -108,7 +108,7 @@ def test_grid_is_the_articles():
     found = GridSearch(task("1x256x96x96_k3_p1"), H200, seed=0).propose(100)
     threads = {(tile.thread_y, tile.thread_x) for tile in found if isinstance(tile, SharedTile)}
     assert threads == set(product((1, 2, 4, 8, 16, 32), repeat=2))
-    with pytest.raises(dwtir.InvalidScheduleError, match="grid search is the article's, for NCHW"):
+    with raises(dwtir.InvalidScheduleError, match="grid search is the article's, for NCHW"):
         GridSearch(task(f"{LAYER}_nhwc"), H200, seed=0)
 
 
@@ -304,7 +304,7 @@ def test_journal_passes_over_damage(tmp_path):
     ],
 )
 def test_wrong_arguments_are_named(tmp_path, settings, target, message):
-    with pytest.raises(dwtir.DwtirError, match=message):
+    with raises(dwtir.DwtirError, match=message):
         tune(LAYER, target=target, settings=Settings(**settings), folder=tmp_path)
 
 

@@ -21,7 +21,7 @@ from dwtir.tune import Settings, Task, devices, server
 from dwtir.tune.remote import gpus_fleet, parse_address, tracker_fleet
 from dwtir.tune.run import tune_all
 from kernels import CPU, LAYER
-from marks import gpu, parametrize
+from marks import gpu, parametrize, raises
 from watcher import Watcher
 
 OURS = "dwtir.tune.server"
@@ -91,7 +91,7 @@ def session_of(server):
 
 
 def assert_refused(error, message, *about, **options):
-    with pytest.raises(error, match=message):
+    with raises(error, match=message):
         tracker_fleet(*about, **options)
 
 
@@ -201,9 +201,9 @@ def test_local_servers_end_with_us():
 
 
 def test_failing_server_is_named():
-    with pytest.raises(DeviceError, match="the server of -x ended with status 2"), gpus_fleet(["-x"]):
+    with raises(DeviceError, match="the server of -x ended with status 2"), gpus_fleet(["-x"]):
         pass
-    with pytest.raises(InvalidTargetError, match="once each, such as 0,1, got '0,0'"), gpus_fleet(["0", "0"]):
+    with raises(InvalidTargetError, match="once each, such as 0,1, got '0,0'"), gpus_fleet(["0", "0"]):
         pass
 
 

@@ -14,7 +14,7 @@ from dwtir.errors import RecordError, ToolchainError
 from dwtir.tune import tasks
 from dwtir.tune.outcome import Task
 from dwtir.tune.tasks import ONE_FORM, Forms
-from marks import gpu, parametrize
+from marks import gpu, parametrize, raises
 
 shape = Shape.parse
 HALF = Forms((2,), ("float16",), ("NHWC",))
@@ -26,7 +26,7 @@ def test_equal_layers_are_one_task():
     expected = [Task(shape(texts[0]), BIAS_RELU, 2), Task(shape(texts[1]), BIAS_RELU)]
     assert tasks.from_shapes(texts, "bias+relu") == expected
     assert tasks.from_shapes([]) == []
-    with pytest.raises(InvalidShapeError, match="cannot read 'k3y'"):
+    with raises(InvalidShapeError, match="cannot read 'k3y'"):
         tasks.from_shapes([*texts, "1x8x9x9_k3y"])
 
 
@@ -60,7 +60,7 @@ def test_whole_suite():
     for form in product(batches, layouts):
         assert sum(t.count for t in found if (t.shape.batch, t.shape.layout) == form) == runs
     assert {task.shape.dtype for task in found} == {"bfloat16"}
-    with pytest.raises(InvalidShapeError, match="no part 'seed'; allowed are seeds, all"):
+    with raises(InvalidShapeError, match="no part 'seed'; allowed are seeds, all"):
         tasks.from_suite("seed", ONE_FORM)
 
 
@@ -78,9 +78,9 @@ def test_suite_needs_no_library():
     assert counted(found) == counted(suite.network("mobilenet_v2") + suite.network("mobilenet_v2", batch=32))
     assert {task.epilogue for task in found} == {Epilogue(("scale_shift", "relu6"))}
     assert network("timm/cspresnext50") == []
-    with pytest.raises(InvalidShapeError, match="batch must be an integer >= 1, got 0"):
+    with raises(InvalidShapeError, match="batch must be an integer >= 1, got 0"):
         network("mobilenet_v2", batches=(0,))
-    with pytest.raises(InvalidShapeError, match="no network 'timm/hub/vgg';"):
+    with raises(InvalidShapeError, match="no network 'timm/hub/vgg';"):
         network("timm/hub/vgg")
 
 
@@ -88,7 +88,7 @@ def test_suite_needs_no_library():
 def test_other_networks_need_a_library(name, monkeypatch):
     for library in ("timm", "torchvision"):
         monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ToolchainError, match=r"it has torch.*; for others .*torchvision must be"):
+    with raises(ToolchainError, match=r"it has torch.*; for others .*torchvision must be"):
         network(name)
 
 
@@ -164,7 +164,7 @@ def test_model_is_traced_by_running_it():
     ]
     assert model.training
     assert not model.norm.training
-    with pytest.raises(TypeError):
+    with raises(TypeError):
         tasks.from_model(model, image)
     assert not any(module._forward_pre_hooks for module in model.modules())
     assert model.training
@@ -202,7 +202,7 @@ def test_file_lists_layers(path):
 )
 def test_wrong_entry_is_named(path, entry, error, reason):
     path.write_text(json.dumps(["1x8x9x9_k3", entry]))
-    with pytest.raises(error, match=re.escape(f"{path}: entry 1: {reason}")):
+    with raises(error, match=re.escape(f"{path}: entry 1: {reason}")):
         tasks.from_file(path)
 
 
@@ -218,7 +218,7 @@ def test_wrong_entry_is_named(path, entry, error, reason):
 def test_wrong_file_is_named(path, data, reason):
     if data is not None:
         path.write_bytes(data)
-    with pytest.raises(RecordError, match=re.escape(f"{path}: {reason}")):
+    with raises(RecordError, match=re.escape(f"{path}: {reason}")):
         tasks.from_file(path)
 
 
@@ -240,5 +240,5 @@ def test_networks_have_every_form():
 def test_networks_have_short_names():
     assert suite.network("mobilenet_v2") == suite.network("torchvision/mobilenet_v2")
     assert suite.network("mobilenet_v2")[0].shape == Shape.parse("1x32x112x112_k3_p1")
-    with pytest.raises(InvalidShapeError, match="the suite has no network 'vgg'; allowed are"):
+    with raises(InvalidShapeError, match="the suite has no network 'vgg'; allowed are"):
         suite.network("vgg")

@@ -95,8 +95,6 @@ class Status:
 
 
 class _UnavailableError(Exception):
-    """A `Status` on its way up."""
-
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(reason)
         self.status = Status(False, reason, remedy)

@@ -19,19 +19,7 @@ from .shape import Shape
 from .target import Target
 
 if TYPE_CHECKING:
-    from .tvm_database import TuneDB
-
-__all__ = [
-    "RecordWarning",
-    "TuneDB",
-    "find",
-    "find_record",
-    "folders",
-    "record_paths",
-    "records_of",
-    "shipped_folder",
-    "user_folder",
-]
+    from .tvm_database import TuneDB as TuneDB
 
 _warned: set[str] = set()
 

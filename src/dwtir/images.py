@@ -5,7 +5,6 @@ from math import gcd, prod
 from typing import Any
 
 from .shape import Shape
-from .target import Target
 
 WIDEST = 8
 """Elements that are ever copied together."""
@@ -165,7 +164,3 @@ class Images:
         pixels = more if more <= _ALIKE * less else more + less
         images = self.images * self.channels * pixels * self.shape.itemsize
         return -(-images // 16) * 16 + self.channels * self.taps * 4
-
-    def shared_bytes_on(self, target: Target) -> int:
-        """Bytes of shared memory where the type may be widened."""
-        return self.shared_bytes * target.widening(self.shape.dtype)

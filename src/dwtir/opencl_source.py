@@ -174,7 +174,6 @@ def _argument_order(params: list[str], kernel_params: list[str]) -> list[int]:
 
 
 def _kind(expr: Any) -> str | None:
-    """Which 16-bit float a scalar or vector expression is, if any."""
     from tvm import ir
 
     base = str(expr.ty.dtype).split("x")[0] if isinstance(expr.ty, ir.PrimType) else ""

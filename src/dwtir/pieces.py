@@ -8,7 +8,6 @@ from typing import Any
 
 from .images import WIDEST, Images
 from .shape import Shape
-from .target import Target
 
 WARP = 32
 """Threads of it."""
@@ -218,10 +217,6 @@ class Pieces:
         more = max(map(self.stride, (self.read, self.written))) * self.shape.itemsize
         images = self.images.images * self.images.channels * more
         return -(-images // 64) * 64 + self.images.channels * self.images.taps * 4
-
-    def shared_bytes_on(self, target: Target) -> int:
-        """Bytes of shared memory where the type may be widened."""
-        return self.shared_bytes * target.widening(self.shape.dtype)
 
     def top(self, piece: Any) -> Any:
         """Find the first row of the image that a piece may see, in the padding too."""

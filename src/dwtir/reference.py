@@ -106,7 +106,6 @@ def _wide(array: Array) -> Float64:
 
 
 def _products(shape: Shape) -> int:
-    """Count the products that one element of the result sums at most."""
     return {
         "forward": prod(shape.kernel),
         "grad_data": prod(shape.kernel) * shape.channel_multiplier,
@@ -165,7 +164,6 @@ def _windows(shape: Shape, padded: Float64) -> Iterator[tuple[tuple[int, int], F
 
 
 def _outputs(shape: Shape) -> tuple[int, ...]:
-    """Return the extents of the output with its channels as (in_channels, multiplier)."""
     return (shape.batch, shape.in_channels, shape.channel_multiplier, shape.out_height, shape.out_width)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ArgumentError, DwtirError
-from ..shape import DTYPES, LAYOUTS, OPERATIONS
+from ..shape import OPERATIONS
 from ..target import resolve
 from ..tune.tasks import Forms
 from . import layers, readme
@@ -140,9 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         help="shapes; suite; network NAME ..., of the suite, timm or torchvision; "
         "or seeds, the articles' rows, and on a GPU their tables beside the published ones",
     )
-    for name, allowed in (("dtype", tuple(DTYPES)), ("layout", LAYOUTS), ("operation", tuple(OPERATIONS))):
-        add(f"--{name}", nargs="+", choices=allowed, default=[allowed[0]], help="of networks")
-    add("--batch", nargs="+", type=int, default=[1], help="of networks")
+    add("--operation", nargs="+", choices=tuple(OPERATIONS), default=["forward"], help="of networks")
     add("--epilogue", help="fused steps, such as bias+relu")
     add("--schedule", default="manual", help="ours: manual, tuned, or a step")
     add("--baselines", choices=("torch", "none"), default="torch")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError
-from ..shape import DTYPES, LAYOUTS
 from ..tables import aligned
 from ..target import Target, resolve
 from . import network_row
@@ -89,9 +88,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--end-to-end", action="store_true", required=True)
     add("--train", action="store_true", help="steps of a training, and their losses")
     add("--steps", type=int, default=50, help="for the losses (default 50)")
-    add("--dtype", nargs="+", choices=tuple(DTYPES), default=["float32"], help="of inference")
-    add("--layout", nargs="+", choices=LAYOUTS, default=[LAYOUTS[0]])
-    add("--batch", nargs="+", type=int, default=[1])
     add("--when", choices=("faster", "always"), default="faster", help="to convert a layer")
     add("--eager", action="store_true", help="without torch.compile")
     add_measuring(parser, "network")

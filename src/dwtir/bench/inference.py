@@ -160,7 +160,6 @@ def _checked(
 
 
 def _error(output: Array, expected: Array) -> float:
-    """Return the largest error, as a part of the largest output; NaN where one is."""
     return float(np.abs(output - expected).max() / np.abs(expected).max())
 
 

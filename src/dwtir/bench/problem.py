@@ -87,7 +87,6 @@ class Problem:
 
 
 def _last_cache() -> int:
-    """Return the bytes of the CPU's largest cache, at least 32 MiB."""
     sizes = [32 * 2**20]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()

@@ -10,7 +10,7 @@ from .. import spotcheck
 from ..epilogue import NO_STEPS, Epilogue
 from ..errors import ArgumentError, CompileError, InvalidTargetError
 from ..kernel import Timing
-from ..shape import Shape
+from ..shape import DTYPES, LAYOUTS, Shape
 from ..target import Target
 from .contenders import Contender, ours, peers
 from .problem import Problem
@@ -128,8 +128,11 @@ def in_turns(timer: Timer, contenders: Sequence[Contender], rounds: int) -> dict
 
 
 def add_measuring(parser: ArgumentParser, each: str) -> None:
-    """Add the options of how often and where to measure `each`, a layer or a network."""
+    """Add the options of what of networks, how often and where to measure `each`, a layer or a network."""
     add, usage = parser.add_argument, f"for others to leave the CPU, a {each} (default 0)"
+    for name, allowed in (("dtype", tuple(DTYPES)), ("layout", LAYOUTS)):
+        add(f"--{name}", nargs="+", choices=allowed, default=[allowed[0]], help="of networks")
+    add("--batch", nargs="+", type=int, default=[1], help="of networks")
     add("--rounds", type=int, default=7, help="measurements of each (default 7)")
     add("--patience", type=float, default=0, metavar="SECONDS", help=usage)
     add("--target", help="cuda or cpu; the GPU if there is one")

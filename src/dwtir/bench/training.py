@@ -180,7 +180,6 @@ class _Trainer:
         return np.asarray(self._loss.cpu().numpy())
 
     def curve(self, steps: int) -> list[float]:
-        """Return the losses of some steps, with the same random numbers each time."""
         losses = []
         with seeded():
             for _ in range(steps):

@@ -3,7 +3,6 @@
 from functools import cache
 from typing import Any
 
-from tvm import tirx
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 
@@ -41,7 +40,7 @@ def intrinsic(dtype: str, lanes: int = LANES) -> str:
             )
         )
 
-    def of(body: Any) -> tirx.PrimFunc:
+    def of(body: Any):
         @script.prim_func(s_tir=True)
         def func(s: T.handle, a: T.handle, b: T.handle) -> None:
             S = T.match_buffer(s, (1,), "int32", offset_factor=1, scope="local")

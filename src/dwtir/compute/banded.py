@@ -12,8 +12,6 @@ What a lane holds follows ``mma.sync.m16n8k16`` in the PTX ISA. Lane ``4 * m + x
 ``4 * x + k``, of the band's column ``x`` the rows of its inputs.
 """
 
-from typing import Any
-
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -24,7 +22,7 @@ from . import script
 from .blocks import product
 from .forward import both_ends
 from .mma import left, left_beside, right
-from .parts import all_hold, by_places, fill, swapped
+from .parts import all_hold, by_places, fill, made, swapped, when
 from .sizes import SLACK
 from .unaligned import pair_of_row
 
@@ -59,7 +57,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
     declare, finish = both_ends(shape, epilogue)
     has_residual = "residual" in epilogue.operands(shape)
 
-    def tile(group, half, lane) -> tuple[Any, Any, Any]:
+    def tile(group, half, lane):
         if STAGED:  # tiles side by side are halves of a product
             eighth, side, across = lane // 4, group % SIDES, bands.across // 2
             n, y = group // SIDES * IMAGES + eighth // bands.stacked, side // across + eighth % bands.stacked
@@ -68,39 +66,39 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             return bands.place(group * (TILES // 2) + lane // 4)
         return bands.place(group * TILES + half * 8 + lane // 4)
 
-    def turn(*place) -> tuple[Any, ...]:
+    def turn(*place):
         """Exchange half and place in a pair where two that lie side by side are of other halves."""
         *others, half, one = place
         return (*others, one, half) if ACROSS == 2 else place
 
-    def line(y, row, step: int = 1) -> Any:
+    def line(y, row, step: int = 1):
         return (y // DOWN * (R * step) + row) * DOWN + y % DOWN
 
-    def side(column, half, one) -> Any:
+    def side(column, half, one):
         return (column + one) * 2 + half if ACROSS == 2 else column + one
 
-    def early(channel, row) -> Any:
+    def early(channel, row):
         """Tell how many columns before the image a row of a tile begins, for its pairs to be aligned."""
         return (channel * (OH % 2) + row) % 2 if PAIRED else 0
 
-    def is_inside(channel, group, row, lane, *pair) -> tirx.Expr:
+    def is_inside(channel, group, row, lane, *pair):
         half, one = turn(pair[0], 0 if OW % 2 == 0 else pair[1])
         n, y, x = tile(group, half, lane)
         column = side(x * COLUMNS + lane % 4 * 2, half, one) - early(channel, row)
         return tirx.all(n < N, line(y, row) < OH, *[0 <= column] * PAIRED, column < OW)
 
-    def place(n, channel, row, column) -> tuple[Any, Any, Any, Any]:
+    def place(n, channel, row, column):
         return (n, row, column, channel) if NHWC else (n, channel, row, column)
 
-    def element(group, channel, row, lane, *pair) -> Any:
+    def element(group, channel, row, lane, *pair):
         half, one = turn(*pair)
         n, y, x = tile(group, half, lane)
         return place(n, channel, line(y, row), side(x * COLUMNS + lane % 4 * 2, half, one) - early(channel, row))
 
-    def own(channel, *others) -> tuple[Any, ...]:
+    def own(channel, *others):
         return (*others, channel) if NHWC else (channel, *others)  # what is stored as a vector
 
-    def copied(image: tirx.Buffer, weight: tirx.Buffer, position, channel) -> Any:
+    def copied(image, weight, position, channel):
         n, row, column = copies.place(position)
         value = T.if_then_else(
             tirx.all(position < WEIGHTS, column < W), image[place(n, channel, row, column)], T.cast(0, dtype)
@@ -112,15 +110,15 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         row, result = (tap // KW, 0) if M == 1 else (tap // KW % KH, tap // (KH * KW))
         return T.if_then_else(tirx.all(0 <= tap, tap < copies.weights), weight[row, tap % KW, channel, result], value)
 
-    def later(channel, row) -> Any:
+    def later(channel, row):
         """Tell how many columns further the pairs of a row of a window begin than they could."""
         return (channel * (H % 2) + row + TOP + LEFT) % 2
 
-    def first_of(x, step, lane, further=0) -> Any:
+    def first_of(x, step, lane, further=0):
         """Find the column, of padding too, that a lane's inputs of a product begin with, or those further."""
         return x * (COLUMNS * SW) + step * DEPTH + lane % 4 * RUN + further * APART
 
-    def pad(image: tirx.Buffer, channel, group, row, step, *place) -> Any:
+    def pad(image, channel, group, row, step, *place):
         lane, further, half, one = turn(*place)
         n, y, x = tile(group, half, lane)
         row = line(y, row, SH)
@@ -139,20 +137,19 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             T.cast(0, dtype),
         )
 
-    def alternating(image: tirx.Buffer, channel, group, row, *place) -> Any:
-        """Load two inputs of a row of an odd width."""
+    def alternating(image, channel, group, row, *place):
         step, lane, further, half, _ = place
         n, y, x = tile(group, half, lane)
         first = first_of(x, step, lane, further)
         columns = first, first - LEFT + later(channel, row)
         return pair_of_row(image, (n, channel), (y * (R * SH), row), columns, (TOP, LEFT - 1))
 
-    def hold(window: tirx.Buffer, image: tirx.Buffer, *place) -> None:
+    def hold(window, image, *place):
         *others, one = place
         value, at = (alternating, T.Ramp(one * 2, 1, 2)) if ALTERNATES else (pad, one)
         T.buffer_store(window, value(image, *place), turn(*others, at))
 
-    def staged(sheet: tirx.Buffer, channel, group, row, step, lane, eight, one) -> Any:
+    def staged(sheet, channel, group, row, step, lane, eight, one):
         """Load an input of a tile, of the one beside it, or of what lies behind both.
 
         It is in shared memory, with rows of zeros around the image, but no columns.
@@ -163,7 +160,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         value = sheet[channel, group // SIDES, n % IMAGES, at // SHEET.vector, at % SHEET.vector]
         return T.if_then_else(all_hold(LEFT <= first, first < LEFT + W), value, T.cast(0, dtype))
 
-    def tap(weight: tirx.Buffer, channel, row, step, *place) -> Any:
+    def tap(weight, channel, row, step, *place):
         lane, further, one = place
         row, kind = row // KINDS, row % KINDS
         apart = step * DEPTH + further * APART + lane % 4 * RUN + one - SHIFT - lane // 4 * SW
@@ -180,7 +177,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             T.cast(0, dtype),
         )
 
-    def band_row(row, kernel_row) -> Any:
+    def band_row(row, kernel_row):
         if BY_IMAGE:
             return (kernel_row + (R - 1 - row) * SH) * KINDS + kernel_row % KINDS
         return kernel_row * KINDS + (row if PAIRED else row * SH + kernel_row * DH) % KINDS
@@ -206,7 +203,7 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         if is_inside(c, g, r, lane, m, e):
             out[element(g, c, r, lane, m, e)] = rounded[own(c, g, r, lane, m, e)]
 
-    def store_pair(rounded, out, c, g, r, lane, m) -> None:
+    def store_pair(rounded, out, c, g, r, lane, m):
         """Store two results, of which one may lie beside the image, aligned as what `alternating` loads."""
         n, y, x = tile(g, m, lane)
         row, first = y * R + r, x * COLUMNS + lane % 4 * 2
@@ -215,19 +212,19 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         T.reads(rounded[c, g, r, lane, m, 0:2])
         T.writes(out[n, c, row, 0:OW])
         is_there, is_first = tirx.all(n < N, row < OH), column == -1
-        with T.If(tirx.all(is_there, 0 <= column, column < OW - 1)), T.Then():
+        with when(is_there, 0 <= column, column < OW - 1):
             T.buffer_store(out, rounded[c, g, r, lane, m, T.Ramp(0, 1, 2)], [0, 0, 0, T.Ramp(begin, 1, 2)])
-        with T.If(tirx.all(is_there, tirx.any(is_first, column == OW - 1))), T.Then():
+        with when(is_there, tirx.any(is_first, column == OW - 1)):
             single = T.Select(is_first, rounded[c, g, r, lane, m, 1], rounded[c, g, r, lane, m, 0])
             T.buffer_store(out, single, [n, c, row, T.Select(is_first, 0, OW - 1)])
 
-    def stage(image: tirx.Buffer, sheet, height, width, channel, planes, number, vector, lane) -> Any:
+    def stage(image, sheet, height, width, channel, planes, number, vector, lane):
         """Load an element of a plane that shared memory has, with zeros around it."""
         n, (first, tests) = planes * IMAGES + number, sheet.source(vector * sheet.vector)
         at, is_there = first + lane, tirx.all(n < N, *tests, first < height * width)
         return T.if_then_else(is_there, image[n, channel, at // width, at % width], T.cast(0, dtype))
 
-    def shared_place(c, g, r, lane, m, e) -> tuple[Any, list[Any]]:
+    def shared_place(c, g, r, lane, m, e):
         """Tell whether a lane's result is one, and find it among planes of results in shared memory."""
         n, y, x = tile(g, m, lane)
         row, column = y * R + r, x * COLUMNS + lane % 4 * 2
@@ -235,47 +232,47 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
         place = [c, g // SIDES, n % IMAGES, at // LEAVING.vector, at % LEAVING.vector]
         return tirx.all(row < OH, column < OW), place
 
-    def whole(buffer: tirx.Buffer, c, g) -> tirx.BufferRegion:
+    def whole(buffer, c, g):
         """Find the planes that a lane has a share of: TVM wants to know no place."""
         return buffer[c, g // SIDES, 0:IMAGES, 0 : LEAVING.vectors, 0 : LEAVING.vector]
 
-    def take_up(beside, held, c, g, r, lane, m, e) -> None:
+    def take_up(beside, held, c, g, r, lane, m, e):
         T.reads(whole(beside, c, g))
         T.writes(held[c, g, r, lane, m, e])
         is_there, place = shared_place(c, g, r, lane, m, e)
-        with T.If(is_there), T.Then():
+        with when(is_there):
             T.buffer_store(held, beside[tuple(place)], [c, g, r, lane, m, e])
 
-    def leave(rounded, leaving, c, g, r, lane, m, e) -> None:
+    def leave(rounded, leaving, c, g, r, lane, m, e):
         T.reads(rounded[c, g, r, lane, m, e])
         T.writes(whole(leaving, c, g))
         is_there, place = shared_place(c, g, r, lane, m, e)
-        with T.If(is_there), T.Then():
+        with when(is_there):
             T.buffer_store(leaving, rounded[c, g, r, lane, m, e], place)
 
-    def spread(leaving, out, c, planes, number, vector, lane) -> None:
+    def spread(leaving, out, c, planes, number, vector, lane):
         n, (first, tests) = planes * IMAGES + number, LEAVING.source(vector * LEAVING.vector)
         at = first + lane
         T.reads(leaving[c, planes, number, vector, lane])
         T.writes(out[n, c, at // OW, at % OW])
-        with T.If(tirx.all(n < N, *tests, first < OH * OW)), T.Then():
+        with when(n < N, *tests, first < OH * OW):
             T.buffer_store(out, leaving[c, planes, number, vector, lane], [n, c, at // OW, at % OW])
 
     @script.prim_func(s_tir=True)
     def banded() -> None:
         image, weight, operands, out = T.meta_var(declare())
-        window = T.sblock_alloc_buffer((SC, GROUPS + SLACK, PH, STEPS, 32, *HOLDS), dtype)
-        band = T.sblock_alloc_buffer((RC, BH * KINDS, STEPS, 32, 2, 2), dtype)
-        acc = T.sblock_alloc_buffer((RC, GROUPS + SLACK, R, 32, 2, 2), "float32")
-        rounded = T.sblock_alloc_buffer(own(RC, GROUPS, R, 32, 2, 2), dtype)
+        window = made(dtype, SC, GROUPS + SLACK, PH, STEPS, 32, *HOLDS)
+        band = made(dtype, RC, BH * KINDS, STEPS, 32, 2, 2)
+        acc = made("float32", RC, GROUPS + SLACK, R, 32, 2, 2)
+        rounded = made(dtype, *own(RC, GROUPS, R, 32, 2, 2))
         if COPIED:
-            gathered = T.sblock_alloc_buffer((POSITIONS, SC), dtype)
-            planes = T.sblock_alloc_buffer((SC, POSITIONS), dtype)
+            gathered = made(dtype, POSITIONS, SC)
+            planes = made(dtype, SC, POSITIONS)
             fill("gather", "f c", gathered, copied, image, weight)
             fill("planes", "c f", planes, swapped, gathered)
         if STAGED:
-            sheet = T.sblock_alloc_buffer((SC, GROUPS // SIDES, IMAGES, SHEET.vectors, SHEET.vector), dtype)
-            leaving = T.sblock_alloc_buffer((RC, GROUPS // SIDES, IMAGES, LEAVING.vectors, LEAVING.vector), dtype)
+            sheet = made(dtype, SC, GROUPS // SIDES, IMAGES, SHEET.vectors, SHEET.vector)
+            leaving = made(dtype, RC, GROUPS // SIDES, IMAGES, LEAVING.vectors, LEAVING.vector)
             fill("sheet", "c p i f v", sheet, stage, image, SHEET, H, W)
             fill("pad", "c g ih s lane k e", window, staged, sheet)
         else:
@@ -291,12 +288,12 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
                     band[right(vc, band_row(vr, vkh), vs, vl, ve, vk)],
                 )
         if NHWC:
-            sums = T.sblock_alloc_buffer((RC, GROUPS, R, 2, 32, 2), "float32")
+            sums = made("float32", RC, GROUPS, R, 2, 32, 2)
             by_places("sums", HELD, order, acc, sums)
         if has_residual:
-            held = T.sblock_alloc_buffer(own(RC, GROUPS, R, 32, 2, 2), dtype)
+            held = made(dtype, *own(RC, GROUPS, R, 32, 2, 2))
             if STAGED:
-                beside = T.sblock_alloc_buffer(leaving.shape, dtype)
+                beside = made(dtype, *leaving.shape)
                 fill("beside", "c p i f v", beside, stage, operands["residual"], LEAVING, OH, OW)
                 by_places("residual", HELD, take_up, beside, held)
             else:

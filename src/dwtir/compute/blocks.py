@@ -40,7 +40,7 @@ def add_up(
 ) -> None:
     """Sum products up, in loops of such names over the sums, and others. A product is of a sum's place and theirs."""
 
-    def add(*axes: tirx.Var) -> None:
+    def add(*axes: tirx.Var):
         place = axes[: len(sums.shape)]
         with T.init():
             T.buffer_store(sums, T.float32(0), place)

@@ -8,9 +8,7 @@ What a lane holds is what `banded` says, but for the inputs: lane ``4 * m + x`` 
 and so on. To which place in a product an input comes is all the same.
 """
 
-from collections.abc import Iterator
 from math import gcd
-from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -21,7 +19,7 @@ from ..panels import QUAD, VECTOR, Panels
 from . import script
 from .forward import both_ends
 from .mma import multiply
-from .parts import by_lane, by_lanes, copy_vector, dynamic, local, unrolled, untold
+from .parts import by_lane, by_lanes, copy_vector, dynamic, local, unrolled, untold, when
 
 _LOADS = 16
 """Vectors that a thread loads before it stores the first of them."""
@@ -47,7 +45,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
     has_residual = "residual" in epilogue.operands(shape)
     STAGED, FINISHED = panels.planes(has_residual)
 
-    def carry(count: int, load, store) -> None:
+    def carry(count: int, load, store):
         """Move vectors, many at a time: where a store follows each load, ptxas waits for each."""
         own = local(dtype, min(count, _LOADS), VECTOR)
         for first in range(0, count, _LOADS):
@@ -56,22 +54,21 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
                 with unrolled(some) as one:
                     move(first + one, own, one)
 
-    def keep(own: tirx.Buffer, one, inside, value) -> None:
+    def keep(own, one, inside, value):
         with T.vectorized(VECTOR) as e:
             T.buffer_store(own, T.if_then_else(inside, value(e), T.cast(0, dtype)), [one, e])
 
-    def parts(one, piece, apart: int, slot) -> Iterator[tuple[tuple[Any, ...], ...]]:
+    def parts(one, piece, apart: int, slot):
         """Go through a vector's elements and where they are in the slots of some warps."""
         for part in range(VECTOR // E):
             with T.vectorized(E) as e:
                 yield (one, part * E + e), ((piece * (VECTOR // E) + part) * apart + slot * E + e,)
 
-    def spread(buffer: tirx.Buffer, apart: int, piece, slot, own: tirx.Buffer, one) -> None:
-        """Store a vector of channels in the slots of some warps."""
+    def spread(buffer, apart: int, piece, slot, own, one):
         for at, there in parts(one, piece, apart, slot):
             T.buffer_store(buffer, own[at], there)
 
-    def gather(staged: tirx.Buffer, image: tirx.Buffer, block, warp, lane) -> None:
+    def gather(staged, image, block, warp, lane):
         T.reads()
         T.writes(staged[:])
         (n, y, x, c), thread = block, warp * 32 + lane
@@ -81,7 +78,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
         lines, tall = IMAGES * panels.staged_rows, TOGETHER // wide
         along, lines_of_one = panels.used_slots // wide, panels.staged_rows
 
-        def find(number) -> tuple[Any, Any, Any]:
+        def find(number):
             """Find the image and the row of an input among the staged, and its slot there."""
             line = number // along * tall + place // wide
             if lines % tall:  # some do the last again: under a test no load would be ahead
@@ -89,7 +86,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             at, down = (0, line) if IMAGES == 1 else (line // lines_of_one, line % lines_of_one)
             return at, down, number % along * wide + place % wide
 
-        def load(number, own: tirx.Buffer, one) -> None:
+        def load(number, own, one):
             at, down, slot = find(number)
             row = down + (y * (DOWN * R) - TOP)
             column = slot // QUAD % panels.quads * COLUMNS + slot // QUAD // panels.quads * QUAD + slot % QUAD
@@ -97,33 +94,33 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             inside = tirx.all(*(n * IMAGES + at < N, 0 <= row, row < H, 0 <= column, column < W, channel < C))
             keep(own, one, inside, lambda e: image[n * IMAGES + at, row, column, channel + e])
 
-        def store(number, own: tirx.Buffer, one) -> None:
+        def store(number, own, one):
             at, down, slot = find(number)
             first = at * panels.image_slots + down * panels.row_slots
             spread(staged, STAGED, piece, first + slot, own, one)
 
         carry(-(-lines // tall) * along, load, store)
 
-    def fetch(filters: tirx.Buffer, weight: tirx.Buffer, c, warp, lane) -> None:
+    def fetch(filters, weight, c, warp, lane):
         T.reads()
         T.writes(filters[:])
         thread = warp * 32 + lane
         channel = thread % PIECES * VECTOR
         first = T.min(c * (V * E) + channel, C - VECTOR)
 
-        def find(number) -> Any:
+        def find(number):
             return T.min(number * TOGETHER + thread // PIECES, KH * KW - 1)
 
-        def load(number, own: tirx.Buffer, one) -> None:
+        def load(number, own, one):
             tap = find(number)
             keep(own, one, True, lambda e: weight[tap // KW, tap % KW, first + e, 0])
 
-        def store(number, own: tirx.Buffer, one) -> None:
+        def store(number, own, one):
             spread(filters, E, channel // VECTOR, find(number) * (TAP // E), own, one)
 
         carry(-(-KH * KW // TOGETHER), load, store)
 
-    def taps(band: tirx.Buffer, filters: tirx.Buffer, vw, vl) -> None:
+    def taps(band, filters, vw, vl):
         T.reads()
         T.writes(band[vw, :, :, :, vl, :, :])
         own = local(dtype, 2, E)
@@ -138,7 +135,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             with T.unroll(E) as e, T.unroll(2) as one:
                 T.buffer_store(band, own[one, e], [vw, row, step, e, vl, further, one])
 
-    def window(row: int, staged: tirx.Buffer, held: tirx.Buffer, group) -> None:
+    def window(row: int, staged, held, group):
         with by_lane(f"window{row}") as vl:
             own = local(dtype, 2, E)
             with T.unroll(STEPS) as step, T.unroll(2) as further, T.unroll(2) as half:
@@ -153,7 +150,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.unroll(E) as e, T.unroll(2) as one:
                     T.buffer_store(held, own[one, e], [step, e, vl, further, half, one])
 
-    def sums(staged: tirx.Buffer, band: tirx.Buffer, acc: tirx.Buffer, vw) -> None:
+    def sums(staged, band, acc, vw):
         held = local(dtype, STEPS, E, 32, 2, 2, 2)
         with by_lane("zero") as vl, T.unroll(R) as r, T.unroll(E) as e, T.unroll(2) as half, T.unroll(2) as one:
             T.buffer_store(acc, T.float32(0), [vw, r, e, vl, half, one])
@@ -165,7 +162,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             sizes = (end - first, STEPS, E, DEPTH)
             multiply(f"products{row}", sizes, (held, band), acc, vw, (first, row - first))
 
-    def end(results: tirx.Buffer, acc: tirx.Buffer, operands, c, vw, vl) -> None:
+    def end(results, acc, operands, c, vw, vl):
         T.reads(acc[vw, :, :, vl, :, :])
         T.writes(results[:])
         own = local(dtype, E)
@@ -183,7 +180,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
                 T.buffer_store(own, value, [e])
             copy_vector(own, 0, results, vw * FINISHED + slot * E, E)
 
-    def bring(results: tirx.Buffer, image: tirx.Buffer, block, load: bool, warp, lane) -> None:
+    def bring(results, image, block, load: bool, warp, lane):
         """Move results to their image, or what they are added to from there."""
         (n, y, x, c), thread = block, warp * 32 + lane
         T.reads(*([] if load else [results[:]]))
@@ -191,7 +188,7 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
         piece = thread % PIECES
         channel = (c * PIECES + piece) * VECTOR
 
-        def find(number) -> tuple[Any, Any, tuple[Any, ...]]:
+        def find(number):
             """Find a vector's slot, whether it is a result, and which."""
             slot = number * TOGETHER + thread // PIECES
             lane, one, half, r = slot % 32, slot // 32 % 2, slot // 64 % 2, slot // 128
@@ -200,20 +197,20 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             inside = tirx.all(*(at < IMAGES, tx < ACROSS, n * IMAGES + at < N, row < OH, column < OW, channel < C))
             return slot, inside, (n * IMAGES + at, row, column)
 
-        def load_global(number, own: tirx.Buffer, one) -> None:
+        def load_global(number, own, one):
             _, inside, (at, row, column) = find(number)
             keep(own, one, inside, lambda e: image[at, row, column, channel + e])
 
-        def store_shared(number, own: tirx.Buffer, one) -> None:
+        def store_shared(number, own, one):
             spread(results, FINISHED, piece, find(number)[0], own, one)
 
-        def load_shared(number, own: tirx.Buffer, one) -> None:
+        def load_shared(number, own, one):
             for at, there in parts(one, piece, FINISHED, find(number)[0]):
                 T.buffer_store(own, results[there], at)
 
-        def store_global(number, own: tirx.Buffer, one) -> None:
+        def store_global(number, own, one):
             _, inside, place = find(number)
-            with T.If(inside), T.Then(), T.vectorized(VECTOR) as e:
+            with when(inside), T.vectorized(VECTOR) as e:
                 T.buffer_store(image, own[one, e], (*place, channel + e))
 
         load_store = (load_global, store_shared) if load else (load_shared, store_global)

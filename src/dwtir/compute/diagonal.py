@@ -10,7 +10,6 @@ the gradients of column ``m`` of these, or of 16 columns ``2 * m`` and ``2 * m +
 """
 
 from itertools import product
-from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -20,7 +19,7 @@ from ..diagonals import INPUTS, Diagonals
 from . import blocks, script
 from .forward import declared
 from .mma import left, right
-from .parts import by_places, fill, swapped
+from .parts import by_places, fill, made, swapped
 from .unaligned import pair_of_row
 
 
@@ -39,13 +38,13 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
     LOADED = dict(zip("cgrslhei", (C, GROUPS, IH, STEPS, 32, 2, 2, 2 - ALTERNATES), strict=True))
     dtype = shape.dtype
 
-    def tile(group, lane, half, one) -> tuple[Any, Any, Any]:
+    def tile(group, lane, half, one):
         return sizes.place(group * TILES + half * 8 + one * 4 + lane % 4)
 
-    def first_of(x, step, lane) -> Any:
+    def first_of(x, step, lane):
         return x * (APART * SW) + step * INPUTS + lane // 4 * 2
 
-    def inputs(data: tirx.Buffer, channel, group, row, step, lane, *others) -> Any:
+    def inputs(data, channel, group, row, step, lane, *others):
         half, one, odd = others
         n, y, x = tile(group, lane, half, one)
         row = y * (R * SH) + row
@@ -60,18 +59,18 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
             T.cast(0, dtype),
         )
 
-    def alternating(data: tirx.Buffer, channel, group, row, step, lane, *others) -> Any:
+    def alternating(data, channel, group, row, step, lane, *others):
         n, y, x = tile(group, lane, *others)
         first = first_of(x, step, lane)
         columns = first, first - LEFT - sizes.shift(channel, row)
         return pair_of_row(data, (n, channel), (y * (R * SH), row), columns, (TOP, LEFT))
 
-    def hold(loaded: tirx.Buffer, data: tirx.Buffer, *place) -> None:
+    def hold(loaded, data, *place):
         *others, one = place
         value, at = (alternating(data, *others), T.Ramp(one * 2, 1, 2)) if ALTERNATES else (inputs(data, *place), one)
         T.buffer_store(loaded, value, [*others, at])
 
-    def gradients(grad: tirx.Buffer, channel, group, row, *place) -> Any:
+    def gradients(grad, channel, group, row, *place):
         *at, odd = place
         n, y, x = tile(group, *at)
         row, first = y * R + row, at[0] // 4 * BESIDE
@@ -80,23 +79,23 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         is_there = tirx.all(n < N, row < OH, column < OW, *own)
         return T.if_then_else(is_there, grad[n, channel, row, column + odd], T.cast(0, dtype))
 
-    def parted(loaded: tirx.Buffer, *others) -> Any:
+    def parted(loaded, *others):
         *outer, odd, lane, half, one = others
         at = (*outer, lane, half, one, odd)
         return loaded[at]
 
-    def group(turn, part, warp) -> Any:
+    def group(turn, part, warp):
         return (turn * PARTS + part) * WARPS + warp
 
-    def line(row, kernel_row) -> Any:
+    def line(row, kernel_row):
         """Find a row of gradients, among those of the kind that a kernel row's sums are of."""
         return row * KINDS + kernel_row % KINDS
 
-    def row_of(row, kernel_row) -> Any:
+    def row_of(row, kernel_row):
         """Find the row of inputs that such a one meets."""
         return line(row, kernel_row) * SH + kernel_row // KINDS * DH
 
-    def term(shared: tirx.Buffer, part, channel, one, kernel_row, kernel_column, *others) -> Any:
+    def term(shared, part, channel, one, kernel_row, kernel_column, *others) -> tirx.Expr:
         """Find a warp's sum, or zero, where inputs are a neighbour's."""
         warp, kind, column = others
         i = sizes.shift(channel, kind * SH + kernel_row * DH) + column * SW + kernel_column * DW
@@ -106,31 +105,30 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
         at = (*row, column % BESIDE, i // INPUTS, i % INPUTS, column // BESIDE)
         return T.Select(is_own, shared[at], T.float32(0))
 
-    def diagonal(shared: tirx.Buffer, *place) -> Any:
+    def diagonal(shared, *place):
         """Sum up one of all warps in one expression: all terms are loaded first."""
         of_warp = list(product(range(KINDS), range(sizes.columns)))
         return sum(sum(term(shared, *place, warp, *at) for at in of_warp) for warp in range(WARPS))
 
-    def held(acc: tirx.Buffer, *place) -> Any:
-        """Find what a lane holds."""
+    def held(acc, *place):
         *first, beside, step, i, column = place
         at = (*first, beside * STEPS + step, i // 2 * 4 + column // 2, i % 2, column % 2)
         return acc[at]
 
-    def rounded(partial: tirx.Buffer, *place) -> Any:
+    def rounded(partial, *place):
         only = (0, *place)
         return T.cast(partial[only], dtype)
 
     @script.prim_func(s_tir=True)
     def diagonal_nchw() -> None:
         data, grad_out, _, out = T.meta_var(declared(shape))
-        loaded = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
-        window = T.sblock_alloc_buffer((C, GROUPS, IH, STEPS, 32, 2, 2, 2), dtype)
-        grad_pairs = T.sblock_alloc_buffer((RC, GROUPS, R, 32, 2, 2, BESIDE), dtype)
-        grads = T.sblock_alloc_buffer((RC, GROUPS, R, BESIDE, 32, 2, 2), dtype)
-        acc = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH * KINDS, LINES, 32, 2, 2), "float32")
-        shared = T.sblock_alloc_buffer((PARTS, RC, WARPS, KH * KINDS, BESIDE, STEPS, INPUTS, COLUMNS), "float32")
-        partial = T.sblock_alloc_buffer((PARTS, C, M, KH, KW), "float32")
+        loaded = made(dtype, C, GROUPS, IH, STEPS, 32, 2, 2, 2)
+        window = made(dtype, C, GROUPS, IH, STEPS, 32, 2, 2, 2)
+        grad_pairs = made(dtype, RC, GROUPS, R, 32, 2, 2, BESIDE)
+        grads = made(dtype, RC, GROUPS, R, BESIDE, 32, 2, 2)
+        acc = made("float32", PARTS, RC, WARPS, KH * KINDS, LINES, 32, 2, 2)
+        shared = made("float32", PARTS, RC, WARPS, KH * KINDS, BESIDE, STEPS, INPUTS, COLUMNS)
+        partial = made("float32", PARTS, C, M, KH, KW)
         by_places("pad", LOADED, hold, loaded, data)
         fill("pairs", "c g ih s lane k i e", window, swapped, loaded)
         fill("grad_pairs", "c g oh lane k e i", grad_pairs, gradients, grad_out)
@@ -158,7 +156,7 @@ def nchw(sizes: Diagonals) -> tirx.PrimFunc:
                 T.writes(partial[vp, vc, vm, vkh, vkw])
                 partial[vp, vc, vm, vkh, vkw] = diagonal(shared, vp, vc, vm, vkh, vkw)
         if PARTS > 1:
-            total = T.sblock_alloc_buffer((C, M, KH, KW), "float32")
+            total = made("float32", C, M, KH, KW)
             for p, c, m, kh, kw in T.grid(PARTS, C, M, KH, KW):
                 with T.sblock("depthwise_conv2d"):
                     vp, vc, vm, vkh, vkw = T.axis.remap("RSSSS", [p, c, m, kh, kw])

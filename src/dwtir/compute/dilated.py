@@ -10,7 +10,7 @@ from ..space_to_batch import SpaceToBatch
 from . import blocks, script
 from .forward import both_ends
 from .order import order_of, weight_at
-from .parts import by_places, fill
+from .parts import by_places, fill, made, when
 from .sizes import SLACK, aligned
 
 
@@ -28,7 +28,7 @@ def small_images(split: SpaceToBatch, epilogue: Epilogue) -> tirx.PrimFunc:
     laid, named = order_of(shape.layout)
     declare, finish = both_ends(shape, epilogue)
 
-    def whole(indices: tuple[Any, ...], multiplier: int) -> tuple[Any, ...]:
+    def whole(indices: tuple[Any, ...], multiplier: int):
         """Find the image, channel, row and column that an element of a small image is."""
         n, c, row, column = named(*indices)
         place = (c // multiplier if IS_PLANAR else n) % COUNT
@@ -38,23 +38,23 @@ def small_images(split: SpaceToBatch, epilogue: Epilogue) -> tirx.PrimFunc:
             n = n // COUNT
         return n, c, row * DOWN + place // ACROSS, column * ACROSS + place % ACROSS
 
-    def read(data, *place) -> tirx.Expr:
+    def read(data, *place):
         return blocks.inside(data, shape.layout, laid(*whole(place, 1)), TOP, LEFT)
 
-    def product(padded, weight, place, kh, kw) -> tirx.Expr:
+    def product(padded, weight, place, kh, kw):
         n, c, row, column = named(*place)
         value = padded[laid(n, c // M, row + kh, column + kw * DW + SHIFT)]
         _, c, *_ = whole(place, M)
         channel, tap = (c // M, c % M), (KH0 + kh * NEXT, KW0 + kw * NEXT)
         return blocks.product(value, weight[weight_at(shape.layout, channel, tap)])
 
-    def rounded(acc, operands, *place) -> tirx.Expr:
+    def rounded(acc, operands, *place):
         n, c, row, column = whole(place, M)
         return finish(acc[place], operands, c, laid(n, c, T.min(row, HEIGHT - 1), T.min(column, WIDTH - 1)))
 
-    def store(staged, out, *place) -> None:
+    def store(staged, out, *place):
         n, c, row, column = whole(place, M)
-        with T.If(tirx.all(row < HEIGHT, column < WIDTH)), T.Then():
+        with when(row < HEIGHT, column < WIDTH):
             T.buffer_store(out, staged[place], laid(n, c, row, column))
 
     N, *_ = small.result_shape
@@ -63,9 +63,9 @@ def small_images(split: SpaceToBatch, epilogue: Epilogue) -> tirx.PrimFunc:
     @script.prim_func(s_tir=True)
     def depthwise_conv2d_dilated() -> None:
         data, weight, operands, out = T.meta_var(declare())
-        padded = T.sblock_alloc_buffer(laid(N, C, PH, PW), dtype)
-        acc = T.sblock_alloc_buffer(laid(N, OC, AH, AW), "float32")
-        staged = T.sblock_alloc_buffer(laid(N, OC, ROWS, COLS), dtype)
+        padded = made(dtype, *laid(N, C, PH, PW))
+        acc = made("float32", *laid(N, OC, AH, AW))
+        staged = made(dtype, *laid(N, OC, ROWS, COLS))
         fill("pad", "a b c d", padded, read, data)
         blocks.add_up(acc, "a b c d", {"kh": KH, "kw": KW}, product, padded, weight)
         fill("epilogue", "a b c d", staged, rounded, acc, operands)

@@ -12,8 +12,8 @@ from ..epilogue import NO_STEPS, Epilogue
 from ..shape import Shape
 from . import blocks, script
 from .order import order_of, weight_at
-from .parts import fill
-from .sizes import aligned, image, padded_sizes
+from .parts import fill, made
+from .sizes import aligned, padded_sizes
 
 # The factories close over plain integers and call helpers at parse time:
 # TVMScript evaluates both, and the script that it prints shows the results.
@@ -21,7 +21,7 @@ from .sizes import aligned, image, padded_sizes
 
 def convolution(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     """Define the convolution."""
-    N, C, M, *_ = image(shape)
+    N, C, M = shape.batch, shape.in_channels, shape.channel_multiplier
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     TOP, LEFT = shape.padding[:2]
     AH, AW, PH, PW = padded_sizes(shape)
@@ -30,20 +30,20 @@ def convolution(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
     LOOPS = " ".join(laid("n", "c", "oh", "ow"))
     declare, finish = both_ends(shape, epilogue)
 
-    def product(padded, weight, place, kh, kw) -> tirx.Expr:
+    def product(padded, weight, place, kh, kw):
         n, c, oh, ow = named(*place)
         value = padded[laid(n, c // M, oh * SH + kh * DH, ow * SW + kw * DW + SHIFT)]
         return blocks.product(value, weight[weight_at(shape.layout, (c // M, c % M), (kh, kw))])
 
-    def rounded(acc, operands, *place) -> tirx.Expr:
+    def rounded(acc, operands, *place):
         _, c, *_ = named(*place)
         return finish(acc[place], operands, c, place)
 
     @script.prim_func(s_tir=True)
     def depthwise_conv2d() -> None:
         data, weight, operands, out = T.meta_var(declare())
-        padded = T.sblock_alloc_buffer(laid(N, C, PH, PW), shape.dtype)
-        acc = T.sblock_alloc_buffer(laid(N, C * M, AH, AW), "float32")
+        padded = made(shape.dtype, *laid(N, C, PH, PW))
+        acc = made("float32", *laid(N, C * M, AH, AW))
         blocks.pad(padded, data, shape.layout, TOP, LEFT)
         blocks.add_up(acc, LOOPS, {"kh": KH, "kw": KW}, product, padded, weight)
         fill("epilogue", LOOPS, out, rounded, acc, operands)
@@ -54,7 +54,7 @@ def convolution(shape: Shape, epilogue: Epilogue) -> tirx.PrimFunc:
 def declared(shape: Shape, epilogue: Epilogue = NO_STEPS) -> tuple[Any, ...]:
     """Declare the inputs, the operands of the epilogue, which are by name, and the output."""
 
-    def parameters(tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    def parameters(tensors: Mapping[str, tuple[int, ...]]):
         return {name: T.arg(name, T.buffer(extents, shape.dtype, align=ALIGNMENT)) for name, extents in tensors.items()}
 
     inputs, operands = parameters(shape.input_shapes), parameters(epilogue.operands(shape))
@@ -69,7 +69,7 @@ def both_ends(
     Scale and shift may be `times` what they are, and results of a `dtype` that is not the tensors'.
     """
 
-    def finish(value, operands, channel, element) -> tirx.Expr:
+    def finish(value, operands, channel, element):
         for step in epilogue.steps:
             value = _apply(step, value, operands, channel, element)
             if step == "scale_shift" and times != 1:
@@ -84,7 +84,7 @@ def _apply(
 ) -> tirx.Expr:
     """Apply one step to a float32 value; `reference` has its twin in NumPy."""
 
-    def wide(operand, *indices) -> tirx.Expr:
+    def wide(operand, *indices):
         return T.cast(operands[operand][indices], "float32")
 
     match step:

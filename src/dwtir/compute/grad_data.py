@@ -14,7 +14,6 @@ The channels of a multiplier are summed as if they were more columns of the kern
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -23,12 +22,13 @@ from ..shape import Shape
 from . import blocks, script
 from .forward import declared
 from .order import order_of, weight_at
-from .sizes import SLACK, aligned, image
+from .parts import made
+from .sizes import SLACK, aligned
 
 
 def grad_data(shape: Shape) -> tirx.PrimFunc:
     """Define the gradient."""
-    N, C, M, H, W = image(shape)
+    N, C, M, H, W = shape.batch, shape.in_channels, shape.channel_multiplier, shape.height, shape.width
     (KH, KW), (SH, SW), (DH, DW) = shape.kernel, shape.stride, shape.dilation
     (FIRST_H, PHASE_H, PH), (FIRST_W, PHASE_W, PW) = _axis(shape, 0), _axis(shape, 1)
     added, LEFT, PW = aligned(shape, -FIRST_W, PW)
@@ -37,7 +37,7 @@ def grad_data(shape: Shape) -> tirx.PrimFunc:
     laid, named = order_of(shape.layout)
     where = _where(shape)
 
-    def product(padded, weight, place, kh, tap) -> tirx.Expr:
+    def product(padded, weight, place, kh, tap):
         n, c, h, w = named(*place)
         row, column = h + PHASE_H + kh * DH, w + PHASE_W + tap // M * DW
         value = padded[laid(n, c * M + tap % M, row // SH, column // SW)]
@@ -47,8 +47,8 @@ def grad_data(shape: Shape) -> tirx.PrimFunc:
     @script.prim_func(s_tir=True)
     def depthwise_grad_data() -> None:
         grad_out, weight, _, out = T.meta_var(declared(shape))
-        padded = T.sblock_alloc_buffer(laid(N, C * M, PH, PW), shape.dtype)
-        acc = T.sblock_alloc_buffer(laid(N, C, AH, AW), "float32")
+        padded = made(shape.dtype, *laid(N, C * M, PH, PW))
+        acc = made("float32", *laid(N, C, AH, AW))
         blocks.pad(padded, grad_out, shape.layout, -FIRST_H, LEFT)
         blocks.add_up(acc, "a b c d", {"kh": KH, "tap": KW * M}, product, padded, weight)
         blocks.round_sums(out, acc)
@@ -67,7 +67,7 @@ def _axis(shape: Shape, axis: int) -> tuple[int, int, int]:
 def _where(shape: Shape) -> Callable[..., tirx.Expr]:
     """Give the function that keeps a product where a tap meets a row and a column."""
 
-    def where(row, column, product) -> Any:
+    def where(row, column, product):
         strides = zip((row, column), shape.stride, strict=True)
         tests = [T.floormod(index, stride) == 0 for index, stride in strides if stride > 1]
         return T.if_then_else(tirx.all(*tests), product, T.float32(-0.0)) if tests else product

@@ -7,19 +7,20 @@ from ..shape import Shape
 from . import blocks, script
 from .forward import declared
 from .order import order_of
-from .sizes import aligned, image, padded_sizes
+from .parts import made
+from .sizes import aligned, padded_sizes
 
 
 def grad_weight(shape: Shape) -> tirx.PrimFunc:
     """Define the gradient."""
-    N, C, M, *_ = image(shape)
+    N, C, M = shape.batch, shape.in_channels, shape.channel_multiplier
     OH, OW = shape.out_height, shape.out_width
     (SH, SW), (DH, DW), (TOP, LEFT) = shape.stride, shape.dilation, shape.padding[:2]
     _, _, PH, PW = padded_sizes(shape, slack=0)
     SHIFT, LEFT, PW = aligned(shape, LEFT, PW)
     laid, _ = order_of(shape.layout)
 
-    def product(padded, grad_out, weight, n, oh, ow) -> tirx.Expr:
+    def product(padded, grad_out, weight, n, oh, ow):
         c, m, kh, kw = weight if shape.layout == "NCHW" else weight[2:] + weight[:2]
         value = padded[laid(n, c, oh * SH + kh * DH, ow * SW + kw * DW + SHIFT)]
         return blocks.product(value, grad_out[laid(n, c * M + m, oh, ow)])
@@ -27,8 +28,8 @@ def grad_weight(shape: Shape) -> tirx.PrimFunc:
     @script.prim_func(s_tir=True)
     def depthwise_grad_weight() -> None:
         data, grad_out, _, out = T.meta_var(declared(shape))
-        padded = T.sblock_alloc_buffer(laid(N, C, PH, PW), shape.dtype)
-        acc = T.sblock_alloc_buffer(shape.weight_shape, "float32")
+        padded = made(shape.dtype, *laid(N, C, PH, PW))
+        acc = made("float32", *shape.weight_shape)
         blocks.pad(padded, data, shape.layout, TOP, LEFT)
         blocks.add_up(acc, "a b c d", {"n": N, "oh": OH, "ow": OW}, product, padded, grad_out)
         blocks.round_sums(out, acc)

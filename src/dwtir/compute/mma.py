@@ -74,7 +74,7 @@ def beside(dtype: str) -> str:
     kind = {"float16": "f16", "bfloat16": "bf16"}[dtype]
     mma = T.ptx[f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"]
 
-    def instruct(first, second, sums, lane) -> None:
+    def instruct(first, second, sums, lane):
         held, band = ([_word(buffer, lane, n) for n in range(count)] for buffer, count in ((first, 3), (second, 2)))
         other = T.call_pure_extern("uint32", cuda_functions.WORD, held[1])
         own = [sums[lane, n // 2, n % 2] for n in range(4)]
@@ -83,7 +83,7 @@ def beside(dtype: str) -> str:
     return _register(f"dwtir.mma_beside_{dtype}", dtype, (3, 2), 2, left_beside, instruct)
 
 
-def _word(buffer: tirx.Buffer, lane: Any, number: int) -> Any:
+def _word(buffer, lane: Any, number: int) -> Any:
     return T.call_pure_extern("uint32", cuda_functions.WORD_AT, T.address_of(buffer[lane, number, 0]))
 
 
@@ -96,7 +96,7 @@ def intrinsic(dtype: str, depth: int = 16) -> str:
     """
     kind, parts = _PTX[dtype], depth // 8
 
-    def instruct(first, second, sums, lane) -> None:
+    def instruct(first, second, sums, lane):
         T.evaluate(
             T.ptx_legacy.mma(
                 *(f"m16n8k{depth}", "row", "col", kind, kind, "fp32"),
@@ -129,7 +129,7 @@ def _register(
         for lane in T.thread_binding(0, 32, "threadIdx.x"):
             instruct(first, second, sums, lane)
 
-    def of(body: Any) -> tirx.PrimFunc:
+    def of(body: Any):
         @script.prim_func(s_tir=True)
         def func(a: T.handle, b: T.handle, c: T.handle) -> None:
             sa, sb, sc = T.int32(), T.int32(), T.int32()
@@ -143,7 +143,7 @@ def _register(
 
         return func
 
-    def whole(buffer: tirx.Buffer) -> tirx.BufferRegion:
+    def whole(buffer):
         every = tuple(slice(0, size) for size in (32, *held))
         return buffer[every]
 

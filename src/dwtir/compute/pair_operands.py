@@ -15,7 +15,7 @@ class Operands:
     def __init__(self, pairs: Pairs, has_bias: bool) -> None:
         self.pairs, self._tasks, self._has_bias = pairs, Tasks(pairs), has_bias
 
-    def bands(self, bands: list[tirx.Buffer], weight: tirx.Buffer, operands, c, vw, vl) -> None:
+    def bands(self, bands: list[tirx.Buffer], weight, operands, c, vw, vl) -> None:
         """Make the banded matrices: a lane has a column's, of one of its channels.
 
         That of a pair of results is multiplied by one of a pair of inputs: with a multiplier, by either.
@@ -34,7 +34,7 @@ class Operands:
                 tap = (KH - 1 - row, KW - 1 - column) if shape.operation == "grad_data" else (row, column)
                 has_bias = self._has_bias and (row, quad) == (pairs.common_tap, pairs.quads - 1)
 
-                def value(number, tap=tap, seen=seen, has_bias=has_bias) -> tirx.Expr:
+                def value(number, tap=tap, seen=seen, has_bias=has_bias):
                     at, other = (*tap, number // M, number % M), T.cast(0, shape.dtype)
                     if has_bias:
                         other = T.if_then_else(vl % 4 == 3, operands["bias"][number], other)
@@ -55,7 +55,7 @@ class Operands:
                         pair = self._by_word(cuda_functions.HALF_OF, own, word, vl // 4 % 2)
                     T.buffer_store(band, pair, [vw, row, step, word, vl, further, tirx.Ramp(0, 1, 2)])
 
-    def window(self, name: str, row: int, staged: tirx.Buffer, held: list[tirx.Buffer], block, stage, vw) -> None:
+    def window(self, name: str, row: int, staged, held: list[tirx.Buffer], block, stage, vw) -> None:
         pairs = self.pairs
         with by_lane(name) as vl:
             untold()
@@ -83,7 +83,7 @@ class Operands:
                             held_word = T.Select(vl % 4 == 3, ones, held_word)
                         T.buffer_store(part, held_word, [place, word, vl, further, half, tirx.Ramp(0, 1, 2)])
 
-    def _take_shifted(self, staged: tirx.Buffer, at, to_last, own: tirx.Buffer, to: int, size: int) -> None:
+    def _take_shifted(self, staged, at, to_last, own, to: int, size: int) -> None:
         """Read pairs that may begin in the middle of one. Beside an image's last channel is what is another pixel's."""
         pairs = local(own.dtype, size + 2)
         for first in range(0, size + 2, 2):
@@ -99,7 +99,7 @@ class Operands:
     def _own(self) -> tirx.Buffer:
         return local(self.pairs.shape.dtype, 2 * self.pairs.words)
 
-    def _by_word(self, name: str, own: tirx.Buffer, word: int, *others) -> tirx.Expr:
+    def _by_word(self, name: str, own, word: int, *others) -> tirx.Expr:
         both = T.reinterpret("uint32", own[tirx.Ramp(word * 2, 1, 2)])
         return T.reinterpret(f"{self.pairs.shape.dtype}x2", T.call_pure_extern("uint32", name, both, *others))
 

@@ -88,7 +88,7 @@ class Tasks:
         pairs, shape = self.pairs, self.pairs.shape
         height, width = shape.source
 
-        def find(turn, lane) -> tuple[Any, ...]:
+        def find(turn, lane):
             line, column, vector, first = self._loads.task(turn, thread)
             place = line // pairs.stage_rows, line % pairs.stage_rows, column
             n, row, right, down = self._pixel(block, stage, *place)
@@ -129,7 +129,7 @@ class Tasks:
     def residuals(self, residual, block, at, thread) -> Find:
         """Find what a thread adds to the results of a step."""
 
-        def find(turn, lane) -> tuple[Any, ...]:
+        def find(turn, lane):
             wanted, (n, row, column, channel), task = self.result(block, at, turn, thread)
             value = residual[n, row, column, channel + lane]
             return wanted, 2 * self.pairs.result_span, value, self.residual_at(at, task)

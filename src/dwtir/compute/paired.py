@@ -13,7 +13,7 @@ What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`. Lane ``
 from collections.abc import Iterable
 from contextlib import ExitStack
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -41,6 +41,7 @@ from .parts import (
     use,
     wait,
     wait_for_copies,
+    when,
 )
 
 Met: TypeAlias = tuple[tuple[int, int], ...]
@@ -112,7 +113,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 else:
                     copy_span(shared, k, find, span, size)
 
-    def take(bands, taken: dict[str, tirx.Buffer], weight, operands, c, vw, vl) -> None:
+    def take(bands, taken: dict[str, tirx.Buffer], weight, operands, c, vw, vl):
         """Take what stays: the bands, and operands of fused steps, into shared memory.
 
         A bias that sums begin with comes there as products have their sums.
@@ -122,22 +123,22 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         thread = vw * 32 + vl
         for name, buffer in taken.items():
             number = thread // 4 * 2 + thread % 2 if name == "bias" and fused.bias else thread
-            with T.If(thread < buffer.shape[0]), T.Then():
+            with when(thread < buffer.shape[0]):
                 value = T.cast(operands[name][T.min(c * pairs.channels + number, C - 1)], buffer.dtype)
                 T.buffer_store(buffer, value * T.float32(TIMES) if TIMES != 1 else value, [thread])
 
-    def ready(barrier: tirx.Buffer, vw, vl) -> None:
+    def ready(barrier, vw, vl):
         untold()
         begin_barrier(barrier, 32 * WARPS, vw * 32 + vl)
 
-    def start(name: str, met: Met, taken: dict[str, tirx.Buffer], acc, vw) -> None:
+    def start(name: str, met: Met, taken: dict[str, tirx.Buffer], acc, vw):
         """Begin the sums that a row of inputs is the first of."""
         with by_lane(name) as vl:
             untold()
             for result in [result for result, tap in met if tap == 0]:
                 begin(acc, result, taken, vw, vl)
 
-    def sums(shared: Shared, bands, acc: tirx.Buffer, block, turn, step, vw) -> None:
+    def sums(shared: Shared, bands, acc, block, turn, step, vw):
         """Go down the rows of a stage, and leave each result behind its last one. Rows of padding add nothing."""
         held = [local(dtype, count, WORDS, 32, depth // 8, 2, 2) for depth, count in DEPTHS]
         line = block[1] * (pairs.height * SH) + step * pairs.stage_rows + pairs.first_row
@@ -153,10 +154,10 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.Else():
                     add_rows(shared, bands, held, acc, block, at, vw, line)
 
-    def there(first, rows: int) -> Any:
+    def there(first, rows: int):
         return all_hold(0 <= first, first + rows <= H)
 
-    def add_rows(shared: Shared, bands, held, acc: tirx.Buffer, block, at, vw, line=None) -> None:
+    def add_rows(shared: Shared, bands, held, acc, block, at, vw, line=None):
         """Add a stage's rows to sums, those that are in the image if the first one's place is given."""
         name = "" if line is None else "_there"
         for row in range(pairs.stage_rows):
@@ -175,13 +176,13 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 left = [result for result, tap in met if tap == KH - 1 and result < R]
                 leave_rows(name, left, shared, acc, at, vw)
 
-    def leave_rows(name: str, results: Iterable[int], shared: Shared, acc, at, vw) -> None:
+    def leave_rows(name: str, results: Iterable[int], shared: Shared, acc, at, vw):
         for result in results:
             with by_lane(f"leave{result}{name}") as vl:
                 untold()
                 leave(shared, acc, result, at, vw, vl)
 
-    def begin(acc: tirx.Buffer, result: int, taken: dict[str, tirx.Buffer], vw, vl) -> None:
+    def begin(acc, result: int, taken: dict[str, tirx.Buffer], vw, vl):
         """Begin sums, with the bias if shared memory has it."""
         own = local("float32", 4)
         for word in range(WORDS):
@@ -191,20 +192,18 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 value = own[e] if BIASED else T.float32(0)
                 T.buffer_store(acc, value, [vw, result, word, vl, e // 2, e % 2])
 
-    def begun(acc: tirx.Buffer, taken: dict[str, tirx.Buffer], _turn, vw, vl) -> None:
-        """Begin the sums that no step begins."""
+    def begun(acc, taken: dict[str, tirx.Buffer], _turn, vw, vl):
         untold()
         for result in range(DELAY):
             begin(acc, result, taken, vw, vl)
 
-    def shift(acc: tirx.Buffer, _turn, _step, vw, vl) -> None:
+    def shift(acc, _turn, _step, vw, vl):
         """Keep the sums that no step has left, for the next."""
         untold()
         with T.unroll(DELAY) as r, T.unroll(WORDS) as word, T.unroll(2) as half, T.unroll(2) as one:
             T.buffer_store(acc, acc[vw, r + R, word, vl, half, one], [vw, r, word, vl, half, one])
 
-    def load_taken(taken: dict[str, tirx.Buffer], first, count: int) -> dict[str, tirx.Buffer]:
-        """Load what fused steps take for some channels, at most a vector."""
+    def load_taken(taken: dict[str, tirx.Buffer], first, count: int):
         loaded = {name: local(taken[name].dtype, count) for name in fused.taken}
         for name, buffer in loaded.items():
             lanes = count if buffer.dtype == dtype else min(4, count)
@@ -212,7 +211,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 copy_vector(taken[name], first + part, buffer, part, lanes)
         return loaded
 
-    def leave(shared: Shared, acc: tirx.Buffer, result: int, at, vw, vl) -> None:
+    def leave(shared: Shared, acc, result: int, at, vw, vl):
         """Leave a row of sums in shared memory, rounded if nothing else is to be done with them."""
         _, results, taken, _ = shared
         buffer = pairs.number(*at) % pairs.buffers * pairs.results
@@ -229,10 +228,10 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     T.buffer_store(own, value if fused.shared.steps else finish_own(value, loaded, channel, ()), [e])
                 column, channel = across * COLUMNS + vl % 4, vector * VECTOR + first + part
                 place = pairs.result_at(image, result, column, channel // SIZE, SIZE) + channel % SIZE
-                with T.If(inside), T.Then():
+                with when(inside):
                     copy_vector(own, 0, results, buffer + place, together)
 
-    def store(is_told: bool, out: tirx.Buffer, shared: Shared, block, of, step, vw, vl) -> None:
+    def store(is_told: bool, out, shared: Shared, block, of, step, vw, vl):
         """Store what the step of two before has left."""
         (_, results, taken, added), thread, left = shared, vw * 32 + vl, tasks.left(of, step)
         T.reads(results[:])
@@ -244,7 +243,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         for turn in range(tasks.stores):
             inside, place, task = tasks.result(block, left, turn, thread)
             line, column, vector, first = task
-            with T.If(inside), T.Then():
+            with when(inside):
                 for part in range(0, SPAN, SIZE):
                     number = vector * (VECTOR // SIZE) + (first + part) // SIZE
                     at = buffer + pairs.result_at(line // R, line % R, column, number, SIZE) + (first + part) % SIZE
@@ -257,12 +256,12 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 with T.vectorized(SPAN) as e:
                     T.buffer_store(out, own[e], [*place[:-1], place[-1] + e])
 
-    def load_first(shared: Shared, image, block, stage, vw, vl) -> None:
+    def load_first(shared: Shared, image, block, stage, vw, vl):
         untold()
         load(shared.staged, tasks.loads, tasks.inputs(image, block, stage, vw * 32 + vl), pairs.source_span, ENDS)
         commit_copies()
 
-    def load_later(has_stage: bool, image, operands, shared: Shared, block, turn, step, vw, vl) -> None:
+    def load_later(has_stage: bool, image, operands, shared: Shared, block, turn, step, vw, vl):
         untold()
         if has_stage:
             find = tasks.inputs(image, block, pairs.stage(turn, step) + (AHEAD + 1), vw * 32 + vl)
@@ -274,7 +273,6 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
 
     @script.inline
     def copy_later(has_stage, at, image, operands, shared, block):
-        """Begin to copy a later stage and a later step's share of the residual."""
         by_lanes("pad", WARPS, load_later, has_stage, image, operands, shared, block, outer=at)
 
     @script.inline
@@ -347,13 +345,12 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                     with T.attr(0, "hand_threaded", 0):
                         for turn in T.serial(TURNS):
                             by_lanes("begin", WARPS, begun, acc, taken, outer=(turn,))
+                            about = T.meta_var((image, operands, out, shared, bands, acc, block, barrier))
                             for step in T.serial(STEPS):
-                                go_down(True, (turn, step), image, operands, out, shared, bands, acc, block, barrier)
+                                go_down(True, (turn, step), *about)
                             if pairs.rests > 0:
                                 for step in T.serial(STEPS, LAST):
-                                    go_down(
-                                        False, (turn, step), image, operands, out, shared, bands, acc, block, barrier
-                                    )
+                                    go_down(False, (turn, step), *about)
                         wait_for_copies(0)
                         synchronise()
                         for turn, step in T.grid((TURNS - 1, 1), (LAST, LAG)):

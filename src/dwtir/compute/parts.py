@@ -5,6 +5,7 @@ What is here writes statements while a script is parsed.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -25,7 +26,7 @@ UNROLLED = {"pragma_auto_unroll_max_step": 1 << 20, "pragma_unroll_explicit": 0}
 class Part:
     """A stretch of a buffer, indexed from 0 on. A copy may go on past the ends of rows."""
 
-    def __init__(self, buffer: tirx.Buffer, *first: Any) -> None:
+    def __init__(self, buffer, *first: Any) -> None:
         self.buffer, self._first = buffer, first
 
     def at(self, index: Any) -> tuple[Any, ...]:
@@ -49,7 +50,7 @@ class Part:
 class Row:
     """A row of a buffer that is indexed as if it were a buffer itself."""
 
-    def __init__(self, buffer: tirx.Buffer, place: int) -> None:
+    def __init__(self, buffer, place: int) -> None:
         self._buffer, self._place = buffer, place
 
     def __getitem__(self, indices: tuple[Any, ...]) -> tirx.Expr:
@@ -77,14 +78,13 @@ def use(how: str, buffers: Iterable[tirx.Buffer]) -> None:
         T.evaluate(buffer.access_ptr(how))
 
 
-def local(dtype: str, *extents: Any) -> tirx.Buffer:
-    """Allocate registers of a thread."""
-    return T.sblock_alloc_buffer(extents, dtype, scope="local")
+def local(dtype: str, *extents: Any, scope: str = "local") -> tirx.Buffer:
+    """Allocate registers of a thread, or memory of another scope."""
+    return T.sblock_alloc_buffer(extents, dtype, scope=scope)
 
 
-def dynamic(dtype: str, *extents: Any) -> tirx.Buffer:
-    """Allocate dynamic shared memory of a block."""
-    return T.sblock_alloc_buffer(extents, dtype, scope="shared.dyn")
+dynamic, static, made = (partial(local, scope=scope) for scope in ("shared.dyn", "shared", "global"))
+"""Allocate shared memory of a block, dynamic and static; and what belongs to all."""
 
 
 def unrolled(*extent: Any) -> Any:
@@ -100,7 +100,7 @@ def by_lanes(name: str, warps: int, *work: Any, outer: Sequence[tirx.Var] = ()) 
 def fill(name: str, loops: str, buffer: tirx.Buffer, value: Callable[..., Any], *about: Any) -> None:
     """Compute each element of a buffer in a block, in loops of such names, from what it is about and its place."""
 
-    def store(*place: Any) -> None:
+    def store(*place: Any):
         T.buffer_store(buffer, value(*about, *place), place)
 
     by_places(name, dict(zip(loops.split(), buffer.shape, strict=True)), store)
@@ -158,7 +158,7 @@ def synchronise() -> None:
 
 def begin_barrier(barrier: tirx.Buffer, threads: int, thread: Any) -> None:
     """Begin a barrier of so many threads, by the first of them."""
-    with T.If(thread == 0), T.Then():
+    with when(thread == 0):
         T.evaluate(T.ptx["mbarrier.init.shared.b64"](T.address_of(barrier[0]), threads))
 
 
@@ -170,6 +170,13 @@ def arrive(barrier: tirx.Buffer) -> None:
 def wait(barrier: tirx.Buffer, number: Any) -> None:
     """Wait until all have arrived in the last phase that is odd or even as the number is; phase 0 is the first."""
     T.evaluate(T.call_extern("int32", AWAIT, T.address_of(barrier[0]), number % 2))
+
+
+@contextmanager
+def when(*conditions: Any) -> Iterator[None]:
+    """Do what follows where all conditions hold, if there are any."""
+    with T.If(tirx.all(*conditions, tirx.const(True, "bool"))), T.Then():
+        yield
 
 
 def clear(sums: Part, first: int, end: int) -> None:
@@ -218,7 +225,7 @@ def copy_pixels(
     """
     (own, count, apart), (size, stride), (each, thread) = channel, sizes, threads
 
-    def one(turn: Any) -> None:
+    def one(turn: Any):
         pixel = thread + turn * each
         shared.take(own * stride + pixel, whole, pixel * apart + tirx.min(own, count - 1))
 
@@ -230,7 +237,7 @@ def copy_pixels(
         for turn in range(turns):
             one(turn)
     if over:
-        with T.If(thread < over), T.Then():
+        with when(thread < over):
             one(turns)
 
 
@@ -257,13 +264,13 @@ def share(
             place = number * lanes
             source = tirx.min(number, last) * lanes if is_load and not is_whole else place
             apart = place if stride == size else place // size * stride + place % size
-            with T.If(place < end * size), T.Then(), T.vectorized(lanes) as lane:
+            with when(place < end * size), T.vectorized(lanes) as lane:
                 yield source + lane, apart + lane, turn * lanes + lane
         return
     channel, first = tirx.floordiv(thread, each), tirx.floormod(thread, each)
     there = tirx.min(channel, count - 1) if is_load and not is_whole else channel
     for turn in range(-(-size // (lanes * each))):
         place = (first + turn * each) * lanes
-        with T.If(tirx.all(place < size, channel < end)), T.Then(), T.vectorized(lanes) as lane:
+        with when(place < size, channel < end), T.vectorized(lanes) as lane:
             place += lane
             yield there * size + place, channel * stride + place, turn * lanes + lane

@@ -27,7 +27,7 @@ def prim_func(*, s_tir: bool) -> Callable[[Callable[..., None]], tirx.PrimFunc]:
     around. The parser reads `s_tir` in the source: the function has blocks to schedule.
     """
 
-    def decorate(function: Callable[..., None]) -> tirx.PrimFunc:
+    def decorate(function: Callable[..., None]):
         variables = sys._getframe(1).f_locals | utils.inspect_function_capture(function)
         parser = _Parser(_source(function.__code__))
         token = _parser.set(parser)

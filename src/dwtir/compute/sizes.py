@@ -1,25 +1,16 @@
 """Sizes that the factories share."""
 
+from ..bands import window_of
 from ..shape import Shape
 
 SLACK = 63
 """Rows and columns that a tile may hang over the edge without costing predicates."""
 
 
-def image(shape: Shape) -> tuple[int, int, int, int, int]:
-    """Return N, C, M, H and W."""
-    return (shape.batch, shape.in_channels, shape.channel_multiplier, shape.height, shape.width)
-
-
 def padded_sizes(shape: Shape, slack: int = SLACK) -> tuple[int, int, int, int]:
     """Count rows and columns of the outputs with slack, and of the padded input they read."""
     rows, columns = shape.out_height + slack, shape.out_width + slack
-    return (
-        rows,
-        columns,
-        (rows - 1) * shape.stride[0] + (shape.kernel[0] - 1) * shape.dilation[0] + 1,
-        (columns - 1) * shape.stride[1] + (shape.kernel[1] - 1) * shape.dilation[1] + 1,
-    )
+    return rows, columns, window_of(shape, 0, rows), window_of(shape, 1, columns)
 
 
 def aligned(shape: Shape, left: int, columns: int) -> tuple[int, int, int]:

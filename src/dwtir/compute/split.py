@@ -20,7 +20,7 @@ from ..epilogue import Epilogue
 from ..pieces import Pieces
 from . import script
 from .forward import both_ends
-from .parts import Part, Row, all_hold, by_places, clear, copy, copy_pixels, local, move, unrolled
+from .parts import Part, Row, all_hold, by_places, clear, copy, copy_pixels, local, move, static, unrolled, when
 from .stretch import Stretch
 from .unaligned import put_pairs, take_pairs
 
@@ -61,8 +61,8 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
     declare, finish = both_ends(shape, epilogue, dtype=FINISHED)
     adds = "residual" in epilogue.steps  # which comes by way of what the results then lie in
 
-    def loading(planes: tirx.Buffer, window: tirx.Buffer, pairs: tirx.Buffer, y, place, part) -> Callable[[Any], None]:
-        def load(row) -> None:
+    def loading(planes, window, pairs, y, place, part):
+        def load(row):
             at, by_pairs = place + row * SW + part * pieces.step - pieces.lead, pieces.takes_pairs
             if by_pairs:
                 take_pairs(pieces, Part(planes, y, 0), X * FROM, window, Part(pairs, 0), at)
@@ -78,12 +78,12 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
 
         return load
 
-    def beyond(part, first: int) -> list[Any]:
+    def beyond(part, first: int):
         """Tell whether a column of a window, which may be beside an image, is not."""
         col = part * pieces.step + first - pieces.lead
         return [0 <= col] * (first < pieces.lead) + [col < SW] * pieces.is_beyond(first)
 
-    def carry(tensor, place, shared, sizes, share, *, is_load=True) -> None:
+    def carry(tensor, place, shared, sizes, share, *, is_load=True):
         """Copy an image, or weights, of the block's channels to shared memory, or back: a thread of `x` its share."""
         (image, _, chunk, x), (each, thread), (size, stride, _) = place, share, sizes
         if is_planar:
@@ -93,41 +93,41 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
             whole = Part(tensor, image, 0, 0, chunk * X)
             copy_pixels((x, there(chunk), C), whole, shared, (size, stride), share)
 
-    def there(chunk) -> Any:
+    def there(chunk):
         """Count the channels of a block that there are."""
         return X if C % X == 0 else tirx.min(X, C - chunk * X)
 
-    def first_row(side, piece) -> Any:
+    def first_row(side, piece):
         if P == 1:
             return 0
         return tirx.max(0, pieces.top(piece)) if side is SOURCE else images.first(piece * Z, pieces.all_bands)
 
-    def bottom(piece) -> Any:
+    def bottom(piece):
         """Find the row of the image after those that a block has of a piece."""
         height = images.source[0]
         return height if P == 1 else tirx.min(height, pieces.top(piece) + images.seen(pieces.most))
 
-    def stretch(tensor, side, place, share) -> Stretch:
+    def stretch(tensor, side, place, share):
         (image, piece, chunk, x), (height, width) = place, side.size
         start = ((image * C + tirx.min(chunk * X + x, C - 1)) * height + first_row(side, piece)) * width
         return Stretch(Part(tensor, 0, 0, 0, 0), N * C * height * width, start, shape.lanes, share)
 
-    def begin(tensor, side, place) -> Any:
+    def begin(tensor, side, place):
         """Find where in shared memory the piece of a thread begins."""
         apart = place.x * side.stride
         return apart if P == 1 else apart + stretch(tensor, side, place, (1, 0)).beside
 
-    def between(rows, most) -> Any:
+    def between(rows, most):
         """Show rows of a piece to be from 0 to the most, or TVM makes room for more than there are."""
         return rows if P == 1 else tirx.max(0, tirx.min(rows, most))
 
-    def beside(place, share) -> tuple[_Place, tuple[int, Any]]:
+    def beside(place, share):
         """Let threads side by side copy what lies side by side: find a thread's channel, and its number there."""
         each, thread = share
         number = thread * X + place.x
         return place._replace(x=tirx.floordiv(number, each)), (each, tirx.floormod(number, each))
 
-    def bring(tensor, side, place, shared, y, share) -> None:
+    def bring(tensor, side, place, shared, y, share):
         """Copy a block's rows of an image to shared memory."""
         if P == 1:
             carry(tensor, place, Part(shared, y, 0), side[1:], share)
@@ -136,7 +136,7 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
             rows = stretch(tensor, side, place, share)
             rows.load(Part(shared, y, place.x * side.stride), pieces.vectors(side.elements))
 
-    def bring_back(tensor, side, place, shared, y, share) -> None:
+    def bring_back(tensor, side, place, shared, y, share):
         if P == 1:
             carry(tensor, place, Part(shared, y, 0), side[1:], share, is_load=False)
             return
@@ -144,30 +144,30 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         count = between(first_row(side, place.piece + 1) - first_row(side, place.piece), pieces.most)
         if pieces.is_ragged:
             count = tirx.min(count, images.result[0] - first_row(side, place.piece))
-        with T.If(place.chunk * X + place.x < C), T.Then():
+        with when(place.chunk * X + place.x < C):
             own = Part(shared, y, place.x * side.stride)
             stretch(tensor, side, place, share).store(own, count * RW, pieces.least * RW, side.elements)
 
-    def across(y) -> tuple[Any, Any]:
+    def across(y):
         """Tell a thread's image, of the block's, and its part."""
         return (y, 0) if Q == 1 else (0, y)
 
-    def put(result, pairs, shared, part) -> None:
+    def put(result, pairs, shared, part):
         """Move a row of a thread's results to shared memory; the last part may have fewer."""
         put_row = partial(put_pairs, pairs=Part(pairs, 0)) if pieces.puts_pairs else partial(move, lanes=LANES_OUT)
         put_row(result, shared, pieces.fewest)
         if pieces.fewest < COLS:
             source, target = (Part(own.buffer, *own.at(pieces.fewest)) for own in (result, shared))
-            with T.If(part < Q - 1), T.Then():
+            with when(part < Q - 1):
                 put_row(source, target, COLS - pieces.fewest)
 
-    def share_out(bring, tensor, side, shared, b, c, p, z, y, x) -> None:
+    def share_out(bring, tensor, side, shared, b, c, p, z, y, x):
         """Let a thread copy its share of an image, if there is one."""
         image, part = across(y)
-        with T.If(b * Y + image < N), T.Then():
+        with when(b * Y + image < N):
             bring(tensor, side, _Place(b * Y + image, p, c, x), shared, image, (Z * Q, z * Q + part))
 
-    def weigh(weight, filters, c, p, z, y, x) -> None:
+    def weigh(weight, filters, c, p, z, y, x):
         carry(weight, _Place(0, p, c, x), Part(filters, 0), (TAPS, APART, TOGETHER), (Y * Z * Q, z * (Y * Q) + y))
 
     @script.inline
@@ -236,9 +236,9 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
                     T.writes(out[vb * Y : vb * Y + Y, vc * X : vc * X + X, :, :])
                 else:
                     T.writes(out[vb * Y : vb * Y + Y, :, :, vc * X : vc * X + X])
-                planes = T.sblock_alloc_buffer((Y, X * FROM), dtype, scope="shared")
-                filters = T.sblock_alloc_buffer((X * APART,), "float32", scope="shared")
-                results = T.sblock_alloc_buffer((Y, X * TO), dtype, scope="shared")
+                planes = static(dtype, Y, X * FROM)
+                filters = static("float32", X * APART)
+                results = static(dtype, Y, X * TO)
                 acc = local("float32", Z, Y * Q, X, ROWS * COLS)
                 block = T.meta_var((vb, vc, vp))
                 by_places("gather", THREADS, share_out, bring, data, SOURCE, planes, *block)
@@ -271,8 +271,8 @@ def _sum(
     band: tuple[Any, int, int, Any],
     bottom: Any,
     acc: Part,
-    window: tirx.Buffer,
-    taps: tirx.Buffer,
+    window,
+    taps,
     weight: Part,
     load: Callable[[Any], None],
 ) -> None:
@@ -283,7 +283,7 @@ def _sum(
     top = images.top(first)
     clear(acc, 0, most * width)
 
-    def add(h: int, tap: Any, held: int) -> None:
+    def add(h: int, tap: Any, held: int):
         """Add products of a row of the window and one of the kernel, whose weights are held from a place on."""
         for kw in range(kernel_w):
             cols, at = pieces.columns(kw)
@@ -295,10 +295,10 @@ def _sum(
                 value = window[at + col * right] * taps[held + kw]
                 acc.add(h * width + cols.start + col * cols.step, value)
 
-    def go_down() -> None:
+    def go_down():
         with T.serial(images.seen(most)) as seen:
             row = top + seen
-            with T.If(tirx.all(0 <= row, row < bottom)), T.Then():
+            with when(0 <= row, row < bottom):
                 load(row)
                 for h in range(most):
                     above = images.above(seen, h)
@@ -306,20 +306,20 @@ def _sum(
                     tests += [above < kernel_h * below] * (h < most - 1 or images.phases > 1)
                     tests += [tirx.floormod(above, below) == 0] * (below > 1)
                     tests += [h < rows] * (h >= least)
-                    with T.If(tirx.all(*tests, tirx.const(True, "bool"))), T.Then():
+                    with when(*tests):
                         add(h, tirx.floordiv(above, below) * kernel_w, 0)
 
-    def go_down_apart() -> None:
+    def go_down_apart():
         """Load the rows under the taps of each row anew, where no two meet the same ones."""
         with T.serial(kernel_h) as kh:
             for h in range(most):
                 row = top + kh * below + h * shape.stride[0]
                 tests = [0 <= row, row < bottom] + [h < rows] * (h >= least)
-                with T.If(tirx.all(*tests)), T.Then():
+                with when(*tests):
                     load(row)
                     add(h, kh * kernel_w, 0)
 
-    def go_down_in_line() -> None:
+    def go_down_in_line():
         loaded: set[int] = set()
         for seen in range(images.seen(most)):
             above = [divmod(images.above(seen, h), below) for h in range(most)]
@@ -329,7 +329,7 @@ def _sum(
                     T.buffer_store(taps, weight[images.turned(tap)], [tap])
             loaded.update(meets.values())
             row = top + seen
-            with T.If(tirx.all(bool(meets), 0 <= row, row < bottom)), T.Then():
+            with when(bool(meets), 0 <= row, row < bottom):
                 load(row)
                 for h, first in meets.items():
                     add(h, None, first)

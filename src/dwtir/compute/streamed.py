@@ -61,57 +61,56 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
     UNTESTED = bool(epilogue.steps) and RH % DOWN == 0 and is_float
     FIRST = 1 if epilogue.steps and not is_float and not planes else KH
 
-    def hold(channels: tirx.Buffer, added: tirx.Buffer, row) -> dict[str, Any]:
+    def hold(channels, added, row):
         """Find the operands of the epilogue where a thread has them."""
         held: dict[str, Any] = {name: Row(channels, place) for place, name in enumerate(names)}
         return held | {"residual": Row(added, row)}
 
-    def tap(row, column, channel) -> tuple[Any, ...]:
+    def tap(row, column, channel):
         if TURNED:
             row, column = KH - 1 - row, KW - 1 - column
         own, result = T.floordiv(channel, M), T.floormod(channel, M)
         return (own, result, row, column) if planes else (row, column, own, result)
 
-    def first_row(segment) -> Any:
+    def first_row(segment):
         return T.floordiv(segment, DOWN) * rows
 
-    def line(segment, row) -> Any:
+    def line(segment, row):
         """Find a row in the image, by its place in a segment."""
         return (first_row(segment) + row) * DOWN + T.floormod(segment, DOWN)
 
-    def last_row(segment, height: int) -> Any:
+    def last_row(segment, height: int):
         """Count the rows from a segment's first to the end of its part of an image."""
         return T.floordiv(height - 1 - T.floormod(segment, DOWN), DOWN) + 1 - first_row(segment)
 
-    def spot(n, row, strip, place, vector, lane, results: int = 1) -> tuple[Any, ...]:
+    def spot(n, row, strip, place, vector, lane, results: int = 1):
         """Find an element of a vector in an image, by its place in a strip."""
         column = (T.floordiv(strip, RIGHT) * cols + place) * RIGHT + T.floormod(strip, RIGHT)
         if planes:
             return n, T.floordiv(vector, results), row, column + lane
         return n, row, column, T.floordiv(vector * V + lane, results)
 
-    def place(column, lane, *of) -> tuple[Any, ...]:
+    def place(column, lane, *of):
         """Find it among a thread's columns and channels."""
         return (*of, column + lane, 0) if planes else (*of, column, lane)
 
-    def area(n, segment, strip, vector) -> tuple[Any, ...]:
+    def area(n, segment, strip, vector):
         """Find all results of a thread, and those of other parts between them."""
         sizes = ((T.floordiv(segment, DOWN), rows * DOWN), (T.floordiv(strip, RIGHT), cols * RIGHT), (vector, V))
         down, right, channels = (slice(at * size, at * size + size) for at, size in sizes)
         return (n, channels, down, right) if planes else (n, down, right, channels)
 
-    def is_before(strip, column, width: int) -> Any:
+    def is_before(strip, column, width: int):
         """Tell whether a column of a strip is left of the end of an image."""
         if width % RIGHT == 0:  # by the strip's number
             return T.floordiv(strip, RIGHT) < T.floordiv(width // RIGHT - column + cols - 1, cols)
         return (T.floordiv(strip, RIGHT) * cols + column) * RIGHT + T.floormod(strip, RIGHT) < width
 
-    def is_input(strip, column) -> Any:
-        """Tell whether a column of a strip's window is in the image."""
+    def is_input(strip, column):
         first = T.floordiv(LEFT - column + cols - 1, cols)
         return tirx.all(first <= T.floordiv(strip, RIGHT), is_before(strip, column - LEFT, W))
 
-    def is_output(strip, column) -> Any:
+    def is_output(strip, column):
         return is_before(strip, column, RW)
 
     @script.inline
@@ -124,7 +123,7 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
                         spot(n, T.min(row, H - 1), strip, j * LOADED - (LEFT + LEAD), vector, e, M)
                     ]
 
-    def load_channels(operands: dict[str, Any], channels: tirx.Buffer, vector) -> None:
+    def load_channels(operands: dict[str, Any], channels, vector):
         for place, name in enumerate(names):
             with T.vectorized(V) as v:
                 T.buffer_store(channels, operands[name][vector * V + v], [place, v])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tvm import tirx
 from tvm.script import tirx as T
 
-from .parts import Part
+from .parts import Part, when
 
 
 class Stretch(NamedTuple):
@@ -44,12 +44,12 @@ class Stretch(NamedTuple):
                 tests = [*tests, vector < last]
             else:
                 vector = tirx.min(vector, last - 1)
-            with T.If(tirx.all(*tests, tirx.const(True, "bool"))), T.Then(), T.vectorized(self.lanes) as lane:
+            with when(*tests), T.vectorized(self.lanes) as lane:
                 shared.take(number * self.lanes + lane, self.whole, vector * self.lanes + lane)
         if over:
             _, thread = self.threads
             after = last * self.lanes - (self.start - self.beside) + thread
-            with T.If(tirx.all(thread < over, after < vectors * self.lanes)), T.Then():
+            with when(thread < over, after < vectors * self.lanes):
                 shared.take(after, self.whole, last * self.lanes + thread)
 
     def store(self, shared: Part, count: Any, least: int, most: int) -> None:
@@ -60,11 +60,11 @@ class Stretch(NamedTuple):
             at = number * self.lanes
             tests += [self.beside <= at] * (turn == 0)
             tests += [at + self.lanes <= end] * ((turn + 1) * each * self.lanes > least)
-            with T.If(tirx.all(*tests, tirx.const(True, "bool"))), T.Then(), T.vectorized(self.lanes) as lane:
+            with when(*tests), T.vectorized(self.lanes) as lane:
                 self.whole.take(first + at + lane, shared, at + lane)
         head, tail = self.beside + thread, tirx.floordiv(end, self.lanes) * self.lanes + thread
         for place, tests in ((head, [0 < self.beside, head < self.lanes]), (tail, [tail < end])):
-            with T.If(tirx.all(*tests)), T.Then():
+            with when(*tests):
                 self.whole.take(first + place, shared, place)
 
     def _turns(self, vectors: int) -> Iterator[tuple[int, Any, list[Any]]]:

@@ -17,7 +17,7 @@ def take_pairs(pieces: Pieces, planes: Part, size: int, window: tirx.Buffer, pai
     """Load a row of a thread's window as float32, by way of pairs; beside all planes other ones."""
     count, first, odd = pieces.window, tirx.floordiv(start, 2) * 2, tirx.floormod(start, 2)
 
-    def load(to: Any, place: Any) -> None:
+    def load(to: Any, place: Any):
         _store_pair(pairs, to, _pair(planes, place))
 
     inside = []

@@ -7,8 +7,6 @@ pairs are of two images; ``leave``, its sums for a row of the kernel; ``taps``, 
 What a lane holds follows ``mma.sync.m16n8k16``, as in `compute.banded`, but the depth are units.
 """
 
-from typing import Any
-
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -24,6 +22,7 @@ from .parts import (
     commit_copies,
     dynamic,
     local,
+    made,
     synchronise,
     untold,
     use,
@@ -53,55 +52,53 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
     TAPS = KH * KW * CHANNELS
     dtype = shape.dtype
 
-    def split(task, width: int) -> tuple[Any, ...]:
+    def split(task, width: int):
         """Find the row (of inputs), image, column and vector of a load."""
         above = task // VECTORS // width
         column = task // VECTORS % width
         return above // sizes.images, above % sizes.images, column, task % VECTORS
 
-    def image_and_row(part, step) -> tuple[Any, Any, Any]:
+    def image_and_row(part, step):
         """Find a step among all, and its images and row."""
         at = part * sizes.part_steps + step - (RING - 1)
         later = at + sizes.steps
         return at, later // sizes.steps - 1, later % sizes.steps
 
-    def input_of(data: tirx.Buffer, part, chunk, step, task, lane) -> tuple[Any, Any]:
+    def input_of(data, part, chunk, step, task, lane):
         _, images, down = image_and_row(part, step)
         row, image, column, vector = split(task, W)
         n, y = images * sizes.images + image, down * SH + row
         here = tirx.all(*(RING - 1 <= step, step < STEPS), *(n < N, TOP <= y, y < TOP + H))
         return here, data[n, y - TOP, column, chunk * CHANNELS + vector * LANES + lane]
 
-    def grad_of(grad: tirx.Buffer, part, chunk, step, task, lane) -> tuple[Any, Any]:
+    def grad_of(grad, part, chunk, step, task, lane):
         at, images, row = image_and_row(part, step)
         _, image, column, vector = split(task, OW)
         n = images * sizes.images + image
         here = tirx.all(*(0 <= at, step < STEPS), *(n < N, row < OH))
         return here, grad[n, row, column, chunk * CHANNELS + vector * LANES + lane]
 
-    def input_to(task) -> Any:
-        """Find in shared memory what a load brings."""
+    def input_to(task):
         row, image, column, vector = split(task, W)
         above = row * sizes.pairs + image // 2
         at = image % 2 * sizes.input_vectors + above * sizes.pitch
         vector = sizes.swapped(vector, (column + LEFT) % sizes.step)
         return (at + sizes.input_column(column + LEFT) + vector) * LANES
 
-    def grad_to(task) -> Any:
+    def grad_to(task):
         _, image, column, vector = split(task, OW)
         at = GRADS_AT + image % 2 * sizes.grad_vectors + image // 2 * sizes.across * sizes.apart[1]
         return (at + sizes.grad_column(column) + sizes.swapped(vector, column % COLUMNS)) * LANES
 
-    def unit(group, half, lane) -> Any:
+    def unit(group, half, lane):
         return group * LANES + half * 4 + lane % 4
 
-    def channel(warp, own, lane, column) -> Any:
+    def channel(warp, own, lane, column):
         """Find where a lane's first channel lies in a pixel, by the column in its unit."""
         first = (warp * OWN + own * READ) * TOGETHER + lane // 4 % TOGETHER * READ
         return sizes.swapped(first // LANES, column) * LANES + first % LANES
 
-    def input_at(warp, own, group, row, span, *of) -> Any:
-        """Find in shared memory what a lane reads of the first images."""
+    def input_at(warp, own, group, row, span, *of):
         lane, half, more = of
         i = span * 2 + more
         at = row * sizes.pairs * sizes.pitch + i // SW * sizes.apart[0]
@@ -109,24 +106,23 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         column = i % SW * COLUMNS + lane // 4 // TOGETHER
         return (at + column * VECTORS) * LANES + channel(warp, own, lane, column)
 
-    def grad_at(warp, own, group, lane, half) -> Any:
+    def grad_at(warp, own, group, lane, half):
         at = GRADS_AT + tirx.min(unit(group, half, lane), UNITS) * sizes.apart[1]
         column = lane // 4 // TOGETHER
         return (at + column * VECTORS) * LANES + channel(warp, own, lane, column)
 
-    def diagonal(shared: tirx.Buffer, tap) -> Any:
+    def diagonal(shared, tap):
         """Sum up a tap in one expression: all terms are loaded first."""
         r, kw, channel = tap // ROW_TAPS, tap % ROW_TAPS // CHANNELS, tap % CHANNELS
         own, c = channel // (TOGETHER * READ) * READ + channel % READ, channel // READ % TOGETHER
         first = own * SUMS + (kw * DW * TOGETHER + c) * LANES + c
         return sum(shared[r, first + column * TOGETHER * (SW * LANES + 1)] for column in range(COLUMNS))
 
-    def task_of(k, warp, lane) -> Any:
+    def task_of(k, warp, lane):
         return k * THREADS + warp * 32 + lane
 
     @script.inline
     def copy(staged, source, count, most, value_of, place, *at):
-        """Begin to copy what a thread has of a step, of inputs or gradients."""
         part, chunk, step, warp, lane = T.meta_var(at)
         size = local("int32", 1)
         for k in T.unroll(count):
@@ -149,7 +145,7 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
         copy(staged, grad_out, GRAD_LOADS, GRADS, grad_of, grad_to, *at)
         commit_copies()
 
-    def load_later(staged, data, grad_out, part, chunk, turn, d, warp, lane) -> None:
+    def load_later(staged, data, grad_out, part, chunk, turn, d, warp, lane):
         load(staged, data, grad_out, part, chunk, turn * RING + d + (AHEAD + 1), warp, lane)
 
     @script.inline
@@ -172,14 +168,12 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
 
     @script.inline
     def read(raw, staged, step, at, apart):
-        """Read neighbouring channels of both images of a pair."""
         for e in T.unroll(2):
             for c in T.vectorized(READ):
                 raw[e, c] = staged[step % SLOTS * SLOT + at + e * apart * LANES + c]
 
     @script.inline
     def take(staged, grads, step, d, w, o, g):
-        """Take the gradients of a step, for units of channels and a group."""
         for lane, h in T.grid(32, 2):
             with T.sblock("right"):
                 vo, vg, vl, vh = T.axis.remap("SSSS", [o, g, lane, h])
@@ -231,8 +225,8 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
     @script.prim_func(s_tir=True)
     def units_nhwc() -> None:
         data, grad_out, _, out = T.meta_var(declared(shape))
-        partial = T.sblock_alloc_buffer((PARTS, CHUNKS, TAPS), "float32")
-        total = T.sblock_alloc_buffer((KH, KW, C, 1), "float32")
+        partial = made("float32", PARTS, CHUNKS, TAPS)
+        total = made("float32", KH, KW, C, 1)
         for p, b in T.grid(PARTS, CHUNKS):
             with T.sblock("block"):
                 vp, vb = T.axis.remap("SS", [p, b])

@@ -20,7 +20,7 @@ from ..epilogue import Epilogue
 from ..images import Images
 from . import script
 from .forward import both_ends
-from .parts import Part, Row, by_places, clear, copy, local, move, share, unrolled
+from .parts import Part, Row, by_places, clear, copy, local, move, share, static, unrolled, when
 
 
 def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
@@ -38,7 +38,7 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     adds = "residual" in epilogue.steps  # which comes by way of what the results then lie in
     IMAGES = {"y": Y, "x": X}
 
-    def plane(tensor: tirx.Buffer, n, c, pixels: int) -> Part:
+    def plane(tensor, n, c, pixels: int):
         return Part(tensor, n, 0, 0, c * X * pixels)
 
     @script.inline
@@ -50,7 +50,7 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
             else:
                 _fetch(some, plane(data, n, c, READ), Part(ahead, y, x, 0), IN, (X, x))
 
-    def take(weight: tirx.Buffer, filters: tirx.Buffer, some, c, y, x) -> None:
+    def take(weight, filters, some, c, y, x):
         copy(some, plane(weight, 0, c, TAPS), Part(filters, 0), (TAPS, APART, TOGETHER), (X * Y, y * X + x))
 
     @script.inline
@@ -110,9 +110,9 @@ def nchw(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
                 written = T.meta_var(out[vb * (Y * D) : vb * (Y * D) + Y * D, vc * X : vc * X + X, :, :])
                 T.writes(written)
                 ahead = local(dtype, Y, X, AHEAD)
-                planes = T.sblock_alloc_buffer((Y, X * FROM), dtype, scope="shared")
-                filters = T.sblock_alloc_buffer((X * APART,), "float32", scope="shared")
-                results = T.sblock_alloc_buffer((Y, X * TO), dtype, scope="shared")
+                planes = static(dtype, Y, X * FROM)
+                filters = static("float32", X * APART)
+                results = static(dtype, Y, X * TO)
                 acc = local("float32", Y, X, WRITTEN)
                 some = T.meta_var((X, X if C % X == 0 else T.min(X, C - vc * X)))
                 by_places("gather", IMAGES, gather, data, ahead, planes, some, vb, vc)
@@ -138,21 +138,21 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
     (RH, RW), KW = images.result, shape.kernel[1]
     declare, finish = both_ends(shape, epilogue)
 
-    def loading(data: tirx.Buffer, window: tirx.Buffer, n, c) -> Callable[..., None]:
-        def load(row: int, turn=0) -> None:
+    def loading(data, window, n, c):
+        def load(row: int, turn=0):
             image = tirx.min(n * turns + turn, N - 1)
             with unrolled(W) as w:
                 T.buffer_store(window, T.cast(data[image, row, w, c], "float32"), [row * W + w])
 
         return load
 
-    def weighing(weight: tirx.Buffer, c) -> Callable[[int], Any]:
+    def weighing(weight, c):
         return lambda tap: T.cast(weight[tap // KW, tap % KW, c, 0], "float32")
 
-    def storing(acc: tirx.Buffer, operands, out: tirx.Buffer, n, c) -> Callable[..., None]:
-        def store(row: int, turn=0) -> None:
+    def storing(acc, operands, out, n, c):
+        def store(row: int, turn=0):
             image = n * turns + turn
-            with T.If(image < N), T.Then(), unrolled(RW) as w:
+            with when(image < N), unrolled(RW) as w:
                 place = (image, row, w, c)
                 T.buffer_store(out, finish(acc[row * RW + w], operands, c, place), place)
 
@@ -183,8 +183,8 @@ def nhwc(images: Images, epilogue: Epilogue) -> tirx.PrimFunc:
 def _sum(
     images: Images,
     acc: Part,
-    window: tirx.Buffer,
-    taps: tirx.Buffer,
+    window,
+    taps,
     weight: Callable[[int], Any],
     load: Callable[[int], None] | None = None,
     store: Callable[[int], None] | None = None,
@@ -225,8 +225,8 @@ def _sum(
 def _sum_in_turn(
     images: Images,
     acc: Part,
-    window: tirx.Buffer,
-    taps: tirx.Buffer,
+    window,
+    taps,
     weight: Callable[[int], Any],
     load: Callable[[int, Any], None],
     store: Callable[[int, Any], None],
@@ -262,8 +262,7 @@ def _sum_in_turn(
             load(coming, tirx.min(turn + further, images.turns - 1))
 
 
-def _multiply(images: Images, acc: Part, window: tirx.Buffer, place: tuple[int, int, int], tap: Any) -> None:
-    """Add the products of a row of the image with a tap, of a column, to a row of results."""
+def _multiply(images: Images, acc: Part, window, place: tuple[int, int, int], tap: Any) -> None:
     row, h, kw = place
     shape, width = images.shape, images.result[1]
     cols = images.meets(1, kw, 0, width)

@@ -26,30 +26,7 @@ from .tap_sums import TapSums
 from .unit_sums import UnitSums
 from .whole_image import WholeImage
 
-__all__ = [
-    "ARTICLE_STEPS",
-    "STRATEGIES",
-    "BandedChannels",
-    "BandedMatrix",
-    "BandedPlanes",
-    "BandedSums",
-    "ChannelPairs",
-    "ChannelVector",
-    "Cpu",
-    "CpuTapSums",
-    "Ladder",
-    "RegisterWindow",
-    "RowStream",
-    "SharedTile",
-    "SplitImage",
-    "Strategy",
-    "TapSums",
-    "UnitSums",
-    "WholeImage",
-    "choose",
-    "named",
-    "sample",
-]
+__all__ = ["Ladder", "SharedTile", "Strategy", "sample"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     strategy.name: strategy

@@ -29,10 +29,10 @@ from ..panels import Panels
 from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule, Self
-from .base import Strategy, by_time, expected, is_beaten, with_guesses
+from .base import Strategy, Values, by_time, expected, is_beaten
 from .channel_vector import ChannelVector
 from .cost import registers_for
-from .loops import bind_threads, block_names
+from .loops import bind_threads, block_names, loops_of
 from .row_stream import RowStream
 from .tiles import BLOCK_COUNTS, LEAST_SHARED, REGISTERS, SHARED, even_split
 
@@ -49,10 +49,8 @@ one of results, a product and a row of inputs of a warp, as measured on an H200.
 class BandedChannels(Strategy):
     """Tile of the products with banded matrices, as `Panels` has it, with 2 or 4 channels of a warp."""
 
-    name = "banded_channels"
     layouts = ("NHWC",)
     dtypes = ("float16", "bfloat16")
-    operations = ("forward", "grad_data")
     needs_mma = True
     device = "a GPU from sm_80 on (with channels by eights, channel_multiplier 1, stride 1 and dilation 1)"
 
@@ -79,7 +77,6 @@ class BandedChannels(Strategy):
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether it is expected to be faster than the float32 units."""
         if not RowStream.claims(shape, target):
             return False
         others = ChannelVector, RowStream  # the quicker to choose first
@@ -106,9 +103,9 @@ class BandedChannels(Strategy):
                 yield tile
 
     @classmethod
-    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
+    def usual(cls, shape: Shape, target: Target) -> Values:
         height, width = shape.result_height, -(-shape.result_width // COLUMNS)
-        values = {
+        return {
             "rows": [even_split(height, n) for n in (2, 3, 4, 5, 7)],
             "down": (1, 2, 4),
             "across": [even_split(width, n) for n in (1, 2, 4, 8)],
@@ -116,7 +113,6 @@ class BandedChannels(Strategy):
             "channels": (2, 4),
             "min_blocks": BLOCK_COUNTS[:4],
         }
-        return with_guesses(values, (cls.choose(shape, target),))
 
     def is_promising(self, shape: Shape) -> bool:
         return self._registers(shape) <= registers_for(32 * self.warps, self.min_blocks)
@@ -127,9 +123,8 @@ class BandedChannels(Strategy):
 
     def check(self, shape: Shape, target: Target) -> None:
         panels = self.sizes(shape)
-        self._require_most("rows", self.rows, shape.result_height)
-        self._require_most("down", self.down, -(-shape.result_height // self.rows))
-        self._require_most("across", self.across, -(-shape.result_width // COLUMNS))
+        height, across = shape.result_height, -(-shape.result_width // COLUMNS)
+        self._require_fields(rows=height, down=-(-height // self.rows), across=across)
         self._require_most("tiles of an image", self.down * panels.pitch, TILES)
         self._require_in("channels", (2, 4))
         together = self.warps * self.channels
@@ -166,13 +161,13 @@ class BandedChannels(Strategy):
     def apply(self, sch: Schedule, shape: Shape) -> None:
         from ..compute.mma import intrinsic
 
-        sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("panels"))), "blockIdx.x")
+        sch.bind(sch.fuse(*loops_of(sch, "panels")), "blockIdx.x")
         for name in block_names(sch):
             if name in ("gather", "filters", "band", "residual", "epilogue", "store"):
-                bind_threads(sch, *sch.get_loops(sch.get_sblock(name))[-2:])
+                bind_threads(sch, *loops_of(sch, name)[-2:])
             elif name == "products":
-                sch.bind(sch.get_loops(sch.get_sblock(name))[-1], "threadIdx.y")
+                sch.bind(loops_of(sch, name)[-1], "threadIdx.y")
             elif name == "zero" or name.startswith("window"):
-                bind_threads(sch, sch.get_loops(sch.get_sblock(name))[-1])
+                bind_threads(sch, loops_of(sch, name)[-1])
             elif name.startswith("products"):
-                sch.tensorize(sch.get_loops(sch.get_sblock(name))[-4], intrinsic(shape.dtype))
+                sch.tensorize(loops_of(sch, name)[-4], intrinsic(shape.dtype))

@@ -47,7 +47,7 @@ from ..target import Target
 from ..typed import LoopRV, SBlockRV, Schedule, Self
 from . import band_cost, band_tiles, plane_tiles
 from .band_tiles import FEW_TAPS, HIGH, LOW, height, heights, kernel_rows
-from .base import Strategy, by_time, varied, with_guesses
+from .base import Strategy, Values, by_time, varied
 from .cost import registers_for
 from .loops import bind, compute_at, unroll_all
 from .register_window import RegisterWindow
@@ -79,10 +79,8 @@ _OWN, _NARROW, _MOST_LOADS = 8, (16, 12), 140
 class BandedMatrix(Strategy):
     """Tile of the products with banded matrices."""
 
-    name = "banded_matrix"
     layouts: ClassVar[tuple[str, ...]] = ("NCHW",)
     dtypes = ("float16", "bfloat16")
-    operations = ("forward", "grad_data")
     needs_mma = True
     registers = (295, 350)
     """That a tile may count on without spilling, if it takes some steps, or one."""
@@ -197,15 +195,14 @@ class BandedMatrix(Strategy):
         return []
 
     @classmethod
-    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
-        values = {
+    def usual(cls, shape: Shape, target: Target) -> Values:
+        return {
             "rows": heights(shape),
             "kernel_rows": kernel_rows(shape),
             "warps": (1, 2, 4, 8),
             "min_blocks": BLOCK_COUNTS,
             "turns": (1, 2, 4) if cls.choose(shape, target).loads == "planes" else (1,),
         }
-        return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: Shape) -> bool:
         bands = self.sizes(shape)
@@ -265,7 +262,6 @@ class BandedMatrix(Strategy):
         return Bands(shape, self.rows, self.kernel_rows, run=4 if self.loads == "fours" else 2, is_staged=is_staged)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float | None:
-        """Estimate the time in rows of an odd width."""
         return self._cycles(shape, target) / CLOCK if self.sizes(shape).alternates else None
 
     def _cycles(self, shape: Shape, target: Target) -> float:

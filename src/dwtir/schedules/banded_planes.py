@@ -43,7 +43,6 @@ _OF_WINDOW = 0.86
 class BandedPlanes(BandedMatrix):
     """Tile of the products, as of `BandedMatrix`."""
 
-    name = "banded_planes"
     layouts = LAYOUTS
     registers = (285, 350)
     cycles = (1.0, 0.5, 2.4, 2.0, 20.0, 0.0)
@@ -60,7 +59,6 @@ class BandedPlanes(BandedMatrix):
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether the kernels take less time than the float32 units would."""
         window = RegisterWindow if shape.layout == "NCHW" else ChannelVector
         return expected(cls, shape, target) < _OF_WINDOW * expected(window, shape, target)
 

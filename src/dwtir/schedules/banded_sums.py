@@ -28,7 +28,7 @@ from ..diagonals import Diagonals
 from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule, Self
-from .base import with_guesses
+from .base import Values
 from .cost import registers_for
 from .loops import bind_threads, compute_at, number, unroll_all
 from .matrix_sums import MAX_PRODUCTS, MatrixSums
@@ -64,7 +64,6 @@ _WITH_MEMORY = 1.47  # an exponent: a large one takes the longest of two times
 class BandedSums(MatrixSums):
     """Tile of the products, as `Diagonals` has it."""
 
-    name = "banded_sums"
     layouts = ("NCHW",)
     device = "a GPU from sm_80 on"
     least = (1, 1, 1, 1)
@@ -107,9 +106,9 @@ class BandedSums(MatrixSums):
         return (COLUMNS, 2 * COLUMNS) if Diagonals(shape, 1, 1, 1).can_be_wide else (COLUMNS,)
 
     @classmethod
-    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
+    def usual(cls, shape: Shape, target: Target) -> Values:
         parts = cls.choose(shape, target).parts
-        values = {
+        return {
             "rows": [even_split(shape.out_height, most) for most in (1, 2, 4, 7, 10, 14)],
             "warps": (1, 2, 4, 8),
             "parts": (1, max(1, parts // 2), 2 * parts),
@@ -117,16 +116,14 @@ class BandedSums(MatrixSums):
             "min_blocks": BLOCK_COUNTS,
             "columns": cls.widths(shape),
         }
-        return with_guesses(values, cls.guesses(shape, target))
 
     def check(self, shape: Shape, target: Target) -> None:
         # Loops over nothing lose their variable, and then their thread.
-        sizes, widths = self.sizes(shape), self.widths(shape)
-        self._require(self.columns in widths, "columns", self.columns, " or ".join(map(str, widths)))
+        sizes = self.sizes(shape)
+        self._require_in("columns", self.widths(shape))
         groups = sizes.groups
-        self._require_most("rows", self.rows, shape.out_height + shape.out_height % 2)
-        self._require_most("warps", self.warps, groups)
-        self._require_most("parts", self.parts, -(-groups // self.warps))
+        rows = shape.out_height + shape.out_height % 2
+        self._require_fields(rows=rows, warps=groups, parts=-(-groups // self.warps))
         self._require_most("unrolled loads", int(self._loads(shape, sizes.window_rows, self.rows)), MAX_LOADS)
         self._require_most("unrolled products", self._products(shape), MAX_PRODUCTS)
         self._require_most("sums of a thread", self._sums(shape), MAX_SUMS)

@@ -1,11 +1,12 @@
 """What a strategy is: its parameters, their choice and their space; and how strategies are compared."""
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import cache, lru_cache
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 from ..epilogue import NO_STEPS, Epilogue
 from ..errors import InvalidScheduleError
@@ -20,6 +21,7 @@ _GUESSES = 24
 _ALIKE = 3
 
 _Tile = TypeVar("_Tile", bound="Strategy")
+Values: TypeAlias = Mapping[str, Iterable[int]]
 
 
 class Strategy(ABC):
@@ -32,11 +34,11 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
-    """Name of the strategy in `build`, in records and in tables."""
+    """Name of the strategy in `build`, in records and in tables: that of the class."""
 
     on_gpu: ClassVar[bool] = True
     layouts: ClassVar[tuple[str, ...]] = LAYOUTS
-    operations: ClassVar[tuple[str, ...]] = ("forward",)
+    operations: ClassVar[tuple[str, ...]] = ("forward", "grad_data")
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     needs_mma: ClassVar[bool] = False
 
@@ -55,6 +57,9 @@ class Strategy(ABC):
     min_blocks: int | None = None
     """Blocks that an SM shall have room for at a time, where a strategy says so: the fewer, the more registers
     has a thread, and the more loads under way."""
+
+    def __init_subclass__(cls) -> None:
+        cls.name = re.sub("(?<=.)(?=[A-Z])", "_", cls.__name__).lower()
 
     def takes_lines(self, shape: Shape) -> bool:
         """Tell whether `line_loads.LOAD` loads inputs: blocks read parts of lines, others the rest soon."""
@@ -110,13 +115,18 @@ class Strategy(ABC):
         return None
 
     @classmethod
-    @abstractmethod
     def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
         """List the values of each numeric field that are worth trying.
 
         Those that `choose` gives are among them, for a search to start there. Combinations may still fail `check`.
         Fields left out keep the values of `choose`.
         """
+        return with_guesses(cls.usual(shape, target), cls.guesses(shape, target))
+
+    @classmethod
+    def usual(cls, shape: Shape, target: Target) -> Values:
+        """List the values of each field that are worth trying whatever the guesses are."""
+        return {}
 
     @abstractmethod
     def check(self, shape: Shape, target: Target) -> None:
@@ -227,6 +237,10 @@ class Strategy(ABC):
     def _require_most(self, what: str, value: int, most: int, where: str = "") -> None:
         self._require(value <= most, what, value, f"at most {most}{where}")
 
+    def _require_fields(self, **most: int) -> None:
+        for field, value in most.items():
+            self._require_most(field, getattr(self, field), value)
+
     def _require_in(self, field: str, allowed: tuple[object, ...]) -> None:
         value = getattr(self, field)
         self._require(value in allowed, field, value, f"one of {allowed}")
@@ -296,7 +310,7 @@ def varied(tiles: Iterable[_Tile], likeness: Callable[[_Tile], object]) -> tuple
     return tuple(found)
 
 
-def with_guesses(values: Mapping[str, Iterable[int]], tiles: Iterable[Strategy]) -> dict[str, tuple[int, ...]]:
+def with_guesses(values: Values, tiles: Iterable[Strategy]) -> dict[str, tuple[int, ...]]:
     """Add the fields of some tiles to the values that are worth trying."""
     found = [tile.parameters for tile in tiles]
     return {

@@ -41,10 +41,10 @@ from ..target import Target
 from ..typed import Schedule, Self
 from .banded_channels import BandedChannels
 from .banded_planes import BandedPlanes
-from .base import Strategy, by_time, expected, is_beaten, varied, with_guesses
+from .base import Strategy, Values, by_time, expected, is_beaten, varied
 from .channel_vector import ChannelVector
 from .cost import registers_for
-from .loops import bind_threads, block_names
+from .loops import bind_threads, block_names, loops_of
 from .row_stream import RowStream
 from .tiles import BLOCK_COUNTS, MAX_THREADS, REGISTERS, SHARED, even_split
 
@@ -106,10 +106,8 @@ class ChannelPairs(Strategy):
         Blocks that an SM shall have room for at a time.
     """
 
-    name = "channel_pairs"
     layouts = ("NHWC",)
     dtypes = ("float16", "bfloat16")
-    operations = ("forward", "grad_data")
     needs_mma = True
     silu_by_fma = False  # warps that are at different places share what computes it better: 4 % less time
     device = "a GPU from sm_80 on (stride at most the kernel; of gradients it and channel_multiplier 1)"
@@ -141,7 +139,6 @@ class ChannelPairs(Strategy):
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether it is expected to be faster than what else there is."""
         if prod(shape.kernel) < (_LEAST_SINGLE_TAPS if shape.result_channels % 2 else _LEAST_TAPS):
             return False
         rivals = (ChannelVector, RowStream) if RowStream.claims(shape, target) else (ChannelVector, BandedPlanes)
@@ -206,9 +203,9 @@ class ChannelPairs(Strategy):
         return next(tile for tile in tiles if tile.sizes(shape).is_whole)
 
     @classmethod
-    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
+    def usual(cls, shape: Shape, target: Target) -> Values:
         least = cls._least(shape)
-        values = {
+        return {
             "channels": [n for n in (least, *_CHANNELS) if n < shape.result_channels + least and n % least == 0],
             "images": (1, 2, 4, 8),
             "across": (1, even_split(-(-shape.result_width // COLUMNS), STRIPS)),
@@ -219,7 +216,6 @@ class ChannelPairs(Strategy):
             "words": _WORDS,
             "turns": (1, *_TURNS),
         }
-        return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: Shape) -> bool:
         return self._room(shape, NO_STEPS) >= self.min_blocks
@@ -240,10 +236,9 @@ class ChannelPairs(Strategy):
         self._require(self.channels % least == 0, "channels", self.channels, f"a multiple of {least}")
         self._require_most("channels", self.channels, -(-shape.result_channels // least) * least)
         self._require_in("words", _WORDS)
-        self._require_most("images", self.images, shape.batch)
-        self._require_most("across", self.across, -(-shape.result_width // COLUMNS))
-        self._require_most("rows", self.rows, shape.result_height)
-        self._require_most("steps", self.steps, self._down(shape, shape.result_height).steps)
+        across, height = -(-shape.result_width // COLUMNS), shape.result_height
+        steps = self._down(shape, height).steps
+        self._require_fields(images=shape.batch, across=across, rows=height, steps=steps)
         self._require(pairs.height > 0, "rows of a block", pairs.height, "at least 1")
         turns = -(-shape.batch // self.images) if self.steps > 1 else 1
         self._require_most("turns", self.turns, turns, ", and 1 of a step alone")
@@ -309,7 +304,7 @@ class ChannelPairs(Strategy):
         from ..compute import async_copy, mma
 
         for name in block_names(sch):
-            loops = sch.get_loops(sch.get_sblock(name))
+            loops = loops_of(sch, name)
             if name.startswith(("first", "band", "ready", "begin", "pad", "epilogue", "shift")):
                 bind_threads(sch, *loops[-2:])
             elif name.startswith("copy"):
@@ -321,4 +316,4 @@ class ChannelPairs(Strategy):
                 bind_threads(sch, loops[-1])
             elif name.startswith("products"):
                 sch.tensorize(loops[-4], mma.intrinsic(shape.dtype, 8 if name.startswith("products8") else 16))
-        sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("block"))), "blockIdx.x")
+        sch.bind(sch.fuse(*loops_of(sch, "block")), "blockIdx.x")

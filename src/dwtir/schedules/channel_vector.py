@@ -28,7 +28,7 @@ from math import gcd
 from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule, Self
-from .loops import bind, compute_at, get_blocks, stage_operands, unroll_all, unroll_in_source
+from .loops import bind, compute_at, get_blocks, unroll_all, unroll_in_source
 from .tiles import BLOCK_COUNTS, even_split, even_tiles, inputs_of, largest_divisor, loads_of, taps, vectors
 from .window import Access, Footprint, Window
 
@@ -37,9 +37,7 @@ from .window import Access, Footprint, Window
 class ChannelVector(Window):
     """Tile of the NHWC channel vectors."""
 
-    name = "channel_vector"
     layouts = ("NHWC",)
-    operations = ("forward", "grad_data")
     most_registers = 196
     most_values = 300
 
@@ -77,9 +75,7 @@ class ChannelVector(Window):
                 z = min(64, even_split(down, max(1, most // x)))
                 blocks.add((x, even_split(across, max(1, most // (x * z))), z))
             for x, y, z in blocks:
-                tile = cls(rows, cols, vector, x, y, z, window=window)
-                if tile.is_promising(shape):
-                    yield tile
+                yield cls(rows, cols, vector, x, y, z, window=window)
 
     @classmethod
     def _least_block(cls, shape: Shape) -> tuple[int, ...]:
@@ -104,7 +100,7 @@ class ChannelVector(Window):
 
     def check(self, shape: Shape, target: Target) -> None:
         super().check(shape, target)
-        self._require(self.vector in _vectors(shape), "vector", self.vector, f"{_vectors(shape)}")
+        self._require_in("vector", _vectors(shape))
 
     @property
     def sums(self) -> int:
@@ -166,10 +162,7 @@ class ChannelVector(Window):
         bind(sch, (n, bz, by, bx), tz, ty, tx)
 
         # 2. Outputs are rounded one by one and leave as one vector a pixel.
-        row = self._place(sch, epilogue, oh, tx)
-        unroll_all(sch, sch.get_loops(epilogue)[-3:])
-        if self.split == "none":
-            stage_operands(sch, epilogue, tx, self._residual_at(sch, shape, tx, row))
+        row = self._place(sch, shape, epilogue, oh, tx)
         sch.unroll(oh)
         sch.unroll(ow)
         sch.vectorize(c)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ..shape import Shape
 from ..target import Target
 from ..typed import LoopRV, SBlockRV, Schedule, Self
-from .base import Strategy, with_guesses
+from .base import Strategy, Values
 from .loops import compute_at, get_blocks, unroll_all
 from .tiles import even_tile, phases, step
 
@@ -37,10 +37,8 @@ larger ones after each tap (5x5 NHWC: 1.6 to 2 times as slow)."""
 class Cpu(Strategy):
     """Tile of the CPU schedule."""
 
-    name = "cpu"
     on_gpu = False
     device = "a CPU"
-    operations = ("forward", "grad_data")
 
     rows: int
     cols: int
@@ -66,10 +64,9 @@ class Cpu(Strategy):
         return cls(rows, max(1, min(wide, most // rows, shape.result_width)), lanes)
 
     @classmethod
-    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
+    def usual(cls, shape: Shape, target: Target) -> Values:
         sizes = (1, 2, 3, 4, 6, 7, 8)
-        values = {"rows": sizes, "cols": sizes, "lanes": _lanes(shape, target)}
-        return with_guesses(values, (cls.choose(shape, target),))
+        return {"rows": sizes, "cols": sizes, "lanes": _lanes(shape, target)}
 
     def check(self, shape: Shape, target: Target) -> None:
         self._require_in("lanes", _lanes(shape, target))

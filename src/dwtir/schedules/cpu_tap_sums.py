@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule, Self
-from .base import Strategy
+from .base import Strategy, Values
 from .cpu import copy_input
 from .loops import get_blocks, unroll_all
 from .tiles import divisors, largest_divisor
@@ -31,7 +31,6 @@ from .tiles import divisors, largest_divisor
 class CpuTapSums(Strategy):
     """Tile of the weight's gradient on the CPU."""
 
-    name = "cpu_tap_sums"
     on_gpu = False
     device = "a CPU"
     operations = ("grad_weight",)
@@ -51,7 +50,7 @@ class CpuTapSums(Strategy):
         return cls(largest_divisor(shape.kernel[0], max(1, rows)), lanes)
 
     @classmethod
-    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
+    def usual(cls, shape: Shape, target: Target) -> Values:
         return {"kernel_rows": divisors(shape.kernel[0]), "lanes": _lanes(shape, target)}
 
     def check(self, shape: Shape, target: Target) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule, Self
-from .base import Strategy
+from .base import Strategy, Values
 from .loops import bind_threads, compute_at, get_blocks
 
 LADDER_STEPS = ("naive", "v1", "v2", "v3", "v4")
@@ -30,8 +30,8 @@ LADDER_STEPS = ("naive", "v1", "v2", "v3", "v4")
 class Ladder(Strategy):
     """A step of the 2025 article."""
 
-    name = "ladder"
     layouts = ("NCHW",)
+    operations = ("forward",)
 
     step: str = "v4"
     """One of `LADDER_STEPS`."""
@@ -44,7 +44,7 @@ class Ladder(Strategy):
         return cls()
 
     @classmethod
-    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
+    def usual(cls, shape: Shape, target: Target) -> Values:
         return {"thread_y": (1, 2, 4, 8, 16, 32), "thread_x": (8, 16, 32, 64)}
 
     def check(self, shape: Shape, target: Target) -> None:

@@ -30,6 +30,11 @@ def number(sch: Schedule, drawn: Any) -> int:
     return drawn if isinstance(drawn, int) else int(sch.get(drawn))
 
 
+def loops_of(sch: Schedule, name: str) -> Any:
+    """Find the loops of a block."""
+    return sch.get_loops(sch.get_sblock(name))
+
+
 def get_blocks(sch: Schedule) -> tuple[SBlockRV, SBlockRV, SBlockRV]:
     """Find the blocks of `compute` in a schedule: the padding, the convolution and the epilogue."""
     return sch.get_sblock("pad"), sch.get_sblock("depthwise_conv2d"), sch.get_sblock("epilogue")

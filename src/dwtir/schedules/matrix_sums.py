@@ -34,7 +34,6 @@ class MatrixSums(PartSums):
 
     @classmethod
     def pays(cls, shape: Shape, target: Target) -> bool:
-        """Tell whether it is expected to be faster than sums in the registers of single threads."""
         return expected(cls, shape, target) < cls.sure(shape) * expected(TapSums, shape, target)
 
     @classmethod

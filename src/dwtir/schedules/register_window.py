@@ -32,7 +32,7 @@ from typing import ClassVar
 from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule, Self
-from .loops import bind, compute_at, get_blocks, stage_operands, unroll_all, unroll_in_source
+from .loops import bind, compute_at, get_blocks, unroll_all, unroll_in_source
 from .tiles import (
     BLOCK_COUNTS,
     MAX_SIDE,
@@ -53,9 +53,7 @@ from .window import Access, Footprint, Window
 class RegisterWindow(Window):
     """Tile of the NCHW register window."""
 
-    name = "register_window"
     layouts = ("NCHW",)
-    operations = ("forward", "grad_data")
     simplify = True
     one_by_one: ClassVar[dict[str, int]] = {"lanes": 1, "store": 1}
     most_registers = 230
@@ -94,9 +92,7 @@ class RegisterWindow(Window):
                 z = next(n for n in depths if n <= max(1, most // (x * y)))
                 blocks.add((x, y, z))
             for x, y, z in blocks:
-                tile = cls(rows, cols, x, y, z, lanes, store, window=window)
-                if tile.is_promising(shape):
-                    yield tile
+                yield cls(rows, cols, x, y, z, lanes, store, window=window)
 
     @classmethod
     def _least_block(cls, shape: Shape) -> tuple[int, ...]:
@@ -190,10 +186,7 @@ class RegisterWindow(Window):
         bind(sch, (bz, by, bx), tz, ty, tx)
 
         # 2. The outputs of a row leave as vectors.
-        row = self._place(sch, epilogue, oh, tx)
-        unroll_all(sch, sch.get_loops(epilogue)[-2:])
-        if self.split == "none":
-            stage_operands(sch, epilogue, tx, self._residual_at(sch, shape, tx, row), self.store)
+        row = self._place(sch, shape, epilogue, oh, tx, self.store)
         ow, vector = sch.split(ow, [None, self.store])
         sch.unroll(oh)
         sch.unroll(ow)

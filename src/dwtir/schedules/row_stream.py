@@ -37,10 +37,10 @@ from ..shape import Shape
 from ..strips import Strip, apart, has_parts, part_sizes
 from ..target import Target
 from ..typed import PrimFunc, Schedule
-from .base import Strategy, by_time, expected, varied, with_guesses
+from .base import Strategy, Values, by_time, expected, varied
 from .channel_vector import ChannelVector
 from .cost import LINE, SECTOR, touched
-from .loops import bind
+from .loops import bind, loops_of
 from .register_window import RegisterWindow
 from .stream_cost import STORE_BANDWIDTH, Stream, seconds, shared_bytes
 from .tiles import BLOCK_COUNTS, MAX_SIDE, MAX_SUMS, MAX_UNROLLED, divisors, even_split
@@ -75,8 +75,6 @@ _LEAST_TAPS = {4: 49, 2: 25}
 class RowStream(Strategy):
     """Tile of the streamed rows."""
 
-    name = "row_stream"
-    operations = ("forward", "grad_data")
     device = (
         f"a GPU (with stride 1, at most {_MAX_TAPS} taps, and less padding than the kernel's rows; "
         "a dilation that divides the padding, of no more than the image; a gradient: with "
@@ -129,7 +127,6 @@ class RowStream(Strategy):
 
     @classmethod
     def tiles(cls, shape: Shape) -> "Iterator[RowStream]":
-        """List the tiles worth comparing: those whose registers suffice."""
         least = _least_depth(shape)
         for rows, cols, vector in product(_heights(shape), _widths(shape), _vectors(shape)):
             for x, y in _threads(shape, cols, vector):
@@ -140,9 +137,9 @@ class RowStream(Strategy):
                         yield tile
 
     @classmethod
-    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
+    def usual(cls, shape: Shape, target: Target) -> Values:
         least = _least_depth(shape)
-        values = {
+        return {
             "rows": _heights(shape),
             "cols": _widths(shape),
             "vector": _vectors(shape),
@@ -152,7 +149,6 @@ class RowStream(Strategy):
             "min_blocks": BLOCK_COUNTS,
             "depth": range(least, least + 3),
         }
-        return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: Shape, others: int = 0) -> bool:
         registers = self._limit()
@@ -187,12 +183,10 @@ class RowStream(Strategy):
         self._require_in("vector", _vectors(shape))
         if shape.layout == "NCHW":
             self._require(self.cols % self.vector == 0, "vector", self.vector, "a divisor of cols")
-        self._require_most("cols", self.cols, MAX_SIDE)
-        self._require_most("rows", self.rows, part_sizes(shape)[0])
+        self._require_fields(cols=MAX_SIDE, rows=part_sizes(shape)[0], thread_z=64)
         sums = self.cols * self.sizes(shape).channels
         self._require_most("sums of a row", sums, MAX_SUMS)
         self._require_most("multiply-adds", self.depth * sums * prod(shape.kernel), MAX_UNROLLED)
-        self._require_most("thread_z", self.thread_z, 64)
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
 
     def sizes(self, shape: Shape) -> Strip:
@@ -274,7 +268,7 @@ class RowStream(Strategy):
         return define(self.sizes(shape), epilogue, self.rows, self.depth)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
-        n, segment, strip, vector = sch.get_loops(sch.get_sblock("stream"))
+        n, segment, strip, vector = loops_of(sch, "stream")
         outer = [n]
         if shape.layout == "NCHW":
             sch.reorder(n, vector, segment, strip)

@@ -25,7 +25,7 @@ from math import prod
 from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule, Self
-from .base import Strategy, with_guesses
+from .base import Strategy, Values
 from .loops import bind_threads, compute_at, get_blocks
 from .tiles import reach
 
@@ -34,8 +34,8 @@ from .tiles import reach
 class SharedTile(Strategy):
     """Tile of the 2017 article."""
 
-    name = "shared_tile"
     layouts = ("NCHW",)
+    operations = ("forward",)
 
     block_h: int = 32
     block_w: int = 32
@@ -76,8 +76,8 @@ class SharedTile(Strategy):
             block_h, block_w = (halved_h, block_w) if block_h >= block_w else (block_h, halved_w)
 
     @classmethod
-    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
-        values = {
+    def usual(cls, shape: Shape, target: Target) -> Values:
+        return {
             "block_h": (4, 8, 16, 32, 64),
             "block_w": (8, 16, 32, 64),
             "thread_y": (1, 2, 4, 8, 16, 32),
@@ -85,10 +85,9 @@ class SharedTile(Strategy):
             "vthread_y": (1, 2, 4),
             "vthread_x": (1, 2, 4),
         }
-        return with_guesses(values, (cls.choose(shape, target),))
 
     def check(self, shape: Shape, target: Target) -> None:
-        self._require(self.padding in ("staged", "inline"), "padding", self.padding, "'staged' or 'inline'")
+        self._require_in("padding", ("staged", "inline"))
         rows = -(-shape.out_height // self.block_h)
         columns = -(-shape.out_width // self.block_w)
         self._require(

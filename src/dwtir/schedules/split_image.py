@@ -44,11 +44,11 @@ from ..typed import Schedule
 from .banded_channels import BandedChannels
 from .banded_matrix import BandedMatrix
 from .banded_planes import BandedPlanes
-from .base import Strategy, by_time, is_beaten, paying, varied, with_guesses
+from .base import Strategy, Values, by_time, is_beaten, paying, varied
 from .channel_pairs import ChannelPairs
 from .channel_vector import ChannelVector
 from .cost import registers_for
-from .loops import bind_threads
+from .loops import bind_threads, loops_of
 from .register_window import RegisterWindow
 from .row_stream import RowStream
 from .split_cost import expected_seconds
@@ -105,8 +105,6 @@ taps windows and streams have less arithmetic."""
 class SplitImage(Strategy):
     """Tile of the split images."""
 
-    name = "split_image"
-    operations = ("forward", "grad_data")
     device = (
         f"a GPU (at least 2 pixels, in NHWC as many as shared memory has room for, and at most {MAX_SUMS} columns; "
         f"at most {_MOST_TAPS} taps, channel_multiplier 1)"
@@ -191,8 +189,8 @@ class SplitImage(Strategy):
                 yield tile
 
     @classmethod
-    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
-        values = {
+    def usual(cls, shape: Shape, target: Target) -> Values:
+        return {
             "thread_x": _channels(shape, target),
             "thread_y": _batches(shape),
             "bands": _bands(shape),
@@ -201,7 +199,6 @@ class SplitImage(Strategy):
             "pieces": (1,),
             "lanes": lane_counts(shape),
         }
-        return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: Shape) -> bool:
         return self._registers(shape) <= registers_for(self._threads, self.min_blocks)
@@ -229,10 +226,9 @@ class SplitImage(Strategy):
         self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
         self._require_most("sums of a thread", sums, MAX_SUMS)
         self._require_most("multiply-adds", sums * shape.kernel[1], MAX_UNROLLED)
-        self._require_launch(target, threads=self._threads, shared_bytes=pieces.shared_bytes_on(target))
+        self._require_launch(target, threads=self._threads, shared_bytes=self._shared_bytes(shape, target))
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
-        """Estimate the time of the kernel, by the instructions that it issues and its bytes."""
         at_a_time = max(self.min_blocks, self._at_a_time(shape))
         pieces = self.sizes(shape)
         seconds = expected_seconds(pieces, at_a_time, target.units)
@@ -279,17 +275,17 @@ class SplitImage(Strategy):
         pieces = self.sizes(shape)
         return pieces.rows * pieces.cols
 
-    def _has_room(self, shape: Shape, target: Target) -> bool:
-        return self.sizes(shape).shared_bytes_on(target) <= target.shared_bytes_per_block
+    def _shared_bytes(self, shape: Shape, target: Target) -> int:
+        return self.sizes(shape).shared_bytes * target.widening(shape.dtype)
 
     def sizes(self, shape: Shape) -> Pieces:
         images = Images(shape, self.thread_x, self.thread_y, shape.result_height, most_lanes=self.lanes)
         return Pieces(images, self.bands, self.parts, self.pieces)
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
-        sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("images"))), "blockIdx.x")
+        sch.bind(sch.fuse(*loops_of(sch, "images")), "blockIdx.x")
         for name in ("gather", "filters", "depthwise_conv2d", "epilogue", *["store"] * (shape.layout == "NCHW")):
-            *_, z, y, x = sch.get_loops(sch.get_sblock(name))
+            *_, z, y, x = loops_of(sch, name)
             bind_threads(sch, z, y, x)
 
 
@@ -357,7 +353,8 @@ def _channels(shape: Shape, target: Target) -> tuple[int, ...]:
     counts = (2, 4, 8, 16, 32)
     if shape.layout == "NCHW":
         return counts
-    roomy = tuple(n for n in counts if SplitImage(n, 1, 1)._has_room(shape, target))
+    most = target.shared_bytes_per_block
+    roomy = tuple(n for n in counts if SplitImage(n, 1, 1)._shared_bytes(shape, target) <= most)
     return tuple(n for n in roomy if n * shape.itemsize >= 32) or roomy[-1:]
 
 

@@ -27,8 +27,6 @@ STORE_BANDWIDTH = 5.3e12
 
 
 class _Constants(NamedTuple):
-    """What the time of a kernel is made of."""
-
     access: float
     piece: float
     conversion: float

@@ -9,8 +9,9 @@ The constants are fitted to 2200 kernels of 130 layers on an H200: what is prefe
 than the best of its layer, 5.6 % of layers left out of a fit.
 """
 
+from collections import namedtuple
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,22 +46,12 @@ _APART = 161.0  # bytes of a turn of a block for which memory takes twice as lon
 LAUNCH, _SECOND, _PARTS_BANDWIDTH = 1.48e-6, 1.37e-6, 1.61e12  # s, s of the second kernel, and its bytes/s
 
 
-class Tiles(NamedTuple):
-    """The fields of `TapSums`, one value for each tile."""
-
-    rows: Numbers
-    cols: Numbers
-    kernel_rows: Numbers
-    kernel_cols: Numbers
-    vector: Numbers
-    channels: Numbers
-    threads: Numbers
-    parts: Numbers
-    part_threads: Numbers
-    kernel_threads: Numbers
-    lanes: Numbers
-    grad_lanes: Numbers
-    min_blocks: Numbers
+Tiles = namedtuple(
+    "Tiles",
+    "rows cols kernel_rows kernel_cols vector channels threads parts part_threads kernel_threads lanes grad_lanes "
+    "min_blocks",
+)
+"""The fields of `TapSums`, one value for each tile."""
 
 
 def tiles_of_channel(tiles: Any, shape: Shape) -> Any:

@@ -19,7 +19,6 @@ Registers: the taps' sums and a tile's inputs, `vector` times. In NCHW the input
 gradients of a row are loaded as aligned vectors, as in `register_window`.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import gcd, prod
 
@@ -28,7 +27,7 @@ import numpy as np
 from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule, Self
-from .base import with_guesses
+from .base import Values
 from .cost import LINE
 from .loops import compute_at, get_blocks, number, unroll_all, unroll_in_source
 from .part_sums import PartSums, sum_parts
@@ -44,7 +43,6 @@ _MOST_TAPS = 25
 class TapSums(PartSums):
     """Tile of the weight's gradient."""
 
-    name = "tap_sums"
     hoist = True
     simplify = True
     # of a tile beyond the last: one test for all its products
@@ -82,15 +80,14 @@ class TapSums(PartSums):
 
     @classmethod
     def choose(cls, shape: Shape, target: Target) -> Self:
-        """Choose the fastest tile, by the model of `tap_cost`."""
         tiles = (cls(*numbers) for numbers in ranked(shape, target))
         return next((tile for tile in tiles if not tile._is_mixed_up(shape)), cls(1, 1, 1, 1, 1, 1, 1, 1, 1))
 
     @classmethod
-    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
+    def usual(cls, shape: Shape, target: Target) -> Values:
         chosen = cls.choose(shape, target)
         nhwc = shape.layout == "NHWC"
-        values: dict[str, Iterable[int]] = {
+        return {
             "rows": [even_split(shape.out_height, most) for most in (1, 2, 4, 8)],
             "cols": [even_split(shape.out_width, most) for most in (1, 2, 4, 8)],
             "kernel_rows": (1, shape.kernel[0]),
@@ -105,7 +102,6 @@ class TapSums(PartSums):
             "grad_lanes": () if nhwc else divisors(shape.lanes),
             "min_blocks": BLOCK_COUNTS,
         }
-        return with_guesses(values, (chosen,))
 
     def takes_lines(self, shape: Shape) -> bool:
         """Tell whether blocks read parts of lines; kernels of many taps wait for their instructions."""
@@ -125,11 +121,9 @@ class TapSums(PartSums):
         if shape.layout == "NCHW":
             self._require(self.channels == 1, "channels", self.channels, "1 in NCHW")
         # Loops over nothing lose their variable, and then their thread.
-        self._require_most("rows", self.rows, shape.out_height)
-        self._require_most("cols", self.cols, shape.out_width)
-        self._require_most("channels", self.channels, shape.in_channels // self.vector)
-        self._require_most("threads", self.threads, self._tiles(shape))
-        self._require_most("parts", self.parts, -(-self._tiles(shape) // self.threads))
+        channels, tiles = shape.in_channels // self.vector, self._tiles(shape)
+        self._require_fields(rows=shape.out_height, cols=shape.out_width, channels=channels, threads=tiles)
+        self._require_fields(parts=-(-tiles // self.threads))
         self._require(
             not self._is_mixed_up(shape),
             "threads",
@@ -145,7 +139,6 @@ class TapSums(PartSums):
         return float(estimate(Tiles(*map(np.float64, self.parameters.values())), shape, target))
 
     def is_promising(self, shape: Shape) -> bool:
-        """Tell whether registers hold a tile, and the code stays short."""
         short = self._sums * self.rows * self.cols <= MAX_UNROLLED
         return bool(is_held(self, shape)) and (short or self._sums == 1)
 

@@ -33,9 +33,9 @@ from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule, Self
 from ..units import LANES, Units
-from .base import with_guesses
+from .base import Values
 from .cost import registers_for
-from .loops import bind_threads, unroll_all
+from .loops import bind_threads, loops_of, unroll_all
 from .matrix_sums import MAX_PRODUCTS, MatrixSums
 from .part_sums import part_threads_for, sum_parts
 from .tap_cost import LAUNCH, parts_seconds
@@ -65,7 +65,6 @@ _MUCH, _AT_LEAST = 0.103, 0.7  # of each 64 KB of an SM under way beyond so many
 class UnitSums(MatrixSums):
     """Tile of the products, as `Units` has it."""
 
-    name = "unit_sums"
     layouts = ("NHWC",)
     device = "a GPU from sm_80 on, of whole vectors of channels"
     least = (LANES, 1, 2, 1, 1, 1)
@@ -108,9 +107,9 @@ class UnitSums(MatrixSums):
                 yield replace(tile, parts=parts, part_threads=threads, min_blocks=fitting[-1])
 
     @classmethod
-    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
+    def usual(cls, shape: Shape, target: Target) -> Values:
         parts = cls.choose(shape, target).parts
-        values = {
+        return {
             "channels": [n for n in _CHANNELS if shape.in_channels % n == 0],
             "together": _TOGETHER,
             "images": (2, 4, 8),
@@ -120,10 +119,9 @@ class UnitSums(MatrixSums):
             "ahead": _AHEAD,
             "min_blocks": BLOCK_COUNTS,
         }
-        return with_guesses(values, cls.guesses(shape, target))
 
     def check(self, shape: Shape, target: Target) -> None:
-        self._require(self.together in _TOGETHER, "together", self.together, f"in {_TOGETHER}")
+        self._require_in("together", _TOGETHER)
         for name, factor in (("channels", lcm(LANES, self.together * self.warps)), ("images", 2)):
             value = getattr(self, name)
             self._require(value % factor == 0, name, value, f"a multiple of {factor}")
@@ -177,17 +175,17 @@ class UnitSums(MatrixSums):
         from ..compute import async_copy, mma
 
         for name in ("zero", "clear", "first", "pad", "leave", "taps"):
-            bind_threads(sch, *sch.get_loops(sch.get_sblock(name))[-2:])
+            bind_threads(sch, *loops_of(sch, name)[-2:])
         copy = async_copy.intrinsic(shape.dtype)
         for name in ("copy", "copy_1", "copy_2", "copy_3"):
-            sch.tensorize(sch.get_loops(sch.get_sblock(name))[-1], copy)
+            sch.tensorize(loops_of(sch, name)[-1], copy)
         for name in ("right", "left"):
-            _, _, lane, *others = sch.get_loops(sch.get_sblock(name))
+            _, _, lane, *others = loops_of(sch, name)
             sch.bind(lane, "threadIdx.x")
             unroll_all(sch, others)
-        _, _, *others, lane, _, _, _ = sch.get_loops(sch.get_sblock("products"))
+        _, _, *others, lane, _, _, _ = loops_of(sch, "products")
         unroll_all(sch, others)
         sch.tensorize(lane, mma.intrinsic(shape.dtype))
-        sch.bind(sch.get_loops(sch.get_sblock("multiply"))[-1], "threadIdx.y")
-        sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("block"))), "blockIdx.x")
+        sch.bind(loops_of(sch, "multiply")[-1], "threadIdx.y")
+        sch.bind(sch.fuse(*loops_of(sch, "block")), "blockIdx.x")
         sum_parts(sch, shape, self.part_threads, self.channels)

@@ -33,10 +33,10 @@ from ..images import Images, is_small
 from ..shape import Shape
 from ..target import Target
 from ..typed import Schedule
-from .base import Strategy, expected, is_beaten, paying, varied, with_guesses
+from .base import Strategy, Values, expected, is_beaten, paying, varied
 from .channel_vector import ChannelVector
 from .cost import registers_for
-from .loops import bind, bind_threads
+from .loops import bind, bind_threads, loops_of
 from .register_window import RegisterWindow
 from .row_stream import RowStream
 from .split_image import SplitImage
@@ -74,8 +74,6 @@ _SPLIT_MARGIN = 1.15
 class WholeImage(Strategy):
     """Tile of the whole images."""
 
-    name = "whole_image"
-    operations = ("forward", "grad_data")
     device = (
         f"a GPU (images and results of 2 to {_MOST_PIXELS} pixels, at most {_MOST_TAPS} taps, "
         "channel_multiplier 1; a gradient: with stride 1; no halves of 4n + 2 pixels and odd results in NCHW)"
@@ -127,18 +125,16 @@ class WholeImage(Strategy):
                 yield tile
 
     @classmethod
-    def space(cls, shape: Shape, target: Target) -> dict[str, tuple[int, ...]]:
-        values = {
+    def usual(cls, shape: Shape, target: Target) -> Values:
+        return {
             "thread_x": _channels(shape),
             "thread_y": _batches(shape),
             "rows": _heights(shape),
             "min_blocks": BLOCK_COUNTS,
             "turns": _turns(shape),
         }
-        return with_guesses(values, cls.guesses(shape, target))
 
     def is_promising(self, shape: Shape, others: int = 0) -> bool:
-        """Tell whether registers suffice; weights are held if they are used again."""
         images = self.sizes(shape)
         rows, cols = images.source
         held = prod(shape.kernel) if self.rows < shape.result_height else 0
@@ -156,8 +152,7 @@ class WholeImage(Strategy):
 
     def check(self, shape: Shape, target: Target) -> None:
         height = shape.result_height
-        self._require_most("rows", self.rows, height)
-        self._require_most("turns", self.turns, shape.batch)
+        self._require_fields(rows=height, turns=shape.batch)
         self._require(self._sums_all(shape), "rows", self.rows, f"{height} in NHWC with turns")
         # TVM confuses the loops of a block whose threads are all of one channel.
         self._require(self.thread_x > 1, "thread_x", self.thread_x, "at least 2")
@@ -165,7 +160,9 @@ class WholeImage(Strategy):
         self._require_launch(target, threads=self.thread_x * self.thread_y, shared_bytes=shared)
 
     def _shared_bytes(self, shape: Shape, target: Target) -> int:
-        return self.sizes(shape).shared_bytes_on(target) if shape.layout == "NCHW" else 0
+        if shape.layout == "NHWC":
+            return 0
+        return self.sizes(shape).shared_bytes * target.widening(shape.dtype)
 
     def expected_seconds(self, shape: Shape, target: Target) -> float:
         """Estimate the time by instructions and bytes: an image that is loaded ahead is worth as much as a block."""
@@ -201,15 +198,15 @@ class WholeImage(Strategy):
 
     def apply(self, sch: Schedule, shape: Shape) -> None:
         if shape.layout == "NHWC":
-            n, c = sch.get_loops(sch.get_sblock("depthwise_conv2d"))
+            n, c = loops_of(sch, "depthwise_conv2d")
             bn, tn = sch.split(n, [None, self.thread_y])
             bc, tc = sch.split(c, [None, self.thread_x])
             sch.reorder(bn, bc, tn, tc)
             bind(sch, (bn, bc), tn, tc)
             return
-        sch.bind(sch.fuse(*sch.get_loops(sch.get_sblock("images"))), "blockIdx.x")
+        sch.bind(sch.fuse(*loops_of(sch, "images")), "blockIdx.x")
         for name in ("gather", "filters", "planes", "depthwise_conv2d", "epilogue", "store"):
-            *_, y, x = sch.get_loops(sch.get_sblock(name))
+            *_, y, x = loops_of(sch, name)
             bind_threads(sch, y, x)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import gcd, prod
-from typing import ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from ..epilogue import Epilogue
 from ..shape import Shape
@@ -27,7 +27,7 @@ from .cost import (
     registers_wanted,
     touched,
 )
-from .loops import compute_at, number
+from .loops import compute_at, number, stage_operands, unroll_all
 from .tiles import (
     BLOCK_COUNTS,
     MAX_LOADS,
@@ -125,7 +125,6 @@ class Window(Strategy):
 
     @classmethod
     def guesses(cls, shape: Shape, target: Target) -> tuple[Self, ...]:
-        """List the fastest tiles of the two best windows, by the model."""
         return cast("tuple[Self, ...]", _ranked(cls, shape, target))
 
     def with_room_for(self, shape: Shape, epilogue: Epilogue, target: Target) -> Self:
@@ -172,7 +171,7 @@ class Window(Strategy):
     @classmethod
     @abstractmethod
     def tiles(cls, shape: Shape, window: str) -> Iterator[Self]:
-        """List the tiles worth comparing, all of which are promising."""
+        """List the tiles worth comparing, if they are promising."""
 
     @classmethod
     def least(cls, shape: Shape) -> Self:
@@ -313,22 +312,22 @@ class Window(Strategy):
         sch.set_scope(epilogue, 0, "local")
         return sch.get_sblock("store")
 
-    def _place(self, sch: Schedule, epilogue: SBlockRV, row: LoopRV, thread: LoopRV) -> LoopRV:
+    def _place(
+        self, sch: Schedule, shape: Shape, epilogue: SBlockRV, row: LoopRV, thread: LoopRV, lanes: Any = None
+    ) -> LoopRV:
         """Compute results below the thread's loop, or if all inputs are there, a row's.
 
-        Of all together ptxas stores none until the last is there, and holds up to 64 registers more.
+        Of all together ptxas stores none until the last is there, and holds up to 64 registers more. A residual is
+        loaded with the inputs, or if it takes many registers, with each row of results, which then waits for its own,
+        as ptxas moves no load ahead of another row's stores.
         """
         at = row if self.window == "tile" else thread
         compute_at(sch, epilogue, at)
+        unroll_all(sch, sch.get_loops(epilogue)[-2 - (shape.layout == "NHWC") :])
+        if self.split == "none":
+            few = number(sch, self.sums) * shape.itemsize <= 4 * _FEW_RESIDUALS
+            stage_operands(sch, epilogue, thread, thread if few else at, lanes)
         return at
-
-    def _residual_at(self, sch: Schedule, shape: Shape, thread: LoopRV, row: LoopRV) -> LoopRV:
-        """Load a residual with the inputs, or if it takes many registers, with each row of results.
-
-        Then each row waits for its own, as ptxas moves no load ahead of another row's stores.
-        """
-        few = number(sch, self.sums) * shape.itemsize <= 4 * _FEW_RESIDUALS
-        return thread if few else row
 
     @abstractmethod
     def _registers(self, shape: Shape) -> int:
@@ -377,5 +376,7 @@ def _tiles(cls: type[Window], shape: Shape, windows: tuple[str, ...]) -> Iterato
         fields = {"split": split} | (cls.one_by_one if split == "both" else {})
         for window in windows_of(shape):
             if window in windows:
-                for tile in cls.tiles(space_to_batch(shape, split).small, window):
-                    yield replace(tile, **fields)  # type: ignore[type-var]
+                small = space_to_batch(shape, split).small
+                for tile in cls.tiles(small, window):
+                    if tile.is_promising(small):
+                        yield replace(tile, **fields)  # type: ignore[type-var]
