@@ -250,12 +250,13 @@ def test_nothing_in_shared_memory_overlaps(tile, text, steps):
         ChannelPairs(16, 1, 3, 4, 2, 1, words=2),  # warps that share vectors
     ],
 )
-def test_some_tiles_take_silu_in_registers(backend, tile):
-    shape, silu = Shape.parse("5x40x7x11_k3x5_p1x2_float16_nhwc"), Epilogue.of("scale_shift+silu")
-    assert tile.sizes(shape).fused(silu).own == silu
-    tensors = real_tensors(shape, silu, 0)
-    (got,) = backend.run(tile, shape, silu, tensors)
-    assert (abs(got - oracle(shape, silu, tensors)) <= error_bound(shape, silu, tensors)).all()
+@parametrize("bias", ["", "bias+"])
+def test_some_tiles_take_silu_in_registers(backend, tile, bias):
+    shape, steps = layer(f"5x40x7x11_k3x5_p1x2_float16_nhwc+{bias}scale_shift+silu")
+    assert tile.sizes(shape).fused(steps).own == Epilogue.of("scale_shift+silu")
+    tensors = real_tensors(shape, steps, 0)
+    (got,) = backend.run(tile, shape, steps, tensors)
+    assert (abs(got - oracle(shape, steps, tensors)) <= error_bound(shape, steps, tensors)).all()
 
 
 @parametrize(("steps", "is_kept"), [("bias+relu", True), ("bias+residual", True), ("bias+silu", False)])

@@ -125,7 +125,7 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
             number = thread // 4 * 2 + thread % 2 if name == "bias" and fused.bias else thread
             with when(thread < buffer.shape[0]):
                 value = T.cast(operands[name][T.min(c * pairs.channels + number, C - 1)], buffer.dtype)
-                T.buffer_store(buffer, value * T.float32(TIMES) if TIMES != 1 else value, [thread])
+                T.buffer_store(buffer, value * T.float32(TIMES) if TIMES != 1 and name != "bias" else value, [thread])
 
     def ready(barrier, vw, vl):
         untold()
