@@ -5,9 +5,10 @@ import numpy as np
 from hypothesis import given, note
 from tvm.s_tir import Schedule
 
-from backends import H200, cells, replay, run_guarded
+from backends import CPU, CUDA, H200, OPENCL, REPLAY, cells, replay, run_guarded
 from dwtir import STRATEGIES, Epilogue, InvalidScheduleError, Shape, reference
-from marks import parametrize, raises
+from dwtir.schedules import choose
+from marks import needs_gpu, parametrize, raises
 from strategies import (
     EXACT_STEPS,
     adapted,
@@ -62,6 +63,18 @@ def test_chosen_tile(backend, strategy, operation, layout, dtype, shape, epilogu
     tile = strategy.choose(shape, target)
     tile.check_use(shape, target)
     check(shape, epilogue, tile, backend.compile(tile, shape, epilogue), seed)
+
+
+@parametrize("step", ["relu", "relu6", "hardswish", "silu", "gelu"])
+@parametrize("dtype", ["float32", "float16"])
+@parametrize("backend", [CPU, REPLAY, OPENCL, needs_gpu(CUDA)])
+def test_activations_keep_nan(backend, dtype, step):
+    shape, epilogue = Shape.parse(f"1x3x5x9_k3_p1_{dtype}"), Epilogue.of(step)
+    tensors = real_tensors(shape, epilogue, 0)
+    tensors["data"][:, 1] = np.nan
+    (got,) = backend.run(choose(shape, backend.target()), shape, epilogue, tensors)
+    assert np.isnan(got[:, 1]).all()
+    assert np.isfinite(got[:, ::2]).all()
 
 
 @parametrize(CELL, cells(turn=1))

@@ -111,7 +111,7 @@ def _pipeline(simplify: bool, early: bool, by_fma: bool) -> str:
     ]
     if simplify:
         begin.append(StmtSimplify())
-    finish = [s_transform.InjectPTXAsyncCopy(), LowerWarpMemory(), _name_silu(by_fma), _name_from(), StmtSimplify()]
+    finish = [s_transform.InjectPTXAsyncCopy(), LowerWarpMemory(), _name_steps(by_fma), _name_from(), StmtSimplify()]
     finish += [CommonSubexprElim(), _show_alignment(), LowerIntrin()]
     if early:
         finish.append(_launch_early())
@@ -193,8 +193,8 @@ def _launch_early() -> Any:
     return entry.function_pass(wait)
 
 
-def _name_silu(by_fma: bool) -> Any:
-    """Call the SiLU of `cuda_functions`: TVM's has an exponential and a division, rounded.
+def _name_steps(by_fma: bool) -> Any:
+    """Call `cuda_functions`' least and most, for CUDA's lose NaN, and SiLU: TVM's has an exponential and a division.
 
     It wants x times a factor, with which x above 2.3e38 is infinite. Of halves, what is multiplied and added before
     takes it along, an instruction less; and if wanted, each second result divides without the units that exponentials
@@ -223,7 +223,13 @@ def _name_silu(by_fma: bool) -> Any:
                 return product
             return tirx.call_pure_extern("float32", next(names), scaled(value) if is_half else value * factor)
 
-        return tvm_ffi.structural_map(func, [(tirx.Mul, name)])
+        def bound(pair: tirx.Max | tirx.Min) -> tirx.Expr:
+            if str(pair.ty) != "float32":
+                return pair
+            function = cuda_functions.MAX if isinstance(pair, tirx.Max) else cuda_functions.MIN
+            return tirx.call_pure_extern("float32", function, pair.a, pair.b)
+
+        return tvm_ffi.structural_map(func, [(tirx.Mul, name), (tirx.Max, bound), (tirx.Min, bound)])
 
     return entry.function_pass(named)
 

@@ -55,6 +55,23 @@ __device__ inline float {SILU_BY_FMA}(float scaled) {{
 }}
 """
 
+MAX, MIN = "dwtir_max", "dwtir_min"
+"""Functions that sources may call: the greater and the lesser of two float32, NaN if the second is."""
+
+_BOUNDS = "".join(
+    f"""
+__device__ inline float {name}(float a, float b) {{
+#if __CUDA_ARCH__ < 800
+  return a {sign} b ? a : b;
+#else
+  asm("{name[-3:]}.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+  return a;
+#endif
+}}
+"""
+    for name, sign in ((MAX, ">"), (MIN, "<"))
+)
+
 WORD, HALF_OF = "dwtir_word", "dwtir_half_of"
 """Functions of a pair of halves, as a word, that sources may call: the pair, and the first or the second alone.
 
@@ -155,6 +172,7 @@ def with_functions(source: str) -> str:
         ("bfloat16", _BFLOAT16),
         ("make_ulonglong4", _EIGHT_WORDS),
         (SILU, _SILU),
+        (MAX, _BOUNDS),
         (WORD, _WORD),
         (WORD_AT, _WORD_AT),
         (HALF_OF, _HALF_OF),

@@ -95,9 +95,9 @@ def _apply(
         case "residual":
             return value + wide("residual", *element)
         case "relu":
-            return T.max(value, T.float32(0))
+            return T.max(T.float32(0), value)  # in this order NaN stays
         case "relu6":
-            return T.min(T.max(value, T.float32(0)), T.float32(6))
+            return T.min(T.float32(6), T.max(T.float32(0), value))
         case "hardswish":
             gate = T.min(T.max(value + T.float32(3), T.float32(0)), T.float32(6))
             return value * gate * T.float32(1 / 6)
