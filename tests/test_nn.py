@@ -9,11 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import randn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.testing import assert_close
 
 from dwtir import ArgumentError, Epilogue, InvalidShapeError, Shape, reference
-from dwtir.nn import DepthwiseConv2d
+from dwtir.nn import DepthwiseConv2d, eager
 from dwtir.nn.functional import depthwise_conv2d
 from dwtir.nn.tensors import arranged, memory_format, packed_weight
 from marks import devices, parametrize, raises
@@ -253,3 +254,47 @@ def test_only_wanted_gradients(wanted):
     if any(wanted):
         out.sum().backward()
     assert (image.grad is not None, weight.grad is not None) == wanted
+
+
+# Who looks at what is computed
+
+
+def convolution(image):
+    return depthwise_conv2d(image, torch.ones(6, 1, 3, 3))
+
+
+def test_no_forward_mode():
+    image = randn(1, 6, 5, 5)
+    with raises(ArgumentError, match="no forward-mode derivatives"):
+        torch.func.jvp(convolution, (image,), (image,))
+    with forward_ad.dual_level():
+        convolution(image)
+        with raises(ArgumentError, match="no forward-mode derivatives"):
+            convolution(forward_ad.make_dual(image, image))
+
+
+@forms
+def test_jacobian_of_all_outputs_at_once(form):
+    image = image_in(form, 1, 6, 4, 4)
+    found = torch.autograd.functional.jacobian(convolution, image, vectorize=True)
+    assert_close(found, torch.autograd.functional.jacobian(convolution, image))
+
+
+def test_default_device_is_nobody_who_looks():
+    image = randn(1, 6, 5, 5)
+    with torch.device("cpu"):
+        assert eager.key(image, torch.ones(6, 1, 3, 3), None) is not None
+
+
+def test_saved_tensors_may_come_back_in_another_layout():
+    image, weight = image_in(FORMS[1]), randn(6, 1, 3, 3, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach().contiguous(), lambda tensor: tensor):
+        out = depthwise_conv2d(image, weight)
+    (found,) = torch.autograd.grad(out.sum(), weight)
+    assert_close(found, torch.autograd.grad(F.conv2d(image, weight, groups=6).sum(), weight)[0])
+
+
+@parametrize(("image", "weight"), [((0, 4, 9, 9), (6, 2, 3, 3)), ((0, 6, 1, 1), (6, 1, 3, 3))])
+def test_no_images_are_checked_too(image, weight):
+    with raises((ArgumentError, InvalidShapeError)):
+        depthwise_conv2d(torch.zeros(image), torch.zeros(weight))

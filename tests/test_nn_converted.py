@@ -153,3 +153,51 @@ def test_exports():
     assert names.count("dwtir.depthwise_conv2d_fused.default") == 3
     assert_close(exported.module()(image), expected)
     assert_close(exported.module()(image[:1]), expected[:1])
+
+
+@forms
+def test_values_at_the_addresses_of_others(form):
+    """Freed memory comes back, and what is new has versions like those before."""
+    model, original, image = beside_its_original(
+        chain(nn.Conv2d(64, 64, 3, groups=64), nn.BatchNorm2d(64)), 1, 64, 9, 9
+    )
+    image = image.contiguous(memory_format=form)
+    always(model, image)
+    for factor in range(1, 5):
+        values = {name: value * factor for name, value in original.state_dict().items()}
+        got, expected = (torch.func.functional_call(module, values, image) for module in (model, original))
+        del values
+        assert_close(got, expected)
+
+
+def test_eps_of_a_normalisation_may_change():
+    model, original, image = beside_its_original(stage())
+    model(image)
+    for module in (model, original):
+        for norm in norms_of(module):
+            norm.eps = 10.0
+    assert_close(model(image), original(image))
+
+
+def test_part_of_a_chain_takes_all_of_it_back():
+    model, original, image = beside_its_original(chain(chain(depthwise()), nn.BatchNorm2d(6), nn.ReLU()))
+    restore(model[0])
+    assert torch.equal(model(image), original(image))
+
+
+def test_transformations_run_the_original():
+    model, original, image = beside_its_original(stage())
+    images = torch.stack((image, image + 1))
+    with pytest.warns(OriginalPathWarning, match="vmap, or what differentiates forwards, is at work"):
+        assert_close(torch.vmap(model)(images), torch.vmap(original)(images))
+    got, expected = (torch.func.jvp(module, (image,), (image,))[1] for module in (model, original))
+    assert_close(got, expected)
+
+
+def test_geometry_may_be_written_as_other_types():
+    model, image = chain(depthwise()), image_of()
+    model[0].stride, model[0].padding = 1, [1, 1]
+    expected = model(image)
+    always(model, image)
+    for _ in range(2):
+        assert_close(model(image), expected)

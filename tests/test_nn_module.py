@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch import randn
 from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from dwtir import ArgumentError
-from dwtir.nn import DepthwiseConv2d
+from dwtir.nn import DepthwiseConv2d, replace
 from marks import parametrize, raises
 from networks import FORMS, forms, image_in
+from processes import python
 
 # What torch says of its own convolution, once a process.
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -143,3 +145,52 @@ def test_threads_may_share_a_module():
     images = [image_in(FORMS[index % 2], 1 + index % 3, 6, 9, 10) for index in range(24)]
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(right, images))
+
+
+def test_weight_at_the_address_of_another():
+    """``vector_to_parameters`` writes no version, and freed memory comes back."""
+    module, image = DepthwiseConv2d(64, 64, 3, bias=False), image_in(FORMS[1], 1, 64, 9, 9)
+    values = parameters_to_vector(module.parameters()).detach()
+    with torch.no_grad():
+        for factor in range(1, 5):
+            vector_to_parameters(values * factor, module.parameters())
+            assert_close(module(image), F.conv2d(image, module.weight, groups=64))
+            vector_to_parameters(values, module.parameters())
+
+
+def test_fx_takes_it_for_one():
+    module, image = DepthwiseConv2d(6, 6, 3, padding=1, padding_mode="reflect"), randn(2, 6, 8, 8)
+    assert torch.equal(torch.fx.symbolic_trace(torch.nn.Sequential(module))(image), module(image))
+
+
+def test_computed_weight_is_computed_by_calls_alone():
+    module = torch.nn.utils.parametrizations.spectral_norm(DepthwiseConv2d(6, 6, 3))
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    module.to(torch.float32)
+    assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
+
+
+def test_runs_in_a_fork():
+    """Which has no thread of the pool."""
+    python("""
+import os, torch
+from dwtir.nn import DepthwiseConv2d
+module, image = DepthwiseConv2d(64, 64, 3), torch.zeros(8, 64, 56, 56)
+torch.set_grad_enabled(False)
+module(image)
+if os.fork():
+    assert os.wait()[1] == 0
+else:
+    module(image)
+    os._exit(0)
+""")
+
+
+def test_shared_convolutions_and_what_they_hold():
+    conv, other = (torch.nn.Conv2d(6, 6, 3, groups=6) for _ in range(2))
+    other.register_buffer("mask", torch.ones(1))
+    model = torch.nn.Sequential(conv, torch.nn.ReLU(), conv, other)
+    assert replace(model) == 1
+    assert model[0] is model[2]
+    assert type(model[0]) is DepthwiseConv2d
+    assert model[3] is other

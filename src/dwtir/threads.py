@@ -12,10 +12,17 @@ def use_all_cores() -> None:
     """Let TVM use each physical core that this process may run on.
 
     By itself TVM takes half of the logical CPUs, which may be cores, and looks at no affinity. What the user has set
-    stays. It takes effect if nothing has run on TVM's pool yet.
+    stays. It takes effect if nothing has run on TVM's pool yet. A fork has no threads of the pool, and goes on alone.
     """
+    os.register_at_fork(after_in_child=_use_one)
     if not any(name in os.environ for name in SETTINGS):
         os.environ["TVM_NUM_THREADS"] = str(physical_cores())
+
+
+def _use_one() -> None:
+    import tvm
+
+    tvm.get_global_func("runtime.config_threadpool")(1, 1)
 
 
 def physical_cores() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError
-from .functional import sides
+from .functional import pair, sides
 from .module import DepthwiseConv2d
 from .tensors import Tensor
 
@@ -58,6 +58,8 @@ def steps_of(module: Any) -> tuple[str, ...] | None:
     if kind in _ACTIVATIONS:
         return (_ACTIVATIONS[kind],) if getattr(module, "approximate", "none") == "none" else None
     if not isinstance(module, torch.nn.BatchNorm2d) or module.running_mean is None:
+        return None
+    if module.num_batches_tracked is None:  # nobody sees when the statistics are written
         return None
     if kind is torch.nn.BatchNorm2d:
         return ("scale_shift",)
@@ -110,7 +112,8 @@ class Chain:
         """Return stride, padding and dilation for an image of this size."""
         conv = self.conv
         padding = "SAME" if _pads_as_tensorflow(conv) else conv.padding
-        return conv.stride, sides(padding, size, conv.kernel_size, conv.stride, conv.dilation), conv.dilation
+        stride, dilation = pair("stride", conv.stride), pair("dilation", conv.dilation)
+        return stride, sides(padding, size, conv.kernel_size, stride, dilation), dilation
 
     def operands(self, dtype: torch.dtype) -> list[Tensor]:
         """Return the tensors of the epilogue, in the order of its steps."""

@@ -142,8 +142,10 @@ def convert(
 def restore(model: torch.nn.Module) -> None:
     """Take back what `convert` did to a model."""
     for module in model.modules():
-        if isinstance(module.__dict__.get("forward"), ConvertedForward | FoldedForward):
-            del module.forward
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, ConvertedForward | FoldedForward):  # of a chain, all or none
+            for part in (forward.chain.conv, *forward.chain.followers):
+                part.__dict__.pop("forward", None)
 
 
 def _followers(conv: Any, runs: Mapping[Any, Sequence[Run]]) -> tuple[Any, ...]:
@@ -215,12 +217,16 @@ def replace(model: torch.nn.Module) -> int:
     require_module(model)
     replaced: dict[Any, DepthwiseConv2d] = {}
     for parent in list(model.modules()):
-        for name, conv in parent.named_children():
-            if type(conv) is torch.nn.Conv2d and is_depthwise(conv) and not is_patched(conv):
+        for name, conv in list(parent._modules.items()):  # each name, also of the same one
+            if type(conv) is torch.nn.Conv2d and is_depthwise(conv) and not is_patched(conv) and _is_plain(conv):
                 if conv not in replaced:
                     replaced[conv] = _like(conv)
                 setattr(parent, name, replaced[conv])
     return len(replaced)
+
+
+def _is_plain(conv: Any) -> bool:
+    return set(conv._parameters) == {"weight", "bias"} and not (conv._buffers or conv._modules)
 
 
 def _like(conv: Any) -> DepthwiseConv2d:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, InvalidShapeError
 from ..shape import Shape
 from . import eager
 from .chain import Chain
@@ -61,16 +61,22 @@ class ConvertedForward:
         if not (torch.is_grad_enabled() or autocast(image)):
             weight, bias = conv.weight, conv.bias
             key = eager.key(image, weight, bias, conv.stride, conv.padding, conv.dilation)
-            known = None if key is None else self._known.get(key)
+            try:
+                known = None if key is None else self._known.get(key)
+            except TypeError:  # lists, say, are no part of a key
+                key = known = None
             if known is not None:
                 return known(image, self._weight(image), *self._operands(image.dtype))
         if not image.numel():
             return chain.original(image)
         reason = self._refusal(image)
-        if reason is None:
-            if key is not None:
-                like = image, conv.weight, chain.epilogue, *chain.geometry(image.shape[2:])
+        if reason is None and key is not None:
+            like = image, conv.weight, chain.epilogue, *chain.geometry(image.shape[2:])
+            try:
                 self._known[key] = eager.prepared(key, *like)
+            except InvalidShapeError as error:  # a batch too large to index
+                reason = str(error)
+        if reason is None:
             return self.run(image)
         if not torch.compiler.is_compiling() and not self._warned:
             self._warned = True
@@ -78,6 +84,8 @@ class ConvertedForward:
         return chain.original(image)
 
     def _refusal(self, image: Tensor) -> str | None:
+        if not torch.compiler.is_compiling() and eager.is_transformed(image):
+            return "vmap, or what differentiates forwards, is at work"
         tensors = (image, *self.chain.sources) if torch.is_grad_enabled() else ()
         if any(tensor.requires_grad for tensor in tensors):
             return "a gradient is wanted; torch.no_grad() says that it is not"
@@ -91,7 +99,7 @@ class ConvertedForward:
         conv, dtype = self.chain.conv, autocast(image) or image.dtype
         if image.device.type not in DEVICES:
             raise ArgumentError(f"input must be on cpu or cuda, got {image.device}")
-        geometry = self.chain.geometry(image.shape[2:])
+        geometry = self.chain.geometry(image.shape[-2:])
         return shape_of(image.shape, conv.weight.shape, dtype, memory_format(image), *geometry)
 
     def run(self, image: Tensor) -> Tensor:
@@ -118,7 +126,7 @@ class ConvertedForward:
         bias = chain.conv.bias
         if chain.norm is None and (bias is None or bias.dtype == dtype):
             return chain.operands(dtype)
-        key = ("operands", dtype, chain.conv.weight.device)
+        key = ("operands", dtype, chain.conv.weight.device, getattr(chain.norm, "eps", 0))
         return self._derived.get(key, chain.sources, lambda: chain.operands(dtype))
 
 
@@ -130,7 +138,7 @@ class _Derived:
     """
 
     def __init__(self) -> None:
-        self._found: dict[Hashable, tuple[Any, list[Tensor]]] = {}
+        self._found: dict[Hashable, tuple[Any, list[Tensor], list[Tensor]]] = {}
 
     def __reduce__(self) -> "tuple[type[_Derived], tuple[()]]":
         return _Derived, ()
@@ -150,10 +158,11 @@ class _Derived:
         if sources[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return make()
         with torch.inference_mode(False), torch.no_grad():
+            held = [source.detach() for source in sources]  # for no others to have their addresses
             made = make()
             if found is not None:
                 made = [old.copy_(new) for old, new in zip(found[1], made, strict=True)]
         if made[0].is_cuda:
             torch.cuda.current_stream(made[0].device).synchronize()  # others may use them at once
-        self._found[key] = stamp, made
+        self._found[key] = stamp, made, held
         return made

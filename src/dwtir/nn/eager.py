@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from ..arguments import ALIGNMENT
 from . import kernels, ops
@@ -22,6 +25,7 @@ _has_function_mode = torch._C._is_torch_function_mode_enabled
 _has_transforms = torch._C._are_functorch_transforms_active
 _is_tracing = torch._C._is_tracing
 _is_recording = torch.is_grad_enabled
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 Key: TypeAlias = tuple[Any, ...]
 
@@ -59,7 +63,8 @@ class Call:
         self, image: Tensor, weight: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
         """Compute wanted gradients that nobody differentiates again."""
-        given = arranged(grad_out, self.form)
+        # Hooks of saved tensors may lay them out anew.
+        image, given = arranged(image, self.form), arranged(grad_out, self.form)
         of_image = of_weight = None
         if wanted[0]:
             of_image = self._gradient("grad_data", image, weight)(given, weight)
@@ -114,11 +119,21 @@ def _is_watched(tensor: Tensor) -> bool:
         _is_compiling()
         or type(tensor) not in _KINDS
         or _dispatch_modes() > 0
-        or _has_function_mode()
-        or _has_transforms()
+        or (_has_function_mode() and not _places_only())
+        or is_transformed(tensor)
         or _is_tracing()
         or tensor.is_neg()
     )
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Tell whether vmap, or what differentiates forwards, is at work."""
+    return bool(_has_transforms() or forward_ad._current_level >= 0 or _is_batched(tensor))
+
+
+def _places_only() -> bool:
+    """Tell whether all modes are ``torch.set_default_device``'s."""
+    return all(type(mode) is DeviceContext for mode in _get_current_function_mode_stack())
 
 
 def prepared(found: Key, image: Tensor, weight: Tensor, epilogue: str, *geometry: Any) -> Callable[..., Tensor]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
+from torch.autograd import forward_ad
 
 from ..errors import ArgumentError
 from . import eager, ops
@@ -82,6 +83,10 @@ def depthwise_conv2d(
     if input.dim() != 4:
         raise ArgumentError(f"input must be (N, C, H, W) or (C, H, W), got {tuple(input.shape)}")
     geometry = _geometry(input, weight, stride, padding, dilation)
+    if forward_ad._current_level >= 0 and any(
+        tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in (input, weight, bias)
+    ):
+        raise ArgumentError("there are no forward-mode derivatives; torch.nn.functional.conv2d has them")
     if key is None or input.device.type not in DEVICES:
         return ops.depthwise_conv2d(input, weight, bias, *geometry)
     compute = eager.prepared(key, input, weight, "" if bias is None else "bias", *geometry)

@@ -19,7 +19,7 @@ from ..kernel import Kernel
 from ..shape import DTYPES as NAMES
 from ..shape import Shape
 from ..target import Target, resolve
-from .tensors import Tensor, arranged, empty_image, memory_format, output_size, packed_weight
+from .tensors import Tensor, arranged, empty_image, memory_format, packed_weight
 
 _empty_like = torch.empty_like
 
@@ -47,8 +47,8 @@ def forward(
     """Compute the convolution with its epilogue, in the memory format of the image."""
     form = memory_format(image)
     if not image.shape[0]:
-        rows, columns = output_size(image.shape[2:], weight.shape[2:], *geometry)
-        return empty_image(image, (0, weight.shape[0], rows, columns), form)
+        one = shape_of((1, *image.shape[1:]), weight.shape, image.dtype, form, *geometry)
+        return empty_image(image, (0, weight.shape[0], one.result_height, one.result_width), form)
     compute = prepared(image, form, image.shape, weight.shape, geometry, epilogue)
     return compute(arranged(image, form), _dense(weight, form), *map(arranged, operands))
 

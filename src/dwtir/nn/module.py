@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError
-from .functional import IntPair, PaddingArgument, depthwise_conv2d, sides
+from .functional import IntPair, PaddingArgument, depthwise_conv2d, pair, sides
 from .tensors import Tensor, memory_format, pack
 
 
@@ -65,6 +65,8 @@ class DepthwiseConv2d(torch.nn.Conv2d):
         To torch the weight, of one channel, lies either way. What is asked for shows in what
         becomes of images of both formats.
         """
+        if "weight" not in self._parameters:  # it is computed, as by parametrizations
+            return super()._apply(fn, recurse)  # type: ignore[no-any-return]
         forms = (torch.contiguous_format, torch.channels_last)
         images = [self.weight.new_empty(2, 2, 2, 2).contiguous(memory_format=f) for f in forms]
         super()._apply(fn, recurse)
@@ -76,11 +78,27 @@ class DepthwiseConv2d(torch.nn.Conv2d):
         return self
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
-        if input.dim() > 2 and input.shape[-3] != self.in_channels:
-            raise ArgumentError(f"input must have {self.in_channels} channels, got {tuple(input.shape)}")
-        padding: PaddingArgument = self.padding
-        if self.padding_mode != "zeros":
-            top, left, bottom, right = sides(padding, input.shape[-2:], self.kernel_size, self.stride, self.dilation)
-            input = torch.nn.functional.pad(input, (left, right, top, bottom), mode=self.padding_mode)  # noqa: A001
-            padding = 0
-        return depthwise_conv2d(input, weight, bias, self.stride, padding, self.dilation)
+        return _convolved(
+            input, weight, bias, self.stride, self.padding, self.dilation, self.in_channels, self.padding_mode
+        )
+
+
+@torch.fx.wrap  # type: ignore[untyped-decorator]
+def _convolved(
+    image: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: IntPair,
+    padding: PaddingArgument,
+    dilation: IntPair,
+    channels: int,
+    mode: str,
+) -> Tensor:
+    """Compute the convolution; ``torch.fx`` looks at no sizes here, as at none of ``torch.nn.Conv2d``."""
+    if image.dim() > 2 and image.shape[-3] != channels:
+        raise ArgumentError(f"input must have {channels} channels, got {tuple(image.shape)}")
+    if mode != "zeros":
+        kernel, pairs = weight.shape[-2:], (pair("stride", stride), pair("dilation", dilation))
+        top, left, bottom, right = sides(padding, image.shape[-2:], kernel, *pairs)
+        image, padding = torch.nn.functional.pad(image, (left, right, top, bottom), mode=mode), 0
+    return depthwise_conv2d(image, weight, bias, stride, padding, dilation)

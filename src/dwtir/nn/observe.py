@@ -104,4 +104,5 @@ class _Observer(TorchDispatchMode):
     def leave(self, module: torch.nn.Module, args: Any, output: Tensor) -> None:
         self._running = None
         # What works in place gives back the tensor it took: from here on it is its output.
-        self._watched[output] = self.runs[module][-1].users
+        if isinstance(output, torch.Tensor):  # and no hook has changed it
+            self._watched[output] = self.runs[module][-1].users

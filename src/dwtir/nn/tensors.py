@@ -77,7 +77,8 @@ def packed_weight(weight: Tensor) -> Tensor:
         _kept[number] = weakref.ref(weight, partial(_kept.pop, number)), kept
     found = kept.get(stream)
     if found is None or found[0] != stamp:
-        found = kept[stream] = stamp, _packed(weight.detach())
+        own = weight.detach()  # held, for no other weight to have its address
+        found = kept[stream] = stamp, _packed(own), own
     return found[1]
 
 
