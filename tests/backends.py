@@ -87,7 +87,6 @@ class Backend:
 
 
 def run_guarded(run, shape, inputs):
-    """Run, and check that all of the output and no other memory is written."""
     outputs = []
     for tensors in inputs:
         unwritten = np.full(shape.result_shape, np.nan, np.float32).astype(numpy_dtype(shape.dtype))

@@ -19,7 +19,6 @@ REQUIRE_GPU = os.environ.get("DWTIR_REQUIRE_GPU") == "1"
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory):
-    """Keep the user's kernels and records apart from the tests'."""
     folder = tmp_path_factory.mktemp("user")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DWTIR_CACHE_DIR", str(folder / "cache"))
@@ -46,7 +45,6 @@ def foreign_kernel():
 
 @pytest.fixture
 def no_gradients():
-    """Begin from torch's seed 0, with nothing compiled and no gradients."""
     import torch
 
     torch.compiler.reset()

@@ -22,7 +22,6 @@ CPU, TILE = resolve("cpu"), Cpu(rows=3, cols=1, lanes=2)
 
 
 def layer(text):
-    """Read a shape and, after a plus, the steps of an epilogue."""
     shape, _, steps = text.partition("+")
     return Shape.parse(shape), Epilogue.of(steps)
 

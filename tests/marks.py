@@ -7,7 +7,6 @@ warnings_allowed = pytest.mark.filterwarnings("default")
 
 
 def needs_gpu(*values):
-    """Make parameters whose test needs a GPU."""
     return pytest.param(*values, marks=gpu)
 
 

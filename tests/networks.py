@@ -15,8 +15,6 @@ always = partial(convert, when="always")
 
 
 class InvertedResidual(nn.Sequential):
-    """As in MobileNetV2."""
-
     def __init__(self, channels, stride, activation):
         hidden = 3 * channels
         parts = OrderedDict(
@@ -54,7 +52,6 @@ def norms_of(model):
 
 
 def chain(*modules):
-    """Give the normalisations of modules in a row something to do."""
     model = nn.Sequential(*modules).eval()
     for norm in norms_of(model):
         if norm.running_mean is not None:
@@ -90,7 +87,6 @@ def image_in(form, *size):
 
 
 def example(form=FORMS[0], make=mobilenet):
-    """Make a network, images for it, and what it makes of them."""
     model, image = make(), image_of(2, 3, 32, 32, form=form)
     return model, image, model(image)
 

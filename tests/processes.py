@@ -12,7 +12,6 @@ SITE = Path(sysconfig.get_path("purelib"))
 
 
 def run(*arguments, status=0, cwd=None, **environment):
-    """Run Python in a new process, which must end with a status."""
     child = subprocess.run(
         [sys.executable, *map(str, arguments)],
         env=os.environ | environment,
@@ -26,7 +25,6 @@ def run(*arguments, status=0, cwd=None, **environment):
 
 
 def python(code, **environment):
-    """Run code in a new process and return what it prints."""
     return run("-c", code, **environment).stdout.strip()
 
 

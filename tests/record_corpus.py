@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import random
 import sys
 import zlib
@@ -13,7 +14,6 @@ WRONG = (None, True, -1, 0, 1.5, "", "x", [], {}, [[]], "\ud800", 10**400)
 
 
 def corpus(record):
-    """Yield the name and bytes of each mutation of a good record's JSON."""
     yield from _bytes(json.dumps(record).encode())
     for name, changed in _values(record):
         yield name, json.dumps(changed).encode()
@@ -69,6 +69,8 @@ def _values(record):
     for name, value in product(parameters, (*HUGE, 4097, True, 1.0, "1", None, [1])):
         yield changed("parameters", value, name)
     for name, value in product(record["target"].keys() - {"bandwidth", "fp32_rate"}, (10**9, -5, "x" * 300, None, {})):
+        yield changed("target", value, name)
+    for name, value in product(("bandwidth", "fp32_rate"), (0, -1.0, math.inf, "1", True)):
         yield changed("target", value, name)
     yield from _traces(record)
 

@@ -200,7 +200,6 @@ _WRITTEN_OUT = 300
 
 
 def adapted(shape, strategy, target, **about):
-    """Change a shape until the strategy schedules it on the target."""
     layout = shape.layout if shape.layout in strategy.layouts else strategy.layouts[0]
     dtype = shape.dtype if shape.dtype in strategy.dtypes else strategy.dtypes[0]
     shape = replace(shape, **({"layout": layout, "dtype": dtype} | about))
@@ -305,7 +304,6 @@ def real_tensors(shape, epilogue, seed):
 
 
 def oracle(shape, epilogue, tensors):
-    """Compute in float64 what must come out."""
     first, second, *_ = tensors.values()
     return reference.depthwise_conv2d(shape, first, second, tensors, epilogue=epilogue)
 

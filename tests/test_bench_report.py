@@ -170,7 +170,6 @@ def test_readme_command(capsys):
 
 
 def assert_current(page):
-    """Fail where a generated file is not what the results beside it make."""
     assert page.read_text(encoding="utf-8") == readme.current(page)
     for picture, source in readme.pictures(page).items():
         assert readme.digest(source).encode() in picture.read_bytes(), picture

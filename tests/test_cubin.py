@@ -64,7 +64,6 @@ def test_cases_are_a_spread():
 
 
 def disassembled(kernel, path):
-    """List a kernel's instructions, by NVIDIA's toolkit or its package."""
     path.write_bytes(nvrtc.compile_cubin(kernel.source(), "sm_90", kernel.strategy.min_blocks).code)
     files = metadata.files("nvidia-cuda-nvdisasm") if shutil.which("nvdisasm") is None else []
     tool = next((file.locate() for file in files if file.name == "nvdisasm"), "nvdisasm")

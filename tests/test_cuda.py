@@ -123,7 +123,6 @@ int cuGetErrorString(int error, const char **text) { *text = "no device here"; r
 
 
 def build_driver(folder, *, init=0, version=13000, count=2):
-    """Build a driver library that answers as told; return its folder."""
     compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     assert compiler, "these tests need a C compiler"
     (folder / "driver.c").write_text(DRIVER)

@@ -41,7 +41,6 @@ def script(*steps):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A database of two CPU records and one for a GPU."""
     found = tmp_path / "db"
     Record.measured(TILE, SHAPE, CPU, [2e-6], manual_median_secs=3e-6).write(found)
     Record.measured(Cpu.choose(NHWC, CPU), NHWC, CPU, [5e-6, 4e-6]).write(found)

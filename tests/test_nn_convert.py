@@ -81,8 +81,6 @@ def test_half_precision_and_autocast(dtype):
 
 
 class Between(nn.Sequential):
-    """Uses what is between the convolution and the end in one more way."""
-
     use = "nothing"
 
     def forward(self, image):

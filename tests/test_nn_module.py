@@ -33,7 +33,6 @@ CONFIGURATIONS = {
 
 
 def both(configuration):
-    """Make ours and torch's, from the same seed."""
     arguments = {"in_channels": 6, "out_channels": 6, "kernel_size": 3} | CONFIGURATIONS[configuration]
     for kind in (DepthwiseConv2d, torch.nn.Conv2d):
         torch.manual_seed(0)

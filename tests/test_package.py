@@ -34,7 +34,6 @@ def wheel(tmp_path_factory):
 
 
 def import_dwtir(site, cwd, code):
-    """Run code in a process that finds dwtir in `site` and nowhere else."""
     # Without the checkout, which an editable install adds; `site` and its .pth files come first.
     paths = f"""
 import site, sys

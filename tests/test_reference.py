@@ -62,7 +62,6 @@ def float32_sums(shape, data, weight, order):
 
 
 def by_tap(shape, data, weight, tap):
-    """Convolve with a single tap: a product, exact in float64."""
     alone = np.zeros(shape.weight_shape)
     place = (..., *tap) if shape.layout == "NCHW" else tap
     alone[place] = weight[place].astype(np.float64)

@@ -35,6 +35,16 @@ def path(tmp_path):
     return tmp_path / "kernel.so"
 
 
+def test_file_may_be_replaced(kernel, path):
+    """The system knows a library by its path."""
+    plain = dwtir.build(SHAPE, target="cpu")
+    tensors = tensors_of(kernel)
+    for written in (kernel, plain):
+        written.export(path)
+        given = tensors[: 2 + len(written.epilogue.operands(SHAPE))]
+        assert np.array_equal(dwtir.load(path)(*given), written(*given))
+
+
 def test_it_runs_without_the_compiler(kernel, tmp_path):
     kernel.export(str(tmp_path / "new folder" / "kernel.so"))
     tensors = tensors_of(kernel)

@@ -48,6 +48,8 @@ def test_targets_as_mappings_and_of_tvm():
         ("tpu", r"unknown target 'tpu'; allowed are 'cuda', .*'nvidia-h200'"),
         ("cuda:x", "unknown target 'cuda:x'"),
         ("sm_ninety", "needs its architecture"),
+        ("sm_90x", "needs its architecture"),
+        ("sm_\uff19\uff10", "needs its architecture"),
         ({}, "kind must be cuda, llvm or opencl, got None"),
         ({"kind": "cuda"}, "needs its architecture, such as 'sm_90', got arch=None"),
         (SM_90 | {"max_threads_per_block": 0}, "threads_per_block must be a positive .* got 0"),

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from unittest.mock import Mock
@@ -286,8 +286,10 @@ def test_journal_passes_over_damage(tmp_path):
     damaged = [line.replace(*change) for change in damage]
     assert line not in damaged
     with journal.path.open("a") as file:
-        file.writelines(['{"torn": \n', "[]\n", *damaged])
-    assert journal.read() == [good]
+        file.writelines(['{"torn": \n', "[]\n", *damaged, '{"torn'])
+    other = replace(good, number=1, strategy=replace(MANUAL, rows=1 + MANUAL.rows))
+    journal.append(other)
+    assert journal.read() == [good, other]
     journal.clear()
     assert journal.read() == []
 
@@ -297,6 +299,7 @@ def test_journal_passes_over_damage(tmp_path):
     [
         ({"search": "luck"}, "cpu", f"search must be one of {', '.join(SEARCHES)}, got 'luck'"),
         ({"trials": 0}, "cpu", "trials must be at least 1, got 0"),
+        ({"seed": 2**63}, "cpu", "seed must be of 64 bits"),
         ({"patience": -1}, "cpu", "patience must be at least 1, got -1"),
         ({"budget": float("nan")}, "cpu", "budget must be at least 0 seconds, got nan"),
         ({}, "opencl", "tuning needs a device with a clock"),
@@ -338,6 +341,7 @@ def test_command(tmp_path, capsys):
         ([], "nothing to tune"),
         (["--network", "no-such-network"], "no-such-network"),
         ([LAYER, "--search", "grid"], "the grid search is the article's"),
+        ([LAYER, "--gpus", "0"], "--gpus are no CPU"),
     ],
 )
 def test_command_names_what_is_wrong(tmp_path, arguments, message, capsys):

@@ -9,15 +9,17 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from tvm.rpc import connect_tracker
 from tvm.rpc.tracker import Tracker
 
-from dwtir import DeviceError, Epilogue, InvalidTargetError, Shape, ToolchainError, cuda
+from dwtir import DeviceError, DwtirError, Epilogue, InvalidTargetError, Shape, ToolchainError, cuda
 from dwtir.target import resolve
-from dwtir.tune import Settings, Task, devices, server
+from dwtir.tune import Settings, Task, devices, remote, server
 from dwtir.tune.remote import gpus_fleet, parse_address, tracker_fleet
 from dwtir.tune.run import tune_all
 from kernels import CPU, LAYER
@@ -44,7 +46,6 @@ def tracker():
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Give a server up after the second session in a row that fails."""
     monkeypatch.setattr(devices, "_MAX_DEATHS", 2)
 
 
@@ -63,7 +64,6 @@ def await_servers(tracker, count):
 
 @contextmanager
 def serving(tracker, count, *, module=OURS, more=()):
-    """Start servers of key ``cpu`` and wait until the tracker has them."""
     command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--key", "cpu", "--tracker", tracker, *more]
     with ExitStack() as stack:
         stack.callback(await_servers, tracker, 0)
@@ -205,6 +205,13 @@ def test_failing_server_is_named():
         pass
     with raises(InvalidTargetError, match="once each, such as 0,1, got '0,0'"), gpus_fleet(["0", "0"]):
         pass
+
+
+@parametrize("answer", [[], {}, {"target": 3}, {"target": {"name": "a"}}, {"target": asdict(CPU) | {"name": "/a"}}])
+def test_server_that_says_no_device(answer):
+    channel = SimpleNamespace(call=lambda message, seconds: answer)
+    with raises(DwtirError):
+        remote._target_there(channel, None, 1.0)
 
 
 def test_no_server_and_no_tracker(tracker):

@@ -246,7 +246,6 @@ class Signature:
             )
 
     def _check_overlap(self, addresses: list[int]) -> None:
-        """Compare where the tensors lie; the last one is the output."""
         *inputs, out = addresses
         end = out + self.nbytes[-1]
         for name, address, nbytes in zip(self.names, inputs, self.nbytes, strict=False):

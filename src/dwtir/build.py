@@ -8,7 +8,7 @@ from . import cache, cuda, database, entry, schedules, versions
 from .epilogue import Epilogue, EpilogueLike
 from .errors import InvalidScheduleError, NotTunedError, RecordError
 from .kernel import Kernel, KernelInfo, from_library
-from .resources import Resources, with_cubin_resources
+from .resources import Resources, launch, with_cubin_resources
 from .schedules import Strategy
 from .shape import Shape, ShapeLike
 from .target import Target, TargetLike, resolve
@@ -201,8 +201,4 @@ def _launch(sch: Schedule, shared_bytes: int) -> Resources:
 
     body = sch.mod["main"].body.block.body
     tvm_ffi.structural_walk(body.seq[0] if isinstance(body, tirx.SeqStmt) else body, [(tirx.For, visit)])
-    grid, block = (
-        (extents.get(f"{tag}.x", 1), extents.get(f"{tag}.y", 1), extents.get(f"{tag}.z", 1))
-        for tag in ("blockIdx", "threadIdx")
-    )
-    return Resources(grid, block, shared_bytes)
+    return Resources(*launch(extents), shared_bytes)

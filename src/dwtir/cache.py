@@ -33,14 +33,15 @@ def key(**parts: Any) -> str:
 
 def load(name: str) -> tuple[Module, bytes, dict[str, Any]] | None:
     """Load a kernel; a file that is damaged is removed, and counts as a miss."""
-    path = cache_dir() / f"{name}.so"
-    if not path.exists() or not is_private(path.parent) or not is_private(path):
-        return None
     try:
-        return saved.read(path)
+        path = cache_dir() / f"{name}.so"
+        if path.exists() and is_private(path.parent) and is_private(path):
+            return saved.read(path)
     except RecordError as error:
         discard(name, error)
-        return None
+    except (OSError, RuntimeError) as error:
+        _log.warning("no kernels are taken from the cache: %s", error)
+    return None
 
 
 def discard(name: str, reason: RecordError) -> None:
@@ -55,16 +56,16 @@ def store(name: str, library: Module, description: dict[str, Any]) -> None:
 
     Without a C compiler, or where the folder cannot be written or is somebody else's, it is not kept; the log says why.
     """
-    folder = cache_dir()
     if saved.linker() is None:
         _log.warning("kernels are not cached: no C compiler to link them; see `dwtir doctor`")
         return
     try:
+        folder = cache_dir()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if is_private(folder):
             saved.write(folder / f"{name}.so", library, description)
-    except OSError as error:
-        _log.warning("kernels are not cached in %s: %s", folder, error)
+    except (OSError, RuntimeError) as error:
+        _log.warning("kernels are not cached: %s", error)
 
 
 def is_private(path: Path) -> bool:

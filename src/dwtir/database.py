@@ -108,7 +108,7 @@ def find_record(
     for folder in folders() if within is None else within:
         for name in names:
             path = folder / target.name / name
-            if path.is_file():
+            if os.path.isfile(path):  # False, not an error, in a folder that is somebody else's
                 record = _usable(path, target)
                 if record is not None:
                     return record, path

@@ -114,8 +114,11 @@ def _show(options: Namespace) -> int:
             raise RecordError(f"no record of {shape} in {', '.join(map(str, _folders(options)))}")
     for path, record in found:
         values = record.as_json()
-        instructions, decisions = values["trace"] if len(values["trace"]) == 2 else ([], [])
-        summary = f"{len(instructions)} instructions, decisions {decisions}"
+        try:
+            instructions, decisions = values["trace"]
+            summary = f"{len(instructions)} instructions, decisions {decisions}"
+        except (TypeError, ValueError):  # other versions may have any
+            summary = "unknown"
         values["trace"] = json.dumps(record.trace) if options.trace else summary
         values["gain"] = number(record.gain, digits=3)
         print(path)

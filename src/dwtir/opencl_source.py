@@ -14,6 +14,7 @@ import numpy as np
 
 from .errors import InvalidScheduleError
 from .reference import numpy_dtype
+from .resources import launch
 from .typed import IRModule
 
 _KINDS = {"float16": "f16", "bfloat16": "bf16"}
@@ -152,11 +153,7 @@ def _launch(func: Any) -> tuple[tuple[int, int, int], tuple[int, int, int], int]
     tvm_ffi.structural_walk(func.body, [*callbacks, ((*computing, *comparing), compute)])
     if refused:
         raise InvalidScheduleError(f"OpenCL cannot run this schedule: {'; '.join(refused)}")
-    grid, block = (
-        (extents.get(f"{tag}.x", 1), extents.get(f"{tag}.y", 1), extents.get(f"{tag}.z", 1))
-        for tag in ("blockIdx", "threadIdx")
-    )
-    return grid, block, local_bytes
+    return *launch(extents), local_bytes
 
 
 def _argument_order(params: list[str], kernel_params: list[str]) -> list[int]:

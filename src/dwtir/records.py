@@ -279,7 +279,6 @@ def _rounded(seconds: float) -> float:
 
 
 def _line(record: dict[str, Any]) -> str:
-    """Write a line, and numbers without zeros before their exponents' digits."""
     found = {name: traces.dump(value) for name, value in record.items()}
     short = {name: text if '"' in text else text.replace("e-0", "e-") for name, text in found.items()}
     return "{" + ",".join(f'"{name}":{text}' for name, text in short.items()) + "}\n"

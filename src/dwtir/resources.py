@@ -1,8 +1,11 @@
 """What a launch of a kernel takes of a GPU."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
+
+_Size: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -12,8 +15,8 @@ class Resources:
     Of several kernels the first is meant; `registers`, `spill_bytes` and `stack_bytes` are the most of all.
     """
 
-    grid: tuple[int, int, int] | None = None
-    block: tuple[int, int, int] | None = None
+    grid: _Size | None = None
+    block: _Size | None = None
     """Thread blocks, and threads of one, in x, y and z. None on the CPU."""
     shared_bytes: int | None = None
     """Shared (local) memory of a block."""
@@ -28,6 +31,12 @@ class Resources:
     def threads(self) -> int | None:
         """Threads of a block."""
         return None if self.block is None else prod(self.block)
+
+
+def launch(extents: Mapping[str, int]) -> tuple[_Size, _Size]:
+    """Return grid and block of threads' extents by TVM's tags."""
+    x, y, z, *block = (extents.get(f"{tag}Idx.{axis}", 1) for tag in ("block", "thread") for axis in "xyz")
+    return (x, y, z), (block[0], block[1], block[2])
 
 
 def with_cubin_resources(known: Resources, cubin: Any) -> Resources:

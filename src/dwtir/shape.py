@@ -328,7 +328,6 @@ ShapeLike: TypeAlias = Shape | str | Mapping[str, Any]
 
 
 def _integer(name: str, value: object, least: int) -> int:
-    """Return `value` as an int that is at least `least`; a bool is not a size."""
     with contextlib.suppress(TypeError):
         number = operator.index(value)  # type: ignore[arg-type]  # the TypeError is the check
         if number >= least and not isinstance(value, bool):

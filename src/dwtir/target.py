@@ -6,6 +6,7 @@ check wants to know of a device is a field of `Target`.
 
 import os
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -52,6 +53,10 @@ class Target:
     fp32_rate: float | None = None
     """Measured copy bandwidth in bytes/s, counting reads and writes, and peak float32 FLOP/s. None
     where nobody measured."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "cuda" and not re.fullmatch(r"sm_[0-9]{2,3}[af]?", str(self.arch)):
+            raise InvalidTargetError(f"a CUDA target needs its architecture, such as 'sm_90', got arch={self.arch!r}")
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Target":
@@ -172,9 +177,7 @@ def _by_attributes(attributes: Mapping[str, Any]) -> Target:
     if kind == "opencl":
         found = _OPENCL
     elif kind == "cuda":
-        arch = attributes.get("arch")
-        if not isinstance(arch, str) or not arch.removeprefix("sm_")[:2].isdecimal():
-            raise InvalidTargetError(f"a CUDA target needs its architecture, such as 'sm_90', got arch={arch!r}")
+        arch: Any = attributes.get("arch")
         found = next((gpu for gpu in KNOWN_GPUS.values() if gpu.arch == arch), KNOWN_GPUS["nvidia-h200"])
         found = replace(found, name=arch, arch=arch, bandwidth=None, fp32_rate=None)
     else:

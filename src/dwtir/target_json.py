@@ -50,8 +50,8 @@ def read(name: str, value: object) -> Target:
     if not isinstance(features, list) or len(features) > 64:
         raise RecordError(f"target: features must be a list, got {brief(features)}")
     for key in ("bandwidth", "fp32_rate"):
-        if value[key] is not None and type(value[key]) not in (int, float):
-            raise RecordError(f"target: {key} must be a number, got {brief(value[key])}")
+        if value[key] is not None and not (type(value[key]) in (int, float) and 0 < value[key] < 1e18):
+            raise RecordError(f"target: {key} must be a number above 0, got {brief(value[key])}")
     names = tuple(text("target: features", feature) for feature in features)
     return Target(**value | {"name": name, "arch": text("arch", value["arch"]), "features": names})
 

@@ -103,7 +103,13 @@ class TuneDB(ms.database.PyDatabase):
     def _find(self, mod: _Module) -> tuple[Workload, Record] | None:
         work = recognise(mod)
         found = work and database.find_record(work.shape, self.device, work.epilogue, within=self.folders)
-        return (work, found[0]) if work and found else None
+        if not work or not found:
+            return None
+        record = found[0]
+        if record.epilogue != work.epilogue:
+            fitted = {"epilogue": work.epilogue, "strategy": record.strategy.with_room_for(*work, self.device)}
+            record = Record(**(vars(record) | fitted))
+        return work, record
 
     def _workload(self, work: Workload) -> ms.database.Workload:
         if work not in self._workloads:
@@ -111,8 +117,7 @@ class TuneDB(ms.database.PyDatabase):
         return self._workloads[work]
 
     def _tuning_record(self, work: Workload, record: Record) -> ms.database.TuningRecord:
-        # The workload is the one asked for, which may have steps that the record has not.
-        return as_tuning_record(Record(**(vars(record) | {"epilogue": work.epilogue})), self._workload(work))
+        return as_tuning_record(record, self._workload(work))
 
     def _is_for(self, target: tvm.target.Target, record: Record) -> bool:
         """Tell whether a TVM target is this device, or one of its kind that can run the record."""
@@ -120,7 +125,7 @@ class TuneDB(ms.database.PyDatabase):
             asked = resolve(target)
             if (asked.kind, asked.arch) != (self.device.kind, self.device.arch):
                 return False
-            record.strategy.check_use(record.shape, asked)
+            record.strategy.check_use(record.shape, asked, record.epilogue)
         except DwtirError:
             return False
         return True

@@ -1,5 +1,6 @@
 """The versions that a record was measured with, as a line, and as one of a whole folder."""
 
+import contextlib
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,4 +58,6 @@ def is_common(folder: Path, text: object) -> bool:
     with files.locked(path):
         if not path.exists() and isinstance(text, str):
             files.replace(path, f"{text}\n".encode())
-        return path.exists() and common(folder) == text
+        with contextlib.suppress(RecordError):
+            return common(folder) == text
+        return False

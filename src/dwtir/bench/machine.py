@@ -111,7 +111,6 @@ def gpu_clocks(gpu: str) -> tuple[dict[str, str], str]:
 
 
 def _range(values: Iterable[str]) -> str:
-    """Write numbers as their range, and what is none, such as ``[N/A]``, as it is."""
     distinct = set(values)
     if all(value.isdecimal() for value in distinct):
         low, high = min(map(int, distinct)), max(map(int, distinct))

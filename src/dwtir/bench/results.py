@@ -99,7 +99,6 @@ def _row(row: Row, networks: Sequence[str], contenders: Sequence[str]) -> dict[s
 
 
 def _named(row: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Say all of a row, with the names of its networks and contenders."""
     values = _USUAL | row
     values["networks"] = [found["networks"][place] for place in values["networks"]]
     us = zip(found["contenders"], values["us"], strict=True)

@@ -104,7 +104,6 @@ _graph_timer = cache(GraphTimer)
 
 
 def _follow(call: Callable[[int], object]) -> Callable[[int], None]:
-    """Let PyTorch, whose stream our kernels follow, follow TVM's current stream."""
     import tvm
     import tvm_ffi
 

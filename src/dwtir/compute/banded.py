@@ -219,7 +219,6 @@ def products(bands: Bands, epilogue: Epilogue) -> tirx.PrimFunc:
             T.buffer_store(out, single, [n, c, row, T.Select(is_first, 0, OW - 1)])
 
     def stage(image, sheet, height, width, channel, planes, number, vector, lane):
-        """Load an element of a plane that shared memory has, with zeros around it."""
         n, (first, tests) = planes * IMAGES + number, sheet.source(vector * sheet.vector)
         at, is_there = first + lane, tirx.all(n < N, *tests, first < height * width)
         return T.if_then_else(is_there, image[n, channel, at // width, at % width], T.cast(0, dtype))

@@ -181,7 +181,6 @@ def products(panels: Panels, epilogue: Epilogue) -> tirx.PrimFunc:
             copy_vector(own, 0, results, vw * FINISHED + slot * E, E)
 
     def bring(results, image, block, load: bool, warp, lane):
-        """Move results to their image, or what they are added to from there."""
         (n, y, x, c), thread = block, warp * 32 + lane
         T.reads(*([] if load else [results[:]]))
         T.writes(results[:] if load else image[n * IMAGES : n * IMAGES + IMAGES, :, :, :])

@@ -132,7 +132,6 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         begin_barrier(barrier, 32 * WARPS, vw * 32 + vl)
 
     def start(name: str, met: Met, taken: dict[str, tirx.Buffer], acc, vw):
-        """Begin the sums that a row of inputs is the first of."""
         with by_lane(name) as vl:
             untold()
             for result in [result for result, tap in met if tap == 0]:
@@ -158,7 +157,6 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
         return all_hold(0 <= first, first + rows <= H)
 
     def add_rows(shared: Shared, bands, held, acc, block, at, vw, line=None):
-        """Add a stage's rows to sums, those that are in the image if the first one's place is given."""
         name = "" if line is None else "_there"
         for row in range(pairs.stage_rows):
             met = pairs.met(row)
@@ -183,7 +181,6 @@ def products(pairs: Pairs, epilogue: Epilogue) -> tirx.PrimFunc:
                 leave(shared, acc, result, at, vw, vl)
 
     def begin(acc, result: int, taken: dict[str, tirx.Buffer], vw, vl):
-        """Begin sums, with the bias if shared memory has it."""
         own = local("float32", 4)
         for word in range(WORDS):
             if BIASED:

@@ -103,7 +103,6 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         return tirx.max(0, pieces.top(piece)) if side is SOURCE else images.first(piece * Z, pieces.all_bands)
 
     def bottom(piece):
-        """Find the row of the image after those that a block has of a piece."""
         height = images.source[0]
         return height if P == 1 else tirx.min(height, pieces.top(piece) + images.seen(pieces.most))
 
@@ -128,7 +127,6 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         return place._replace(x=tirx.floordiv(number, each)), (each, tirx.floormod(number, each))
 
     def bring(tensor, side, place, shared, y, share):
-        """Copy a block's rows of an image to shared memory."""
         if P == 1:
             carry(tensor, place, Part(shared, y, 0), side[1:], share)
         else:
@@ -153,7 +151,6 @@ def bands_of(pieces: Pieces, epilogue: Epilogue) -> tirx.PrimFunc:
         return (y, 0) if Q == 1 else (0, y)
 
     def put(result, pairs, shared, part):
-        """Move a row of a thread's results to shared memory; the last part may have fewer."""
         put_row = partial(put_pairs, pairs=Part(pairs, 0)) if pieces.puts_pairs else partial(move, lanes=LANES_OUT)
         put_row(result, shared, pieces.fewest)
         if pieces.fewest < COLS:

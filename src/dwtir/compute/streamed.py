@@ -80,7 +80,6 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
         return (first_row(segment) + row) * DOWN + T.floormod(segment, DOWN)
 
     def last_row(segment, height: int):
-        """Count the rows from a segment's first to the end of its part of an image."""
         return T.floordiv(height - 1 - T.floormod(segment, DOWN), DOWN) + 1 - first_row(segment)
 
     def spot(n, row, strip, place, vector, lane, results: int = 1):
@@ -101,7 +100,6 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
         return (n, channels, down, right) if planes else (n, down, right, channels)
 
     def is_before(strip, column, width: int):
-        """Tell whether a column of a strip is left of the end of an image."""
         if width % RIGHT == 0:  # by the strip's number
             return T.floordiv(strip, RIGHT) < T.floordiv(width // RIGHT - column + cols - 1, cols)
         return (T.floordiv(strip, RIGHT) * cols + column) * RIGHT + T.floormod(strip, RIGHT) < width
@@ -115,7 +113,6 @@ def rows_of(strips: Strip, epilogue: Epilogue, rows: int, depth: int) -> tirx.Pr
 
     @script.inline
     def load_row(data, raw, d, n, row, strip, vector):
-        """Load a strip's window of one row of the image, or of its last."""
         for j in T.unroll(LOADS):
             if is_input(strip, j * LOADED - LEAD):
                 for e in T.vectorized(strips.vector):

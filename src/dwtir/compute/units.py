@@ -53,7 +53,6 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
     dtype = shape.dtype
 
     def split(task, width: int):
-        """Find the row (of inputs), image, column and vector of a load."""
         above = task // VECTORS // width
         column = task // VECTORS % width
         return above // sizes.images, above % sizes.images, column, task % VECTORS
@@ -185,7 +184,6 @@ def nhwc(sizes: Units) -> tirx.PrimFunc:
 
     @script.inline
     def multiply(staged, inputs, grads, acc, step, d, w, o, g):
-        """Multiply the inputs of a step by the gradients that they meet."""
         for lane, r, s, h, m in T.grid(32, SH, SPANS, 2, 2):
             with T.sblock("left"):
                 vo, vg, vl, vr, vs, vh, vm = T.axis.remap("SSSSSSS", [o, g, lane, r, s, h, m])

@@ -149,7 +149,6 @@ def restore(model: torch.nn.Module) -> None:
 
 
 def _followers(conv: Any, runs: Mapping[Any, Sequence[Run]]) -> tuple[Any, ...]:
-    """Find the normalisation and activation that alone use what is before them."""
     found: list[Any] = []
     last = conv
     while len(runs.get(last, ())) == 1:

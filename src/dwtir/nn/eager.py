@@ -132,7 +132,6 @@ def is_transformed(tensor: Tensor) -> bool:
 
 
 def _places_only() -> bool:
-    """Tell whether all modes are ``torch.set_default_device``'s."""
     return all(type(mode) is DeviceContext for mode in _get_current_function_mode_stack())
 
 

@@ -63,7 +63,6 @@ _stream = cache(torch.cuda.Stream)
 
 
 def _count(call: _Call, device: torch.device) -> int:
-    """Return how many calls fill a measurement, after some that build kernels."""
     for _ in range(3):
         call()
     return min(ceil(_SECONDS / seconds(call, 3, device)), _MOST_CALLS)

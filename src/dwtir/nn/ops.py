@@ -136,7 +136,6 @@ def _out_of_channels(image: Tensor, size: int) -> tuple[Tensor, int]:
 
 
 def _in_rows(weight: Tensor, dim: int | None, size: int) -> Tensor:
-    """Turn a batched weight or bias into one of `size` times the output channels."""
     return _batched(weight, dim, size).flatten(0, 1)
 
 

@@ -246,7 +246,6 @@ class Strategy(ABC):
         self._require(value in allowed, field, value, f"one of {allowed}")
 
     def _require_whole_phases(self, shape: Shape, rows: int, cols: int, window: str) -> None:
-        """Check that all tiles of a gradient have the same taps."""
         for axis, (name, size) in enumerate((("rows", rows), ("cols", cols))):
             fitted = whole_phases(shape, axis, size, window)
             self._require(size == fitted, name, size, f"in whole phases of the stride: {fitted}")

@@ -182,7 +182,6 @@ class Model:
         return _LAUNCHED + longer(busy, self._streamed, _LONGER)
 
     def _estimates(self, work: Work, counts: Iterable[int]) -> Iterator[float]:
-        """Estimate the time of a kernel for each of several numbers of blocks at a time."""
         memory = self._memory + self._halo * (work.halo - 1)
         memory += self._scattered * work.scattered + self._shared * work.shared
         tile = _Tile(work, self._units, self._per_line, self._per_load)

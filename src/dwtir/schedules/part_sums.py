@@ -34,7 +34,6 @@ class PartSums(Strategy):
     """Threads of the second kernel over the parts, which it divides."""
 
     def _require_parts(self, shape: Shape, target: Target, channels: int) -> None:
-        """Check what limits the second kernel, if a block has so many channels in NHWC."""
         self._require(
             self.parts % self.part_threads == 0,
             "part_threads",

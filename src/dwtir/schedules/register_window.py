@@ -124,7 +124,6 @@ class RegisterWindow(Window):
         return self.rows * self.cols
 
     def _registers(self, shape: Shape) -> int:
-        """Count inputs and sums: weights are loaded again sooner than anything spills."""
         return self._live_inputs(shape) + self.sums
 
     def _accesses(self, shape: Shape, width: int) -> tuple[int, int, int]:

@@ -197,7 +197,6 @@ class RowStream(Strategy):
         return -(-self.thread_x * self.thread_y * self.thread_z // 32)
 
     def _limit(self) -> int:
-        """Count the registers that a thread may have, by those of a scheduler."""
         return min(255, 64 // -(-self._warps * self.min_blocks // 4) * 8)
 
     def _registers(self, shape: Shape) -> int:

@@ -228,7 +228,6 @@ def _lines(tiles: Any, shape: Shape) -> tuple[Any, Any]:
 
 
 def _memory_seconds(tiles: Any, shape: Shape) -> Any:
-    """Estimate the time of the tensors, and that of rows which two tiles load."""
     kernel_h, kernel_w = shape.kernel
     kernel_rows = tiles.kernel_rows * tiles.kernel_threads
     down = tiles.rows * shape.stride[0]

@@ -187,7 +187,6 @@ def _in_blocks(
 
 
 def _channel_table(tiles: Tiles, shape: Shape, channels: Iterable[int]) -> Numbers:
-    """List the threads over channels for each tile; those listed before are 0."""
     sizes = list(channels)
     rows = {}
     for vector in vectors_of(shape):

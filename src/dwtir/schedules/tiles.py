@@ -1,7 +1,7 @@
 """Arithmetic that several strategies choose their tiles with."""
 
 from collections.abc import Iterable
-from math import gcd
+from math import gcd, isqrt
 
 from ..shape import Shape
 
@@ -136,7 +136,8 @@ def longer(one: float, other: float, power: float) -> float:
 
 def divisors(count: int) -> tuple[int, ...]:
     """List what divides `count`, in order."""
-    return tuple(part for part in range(1, count + 1) if count % part == 0)
+    small = [part for part in range(1, isqrt(count) + 1) if count % part == 0]
+    return tuple(sorted({*small, *(count // part for part in small)}))
 
 
 def vectors(shape: Shape, *counts: int) -> tuple[int, ...]:

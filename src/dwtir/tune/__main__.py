@@ -107,8 +107,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list_of(kind: Callable[[str], object], allowed: Sequence[object] | None) -> Callable[[str], list[object]]:
-    """Make a reader of lists such as ``1,32``."""
-
     def read(text: str) -> list[object]:
         values = [kind(part.strip()) for part in text.split(",")]
         for value in values:
@@ -122,7 +120,7 @@ def _list_of(kind: Callable[[str], object], allowed: Sequence[object] | None) ->
 def _tasks(options: argparse.Namespace) -> list[Task]:
     forms = layers.Forms(options.batch, options.dtype, options.layout)
     found = layers.from_shapes(options.shapes, options.epilogue)
-    networks = layers.from_suite(options.suite, forms) if options.suite else []
+    networks = layers.from_suite(options.suite, forms, options.epilogue) if options.suite else []
     for name in options.network:
         networks += layers.by_use(layers.from_network(name, forms, options.epilogue))
     found += layers.for_operations(networks, options.operation)
@@ -139,6 +137,8 @@ def _devices(options: argparse.Namespace, note: Callable[[str], object]) -> Iter
         raise InvalidTargetError("--tracker and --key go together, got one of them")
     if options.gpus is not None and options.tracker is not None:
         raise InvalidTargetError("--gpus starts a tracker of its own, got --tracker as well")
+    if options.gpus is not None and options.target == "cpu":
+        raise InvalidTargetError("--gpus are no CPU, got --target cpu as well")
     if options.gpus is not None:
         with gpus_fleet(options.gpus.split(","), options.target, note) as found:
             yield found

@@ -7,12 +7,13 @@ go to the next worker.
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError, DwtirError
 from ..records import strategy_to_json
 from ..schedules import Strategy
 from ..target import Target
+from ..traces import brief
 from .channels import Answer, Channel, Message
 from .outcome import Task
 
@@ -57,6 +58,13 @@ class Result:
     device: str = ""
 
 
+def _times(answer: Any) -> tuple[float, ...]:
+    times = answer.get("times", ()) if isinstance(answer, dict) else None
+    if not isinstance(times, list | tuple) or not all(isinstance(time, float) and time > 0 for time in times):
+        raise DeviceError(f"the worker answered with the times {brief(times)}")
+    return tuple(times)
+
+
 class Device:
     """Measures candidates of one task after the other, by a worker with so many builder threads."""
 
@@ -78,7 +86,6 @@ class Device:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Send the task to the worker, or to the next one while there is none or it dies."""
         while True:
             try:
                 if self._channel is None:
@@ -89,12 +96,14 @@ class Device:
                 self._died(error)
         if answer.get("cause"):
             raise DwtirError(f"{self._task} on {self.name}: {answer['error']}")
-        self.versions = answer["versions"]
+        self.versions = dict(answer.get("versions") or {})
 
     def _call(self, message: Message, seconds: float) -> Answer:
         if self._channel is None:
             raise DeviceError("no worker")
         answer = self._channel.call(message, seconds)
+        if not isinstance(answer, dict):
+            raise DeviceError(f"the worker answered {brief(answer)}")
         if answer.get("fatal"):
             raise _StickyError(answer["error"])
         return answer
@@ -126,6 +135,7 @@ class Device:
                     self._call({"op": "submit", "jobs": jobs}, _CANDIDATE_SECONDS)
                 place = self._first_built(len(waiting))
                 answer = self._call({"op": "time", "place": place, "limit": limit()}, _CANDIDATE_SECONDS)
+                times = _times(answer)
             except DeviceError as error:
                 job = waiting[place]
                 job.attempts = _MAX_ATTEMPTS if isinstance(error, _StickyError) else job.attempts + 1
@@ -136,7 +146,7 @@ class Device:
                 self._died(error)
             else:
                 self._deaths = 0
-                job, times = waiting.pop(place), tuple(answer.get("times", ()))
+                job = waiting.pop(place)
                 yield Result(job, times, answer.get("cause", ""), answer.get("error", ""), self.name)
                 if not answer.get("stuck"):
                     continue
@@ -163,7 +173,10 @@ class Device:
         answer = self._call(message, _TASK_SECONDS)
         if answer.get("cause"):
             raise DeviceError(answer["error"])
-        return [tuple(result["times"]) for result in answer["results"]]
+        results = answer.get("results")
+        if not isinstance(results, list) or len(results) != len(strategies):
+            raise DeviceError(f"the worker answered with the results {brief(results)}")
+        return [*map(_times, results)]
 
     def close(self) -> None:
         if self._channel is not None:

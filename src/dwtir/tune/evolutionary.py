@@ -85,7 +85,6 @@ class _Designs:
         return [self.schedule(strategy) for strategy, _ in self._designs.values()]
 
     def guesses(self) -> list[Strategy]:
-        """List what strategies expect to be fast, the fastest first."""
         found = [
             tile.with_room_for(self._task.shape, self._task.epilogue, self._target)
             for chosen, _ in self._designs.values()
@@ -279,7 +278,6 @@ class EvolutionarySearch(Search):
         return [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
 
     def _learn(self) -> None:
-        """Pass what was measured since the last time to the model and the database."""
         if not self._learnt:
             return
         info = ms.arg_info.ArgInfo.from_entry_func(self._workload.mod, False)

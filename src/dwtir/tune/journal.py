@@ -41,7 +41,7 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # One write at the end of the file: two sessions of one task do not tear each other's.
         with self.path.open("ab", buffering=0) as file:
-            file.write(json.dumps(line).encode() + b"\n")
+            file.write(b"\n" + json.dumps(line).encode() + b"\n")
 
     def read(self) -> list[Trial]:
         """Return the trials of earlier sessions, in order, each strategy once."""

@@ -21,8 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .. import target_json
 from ..errors import DeviceError, DwtirError, InvalidTargetError, ToolchainError
 from ..target import Target, TargetLike, resolve
+from ..traces import brief
 from .channels import Channel, Lane, RpcChannel
 from .devices import Device
 from .fleet import Fleet
@@ -46,7 +48,6 @@ class _Tracker:
     longest: float = math.inf
 
     def ask(self, operation: str, *details: Any) -> Any:
-        """Send a message of TVM's protocol and wait for the answer."""
         from tvm.rpc import base
 
         where = f"the tracker at {self.address[0]}:{self.address[1]}"
@@ -61,16 +62,21 @@ class _Tracker:
         except TimeoutError:
             missing = f"no free server of key {details[0]!r}" if details else "no answer"
             raise DeviceError(f"{where}: {missing} in {self.wait:g} s") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, LookupError, TypeError) as error:
             raise DeviceError(f"{where}: {error}") from error
 
     def keys(self) -> list[str]:
-        """List the keys of the servers that are there, busy ones included."""
-        return sorted(str(server["key"]).removeprefix("server:") for server in self.ask("SUMMARY")["server_info"])
+        answer = self.ask("SUMMARY")
+        try:
+            return sorted(str(server["key"]).removeprefix("server:") for server in answer["server_info"])
+        except (LookupError, TypeError):
+            raise DeviceError(f"the tracker answered {brief(answer)}") from None
 
     def connect(self, key: str) -> RpcChannel:
-        """Open a session with the next server of a key that is free."""
-        host, port, matchkey = self.ask("REQUEST", key, "", 1)
+        try:
+            host, port, matchkey = self.ask("REQUEST", key, "", 1)
+        except (TypeError, ValueError):
+            raise DeviceError("the tracker named no server") from None
         require_loopback("a server's address", host, self.allow_remote)
         lane = Lane()
         held: list[Any] = []
@@ -169,12 +175,12 @@ def _fleet(
 
 
 def _target_there(channel: Channel, target: TargetLike, seconds: float) -> Target:
-    """Ask a server for its device, which must be the one that is meant."""
     wanted = None if target in (None, "cpu", "cuda") else resolve(target)
     answer = channel.call({"op": "device", "kind": target if wanted is None else wanted.kind}, seconds)
-    if answer.get("cause"):
-        raise DeviceError(f"the server has no such device: {answer['error']}")
-    found = Target.from_json(answer["target"])
+    if not isinstance(answer, dict) or not isinstance(about := answer.get("target"), dict):
+        said = answer["error"] if isinstance(answer, dict) and "error" in answer else brief(answer)
+        raise DeviceError(f"the server has no such device: {said}")
+    found = target_json.read(target_json.text("device", about.pop("name", None)), about)
     if wanted is not None and wanted.name != found.name:
         raise InvalidTargetError(f"tuning needs {wanted.name}, and the server has {found.name}")
     return found

@@ -49,6 +49,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidScheduleError(f"{name} must be at least 1, got {value}")
+        if not -(2**63) <= self.seed < 2**63:
+            raise InvalidScheduleError(f"seed must be of 64 bits, got {self.seed}")
         if self.budget is not None and not self.budget >= 0:
             raise InvalidScheduleError(f"budget must be at least 0 seconds, got {self.budget}")
 
@@ -190,6 +192,8 @@ class _Session:
             try:
                 again = zip(finalists, fleet.final(finalists, _FINAL_ROUNDS), strict=True)
                 times = {strategy: measured for strategy, measured in again if measured}
+                if not times:
+                    raise DwtirError(f"{self._task}: none of the best passed its check again")
             except DeviceError as error:
                 self._display.note(f"the best were not measured again: {error}")
         winner = min(times, key=lambda strategy: median(times[strategy]))

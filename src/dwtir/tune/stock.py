@@ -52,6 +52,9 @@ def _target_built_here(target: TargetLike) -> Target:
     return device
 
 
+_numbers = itertools.count()  # of all layers: a server keeps what has a name
+
+
 class RemoteTestbed(Testbed):
     """Checks and times kernels on the device of a session with TVM's own RPC server.
 
@@ -61,7 +64,6 @@ class RemoteTestbed(Testbed):
     def __init__(self, task: Task, target: Target, session: Any) -> None:
         self._session = session
         self._device = session.cuda(0) if target.kind == "cuda" else session.cpu(0)
-        self._numbers = itertools.count()
         self._loaded: tuple[Kernel, Any] | None = None
         with device_errors():
             super().__init__(task, target)
@@ -84,7 +86,7 @@ class RemoteTestbed(Testbed):
                 path = Path(folder, "kernel.so")
                 kernel.export(path)
                 code = bytearray(path.read_bytes())
-            name = f"kernel-{next(self._numbers)}.so"
+            name = f"kernel-{next(_numbers)}.so"
             self._session.upload(code, name)
             self._loaded = kernel, self._session.load_module(name)
             self._session.remove(name)

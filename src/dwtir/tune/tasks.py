@@ -103,7 +103,7 @@ def _entry(entry: Any, epilogue: Epilogue) -> Task:
     return Task(Shape.of(parameters), Epilogue.of(steps), count)
 
 
-def from_suite(name: str, forms: Forms) -> list[Task]:
+def from_suite(name: str, forms: Forms, epilogue: EpilogueLike = None) -> list[Task]:
     """Return the tasks of a part of the suite.
 
     Parameters
@@ -113,12 +113,12 @@ def from_suite(name: str, forms: Forms) -> list[Task]:
     """
     if name == "seeds":
         return _distinct(
-            Task(replace(row, dtype=dtype, layout=layout))
+            Task(replace(row, dtype=dtype, layout=layout), Epilogue.of(epilogue))
             for dtype, layout in product(forms.dtypes, forms.layouts)
             for row, _ in suite.seed_rows()
         )
     if name == "all":
-        return _distinct(task for network in suite.networks() for task in from_network(network, forms))
+        return _distinct(task for network in suite.networks() for task in from_network(network, forms, epilogue))
     raise InvalidShapeError(f"the suite has no part {name!r}; allowed are seeds, all")
 
 
@@ -204,7 +204,6 @@ def _tasks(layers: Iterable[dict[str, Any]], forms: Forms, epilogue: Epilogue) -
 
 
 def _find(name: str) -> tuple[ModuleType, str]:
-    """Return the installed library that has a network, and its name there."""
     prefix, _, model_name = name.rpartition("/")
     candidates = LIBRARIES if not prefix else (prefix,) if prefix in LIBRARIES else ()
     installed, missing = [], []

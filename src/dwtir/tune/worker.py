@@ -236,7 +236,6 @@ def _versions(target: Target) -> dict[str, str]:
 
 
 def _driver_release() -> str | None:
-    """Ask the driver's management library, for such as ``580.159.04``."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
