@@ -114,9 +114,16 @@ def test_fused_steps_cost_rows_and_no_block(about, alone, rows, blocks):
     assert (tile.dynamic_bytes(shape, epilogue) + 1024) * blocks <= 228 * 1024
 
 
-@parametrize("target", ["sm_120", "nvidia-l4", "nvidia-a100-sxm4-80gb"])
+@parametrize("target", ["sm_86", "sm_120", "nvidia-l4", "nvidia-a100-sxm4-80gb"])
 @parametrize(
-    "about", ["128x96x56x56_k7_p3_float16_nhwc+scale_shift+residual+silu", "128x240x28x28_k5_p2_bfloat16_nhwc+gelu"]
+    "about",
+    [
+        "128x96x56x56_k7_p3_float16_nhwc+scale_shift+residual+silu",
+        "128x240x28x28_k5_p2_bfloat16_nhwc+gelu",
+        "128x256x7x56_k9_s2_p4x3x4x4_float16_nhwc",
+        "64x1024x7x28_k19_s2_p9x8x9x9_float16_nhwc+bias+silu",
+        "128x96x224x14_k9_nhwc_dgrad",
+    ],
 )
 def test_smaller_devices_have_room_for_fused_steps(about, target):
     shape, epilogue = layer(about)

@@ -99,7 +99,7 @@ class BandedChannels(Strategy):
             needed = 32 * warps * -(-tile._registers(shape) // 8) * 8
             blocks = min(REGISTERS // needed, SHARED // (taken + 1024))
             tile = replace(tile, min_blocks=max(1, blocks))
-            if taken <= LEAST_SHARED and tile.is_promising(shape):
+            if taken <= min(LEAST_SHARED, target.most_shared_bytes) and tile.is_promising(shape):
                 yield tile
 
     @classmethod

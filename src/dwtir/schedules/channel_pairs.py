@@ -190,7 +190,8 @@ class ChannelPairs(Strategy):
         room = target.units * self.min_blocks
         tile = replace(self, turns=ceil(prod(self.sizes(shape).blocks) / room))
         is_full = _FULL[self.min_blocks] * room <= prod(tile.sizes(shape).blocks) <= room
-        if is_full and tile.turns in _TURNS and tile._room(shape, epilogue) >= tile.min_blocks:
+        fits = tile.dynamic_bytes(shape, epilogue) <= target.most_shared_bytes  # a turn's stages are more
+        if is_full and fits and tile.turns in _TURNS and tile._room(shape, epilogue) >= tile.min_blocks:
             yield tile
 
     def _down(self, shape: Shape, rows: int) -> Self:

@@ -151,6 +151,8 @@ class RowStream(Strategy):
         }
 
     def is_promising(self, shape: Shape, others: int = 0) -> bool:
+        if self._multiply_adds(shape) > MAX_UNROLLED:
+            return False
         registers = self._limit()
         slack = _SLACK if registers > 128 or shape.itemsize == 2 else _SLACK_OF_FEW
         if shape.layout == "NCHW":
@@ -184,10 +186,12 @@ class RowStream(Strategy):
         if shape.layout == "NCHW":
             self._require(self.cols % self.vector == 0, "vector", self.vector, "a divisor of cols")
         self._require_fields(cols=MAX_SIDE, rows=part_sizes(shape)[0], thread_z=64)
-        sums = self.cols * self.sizes(shape).channels
-        self._require_most("sums of a row", sums, MAX_SUMS)
-        self._require_most("multiply-adds", self.depth * sums * prod(shape.kernel), MAX_UNROLLED)
+        self._require_most("sums of a row", self.cols * self.sizes(shape).channels, MAX_SUMS)
+        self._require_most("multiply-adds", self._multiply_adds(shape), MAX_UNROLLED)
         self._require_launch(target, threads=self.thread_x * self.thread_y * self.thread_z)
+
+    def _multiply_adds(self, shape: Shape) -> int:
+        return self.depth * self.cols * self.sizes(shape).channels * prod(shape.kernel)
 
     def sizes(self, shape: Shape) -> Strip:
         return _strip(shape, self.cols, self.vector)
