@@ -79,8 +79,8 @@ def convert(
         the layers are seen with its type.
     fuse : bool
         Whether a batch normalisation and an activation become part of the kernel before them, if nobody else uses what
-        is in between. Their values are computed when the model's change, as tensors' versions show: not after a write
-        through ``.data``, nor in the replay of a CUDA graph captured before.
+        is in between when the example is run. Their values are computed when the model's change, as tensors' versions
+        show: not after a write through ``.data``, nor in the replay of a CUDA graph captured before.
     when : {"faster", "always"}
         Which kernels are used: those that, measured alone on random images in turns, are
         faster than the original modules, or all. In a network on the CPU, threads of TVM and
