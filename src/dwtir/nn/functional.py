@@ -33,7 +33,7 @@ def depthwise_conv2d(
 
     It is ``torch.nn.functional.conv2d`` with ``groups=input.shape[-3]``. A kernel is built at the first call with such
     sizes, by the tuning record if there is one, and kept. Gradients of any order, autocast, ``torch.compile``,
-    ``torch.export``, CUDA graphs and ``torch.vmap`` work; ``torch.func.grad`` does not.
+    ``torch.export``, CUDA graphs and ``torch.vmap`` work; ``torch.func.grad`` and derivatives forwards do not.
 
     Parameters
     ----------
