@@ -120,7 +120,8 @@ def _is_watched(tensor: Tensor) -> bool:
         or type(tensor) not in _KINDS
         or _dispatch_modes() > 0
         or (_has_function_mode() and not _places_only())
-        or is_transformed(tensor)
+        or _has_transforms()
+        or forward_ad._current_level >= 0
         or _is_tracing()
         or tensor.is_neg()
     )
@@ -172,7 +173,7 @@ def _recorded(call: Call) -> Callable[..., Tensor]:
         def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
             # Once: hooks, as of checkpoints, may refuse a second time.
             image, weight = ctx.saved_tensors
-            if torch.is_grad_enabled() or _is_watched(grad_out):
+            if torch.is_grad_enabled() or _is_watched(grad_out) or _is_batched(grad_out):
                 functions = ops.grad_data, ops.grad_weight
             elif call.form is None:
                 functions = ops.data_gradient, kernels.grad_weight
