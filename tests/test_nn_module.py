@@ -172,7 +172,7 @@ def test_computed_weight_is_computed_by_calls_alone():
 def test_runs_in_a_fork():
     """Which has no thread of the pool."""
     python("""
-import os, torch
+import os, signal, torch
 from dwtir.nn import DepthwiseConv2d
 module, image = DepthwiseConv2d(64, 64, 3), torch.zeros(8, 64, 56, 56)
 torch.set_grad_enabled(False)
@@ -180,6 +180,7 @@ module(image)
 if os.fork():
     assert os.wait()[1] == 0
 else:
+    signal.alarm(60)
     module(image)
     os._exit(0)
 """)
